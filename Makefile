@@ -1,0 +1,55 @@
+# The two commands a newcomer needs: `make chat` and `make test`. Both set everything up in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: chat test lint types pytest format bench wheel clean
+
+chat: $(VENV)/ready  ## talk to the bundled model; from a pipe, answer and end
+	@$(BIN)/webgemma run
+
+test: lint types pytest  ## all that CI runs
+
+lint: $(VENV)/ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/ready-dev
+	$(BIN)/mypy
+
+pytest: $(VENV)/ready-dev
+	$(BIN)/pytest
+
+format: $(VENV)/ready-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/ready-dev  ## times of opening files and tokenising, beside other libraries
+	$(BIN)/python bench/open_gguf.py
+	$(BIN)/python bench/tokenizer.py
+
+wheel: $(VENV)/ready-dev  ## dist/webgemma-*-py3-none-any.whl
+	$(PIP) install build
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf $(VENV) dist build
+
+$(VENV)/ready: pyproject.toml | $(VENV)/created
+	@echo "setting up $(VENV) ..."
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/ready-dev: pyproject.toml | $(VENV)/created
+	@echo "setting up $(VENV) for tests ..."
+	@$(PIP) install --editable '.[dev]'
+	@touch $@ $(VENV)/ready
+
+# Debian keeps venv in a package of its own.
+$(VENV)/created:
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { \
+		echo "installing python3-venv ..."; \
+		sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq python3-venv && $(PYTHON) -m venv --clear $(VENV); }
+	@touch $@

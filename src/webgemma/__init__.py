@@ -1,0 +1,27 @@
+"""Gemma 4 where the user is: in-process Python on any GPU, in the browser and natively."""
+
+from webgemma.api import Gemma
+from webgemma.errors import GgufError, InputError, ModelNotFoundError, WebgemmaError
+from webgemma.gguf.reader import Gguf
+from webgemma.pieces import Piece
+from webgemma.text.chat import Chat
+from webgemma.text.parser import Reply, ReplyParser, ToolCall, parse_reply
+from webgemma.text.tokenizer import Tokenizer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Chat",
+    "Gemma",
+    "Gguf",
+    "GgufError",
+    "InputError",
+    "ModelNotFoundError",
+    "Piece",
+    "Reply",
+    "ReplyParser",
+    "Tokenizer",
+    "ToolCall",
+    "WebgemmaError",
+    "parse_reply",
+]

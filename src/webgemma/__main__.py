@@ -1,0 +1,5 @@
+"""`python -m webgemma` is `webgemma`."""
+
+from webgemma.cli import main
+
+main()

@@ -1,0 +1,49 @@
+"""The command line: `webgemma run`, `list`, `show`, `verify`, `tokenize`, `render`, `logits`."""
+
+from typing import Annotated
+
+import typer
+
+from webgemma import __version__
+from webgemma.cli import files, run, words
+
+app = typer.Typer(
+    name="webgemma",
+    help="Run Gemma 4 straight from Ollama's files. Nothing leaves this machine.",
+    epilog="Start with: webgemma run · webgemma list · webgemma run gemma4:e2b 'Why is it dark?'",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command("run")(run.run)
+app.command("list")(files.list_models)
+app.command("ls", hidden=True)(files.list_models)
+app.command("show")(files.show)
+app.command("verify")(files.verify)
+app.command("tokenize")(words.tokenize)
+app.command("render")(words.render)
+app.command("logits")(words.logits)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"webgemma {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Say which version this is."
+        ),
+    ] = False,
+) -> None:
+    del version  # its callback has spoken
+
+
+def main() -> None:
+    """The entry point of the `webgemma` command."""
+    app()

@@ -1,0 +1,294 @@
+"""Commands about model files: `list`, `show`, `verify`."""
+
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from webgemma.cli.terminal import (
+    complain,
+    err,
+    human_count,
+    human_nbytes,
+    out,
+    progress,
+    sentences,
+    write_json,
+)
+from webgemma.cli.words import JsonOption, ModelArgument
+from webgemma.errors import InputError
+from webgemma.gemma.config import Config, Layer
+from webgemma.gemma.tensors import canonical_tensors
+from webgemma.gemma.towers import Towers
+from webgemma.gguf.ollama import OllamaStore, parse_digest, sha256_file
+from webgemma.gguf.reader import Gguf
+from webgemma.models import FoundModel, find_model
+
+
+def list_models(as_json: JsonOption = False) -> None:
+    """List the models in Ollama's store on this machine.
+
+    Example: webgemma list
+    """
+    with sentences():
+        store = OllamaStore()
+        models = store.list()
+        if as_json:
+            write_json(
+                [
+                    {
+                        "name": str(model.name),
+                        "nbytes": model.nbytes,
+                        "family": str(model.config.get("model_family", "")),
+                        "quantisation": str(model.config.get("file_type", "")),
+                        "modified": _time(model.modified_seconds).isoformat(),
+                    }
+                    for model in models
+                ]
+            )
+            return
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("name", "family", "parameters", "quantisation", "size", "modified"):
+            table.add_column(
+                column, justify="right" if column in ("parameters", "size") else "left"
+            )
+        for model in models:
+            config = model.config
+            table.add_row(
+                str(model.name),
+                str(config.get("model_family", "")),
+                str(config.get("model_type", "")),
+                str(config.get("file_type", "")),
+                human_nbytes(model.nbytes),
+                f"{_time(model.modified_seconds):%Y-%m-%d %H:%M}",
+            )
+        if models:
+            out.print(table)
+        else:
+            out.print(
+                f"No models in {store.root}. Get one with: ollama pull gemma4:e2b", markup=False
+            )
+        for problem in store.problems:
+            err.print(f"[yellow]note:[/] {problem}", markup=True, soft_wrap=True)
+
+
+def show(
+    model: ModelArgument,
+    context: Annotated[int, typer.Option(help="The context length to count memory for.")] = 8192,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a model is: sizes, layers, quantisation, the memory it will need.
+
+    Example: webgemma show gemma4:e2b
+    """
+    with sentences():
+        if context < 1:
+            raise InputError(f"A context of {context} is not possible.")
+        found = find_model(model)
+        with found.open() as gguf:
+            facts = describe(found, gguf, context)
+        if as_json:
+            write_json(facts)
+            return
+        _print_facts(facts)
+
+
+def describe(found: FoundModel, gguf: Gguf, context: int) -> dict[str, Any]:
+    """All that `show` says, as plain values."""
+    config = Config.from_gguf(gguf)
+    context = min(context, config.context)
+    tensors = canonical_tensors(gguf)
+    projector = _projector(found)
+    towers = Towers.from_gguf(projector) if projector else Towers.from_gguf(gguf)
+    formats: Counter[str] = Counter()
+    for tensor in gguf.tensors.values():
+        formats[tensor.format.name] += tensor.nbytes
+    text_nbytes = sum(x.nbytes for n, x in tensors.items() if not n.startswith(("v.", "a.", "mm.")))
+    table = tensors.get("per_layer_token_embd.weight")
+    table_nbytes = table.nbytes if table else 0
+    kv_nbytes = config.kv_nbytes(context)
+    return {
+        "name": found.label,
+        "path": str(found.path or ""),
+        "architecture": config.architecture,
+        "title": config.name,
+        "parameters": config.parameters,
+        "vocabulary": config.vocab,
+        "width": config.width,
+        "context": config.context,
+        "window": config.window,
+        "per_layer_embedding": config.ple,
+        "experts": None
+        if config.experts is None
+        else {
+            "count": config.experts.count,
+            "used": config.experts.used,
+            "ffn": config.experts.ffn,
+        },
+        "towers": {
+            "vision": towers.vision
+            and {"layers": towers.vision.layers, "width": towers.vision.width},
+            "audio": towers.audio and {"layers": towers.audio.layers, "width": towers.audio.width},
+        },
+        "file_nbytes": gguf.nbytes,
+        "formats_nbytes": dict(formats.most_common()),
+        "memory_nbytes": {
+            "weights": text_nbytes - table_nbytes,
+            "per_layer_table": table_nbytes,
+            "towers": towers.nbytes,
+            "kv_cache": kv_nbytes,
+            "kv_context": context,
+        },
+        "layers": [_layer_facts(layer) for layer in config.layers],
+    }
+
+
+def verify(
+    model: ModelArgument,
+    sha256: Annotated[
+        str | None,
+        typer.Option(help="The digest to compare with, for a file outside Ollama's store."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check every byte of a model against its SHA-256 digest.
+
+    Example: webgemma verify gemma4:e2b
+    """
+    with sentences():
+        results = []
+        for label, path, digest in _to_verify(find_model(model), sha256):
+            with progress(label, path.stat().st_size) as advance:
+                actual = sha256_file(path, advance)
+            results.append({"file": str(path), "label": label, "digest": digest, "actual": actual})
+        bad = [r for r in results if r["digest"] != r["actual"]]
+        if as_json:
+            write_json({"ok": not bad, "files": results})
+            raise typer.Exit(1 if bad else 0)
+        for result in results:
+            mark = "[red]damaged[/]" if result in bad else "[green]ok[/]"
+            out.print(f"{mark}  {result['label']}  sha256:{result['actual']}", soft_wrap=True)
+        if bad:
+            complain(
+                f"{bad[0]['label']} is damaged: its digest should be sha256:{bad[0]['digest']}. "
+                "Get the model again."
+            )
+
+
+def _to_verify(found: FoundModel, sha256: str | None) -> list[tuple[str, Path, str]]:
+    """(label, file, digest) of each file to check; an Ollama model has one for each layer."""
+    if found.path is None:
+        raise InputError("The bundled model is made on the spot; there is nothing to verify.")
+    if found.ollama is not None:
+        return [
+            (layer.kind, layer.path, parse_digest(layer.digest)) for layer in found.ollama.layers
+        ]
+    if sha256 is not None:
+        digest = parse_digest(sha256 if ":" in sha256 else f"sha256:{sha256}")
+    elif found.path.name.startswith("sha256-"):  # a blob, named by its digest
+        digest = parse_digest(found.path.name)
+    else:
+        raise InputError(
+            f"{found.path.name} is a plain file: nothing says which digest it should have. "
+            "Give one with --sha256."
+        )
+    return [(found.path.name, found.path, digest)]
+
+
+def _projector(found: FoundModel) -> Gguf | None:
+    layers = found.ollama.projectors if found.ollama else ()
+    return Gguf.open(layers[0]) if layers else None
+
+
+def _layer_facts(layer: Layer) -> dict[str, Any]:
+    return {
+        "index": layer.index,
+        "attention": "sliding" if layer.sliding else "full",
+        "heads": layer.heads,
+        "kv_heads": layer.kv_heads,
+        "head_dim": layer.head_dim,
+        "kv": f"of {layer.kv_donor}" if layer.shares_kv else ("K=V" if layer.k_is_v else "own"),
+        "ffn": layer.ffn,
+        "experts": layer.experts,
+    }
+
+
+def _print_facts(facts: dict[str, Any]) -> None:
+    memory = facts["memory_nbytes"]
+    experts = facts["experts"]
+    towers = [f"{kind} ({t['layers']} layers)" for kind, t in facts["towers"].items() if t]
+    rows = [
+        (
+            "architecture",
+            facts["architecture"] + (f" ({facts['title']})" if facts["title"] else ""),
+        ),
+        ("parameters", human_count(facts["parameters"])),
+        ("vocabulary", f"{facts['vocabulary']} tokens"),
+        ("width", str(facts["width"])),
+        ("context", f"{facts['context']} tokens, sliding window {facts['window']}"),
+        (
+            "experts",
+            f"{experts['used']} of {experts['count']}, width {experts['ffn']}" if experts else "",
+        ),
+        ("per-layer embedding", str(facts["per_layer_embedding"] or "")),
+        ("towers", ", ".join(towers)),
+        ("file", human_nbytes(facts["file_nbytes"])),
+        (
+            "formats",
+            ", ".join(f"{k} {human_nbytes(v)}" for k, v in facts["formats_nbytes"].items()),
+        ),
+        ("memory: weights", human_nbytes(memory["weights"])),
+        (
+            "memory: per-layer table",
+            human_nbytes(memory["per_layer_table"]) if memory["per_layer_table"] else "",
+        ),
+        ("memory: towers", human_nbytes(memory["towers"]) if memory["towers"] else ""),
+        (
+            "memory: KV cache",
+            f"{human_nbytes(memory['kv_cache'])} at {memory['kv_context']} tokens (f16)",
+        ),
+    ]
+    out.print(facts["name"], style="bold", markup=False)
+    width = max(len(label) for label, _ in rows)
+    for label, value in rows:
+        if value:
+            out.print(f"  {label:<{width}}  {value}", markup=False, soft_wrap=True)
+    out.print()
+    out.print(_layer_table(facts["layers"]))
+
+
+def _layer_table(layers: list[dict[str, Any]]) -> Table:
+    """One row for each run of layers that are alike."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (
+        "layers",
+        "attention",
+        "heads",
+        "kv heads",
+        "head dim",
+        "keys, values",
+        "ffn",
+        "experts",
+    ):
+        table.add_column(
+            column, justify="left" if column in ("attention", "keys, values") else "right"
+        )
+    for layer in layers:
+        table.add_row(
+            str(layer["index"]),
+            layer["attention"],
+            str(layer["heads"]),
+            str(layer["kv_heads"]),
+            str(layer["head_dim"]),
+            layer["kv"],
+            str(layer["ffn"]),
+            "yes" if layer["experts"] else "",
+        )
+    return table
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds).astimezone()

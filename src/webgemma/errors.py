@@ -1,0 +1,17 @@
+"""The errors a user can meet: each says in a sentence what is wrong, where, and what to do."""
+
+
+class WebgemmaError(Exception):
+    """Base of every error that webgemma raises on purpose."""
+
+
+class GgufError(WebgemmaError):
+    """A model file is damaged, cut short, of another kind, or uses something we cannot read."""
+
+
+class ModelNotFoundError(WebgemmaError):
+    """No model answers to this name or path."""
+
+
+class InputError(WebgemmaError):
+    """A prompt, a message, a token id or an option cannot be used."""

@@ -1,0 +1,115 @@
+"""The eyes and ears of a Gemma 4: the towers in Ollama's single file or llama.cpp's mmproj."""
+
+from dataclasses import dataclass
+
+from webgemma.errors import GgufError
+from webgemma.gemma.metadata import Metadata
+from webgemma.gemma.tensors import canonical_tensors
+from webgemma.gguf.reader import Gguf, TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """A picture encoder; without layers it is the 12B's patch embedder."""
+
+    width: int
+    layers: int
+    heads: int
+    ffn: int
+    patch: int  # pixels of a patch's side
+    pool: int  # patches of a soft token's side
+    positions: int  # rows of each axis' position table
+    output: int  # width of a soft token
+    clipped: bool  # linears clamp what goes in and out
+    standardised: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """A sound encoder; without layers it is the 12B's projection of raw frames."""
+
+    width: int
+    layers: int
+    heads: int
+    ffn: int
+    output: int  # width of a soft token
+
+
+@dataclass(frozen=True, slots=True)
+class Towers:
+    """What a file can see and hear."""
+
+    vision: Vision | None
+    audio: Audio | None
+    nbytes: int  # of their weights
+
+    @classmethod
+    def from_gguf(cls, gguf: Gguf) -> "Towers":
+        """The towers in a model file or in an mmproj; none of them is no error."""
+        prefix = "clip." if gguf.metadata.get("general.architecture") == "clip" else "gemma4."
+        tensors = canonical_tensors(gguf)
+        return cls(
+            vision=_vision(gguf, Metadata(gguf, prefix + "vision."), tensors),
+            audio=_audio(gguf, Metadata(gguf, prefix + "audio."), tensors),
+            nbytes=sum(
+                x.nbytes for name, x in tensors.items() if name.startswith(("v.", "a.", "mm."))
+            ),
+        )
+
+
+def _vision(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> Vision | None:
+    projection = tensors.get("mm.input_projection.weight")
+    table = tensors.get("v.position_embd.weight")
+    if projection is None or table is None:
+        if any(name.startswith("v.") for name in tensors):
+            raise GgufError(
+                f"{gguf.name}: vision tensors without v.position_embd.weight and "
+                "mm.input_projection.weight; the file is incomplete."
+            )
+        return None
+    layers = _blocks(tensors, "v.")
+    clamps = "v.clamp_data" in tensors or "v.blk.0.attn_q.input_max" in tensors
+    if len(table.shape) != 3 or table.shape[2] != 2:
+        raise GgufError(
+            f"{gguf.name}: v.position_embd.weight has no table for each of the two axes."
+        )
+    return Vision(
+        width=table.width,
+        layers=layers,
+        heads=keys.count("attention.head_count") if layers else 0,
+        ffn=keys.count("feed_forward_length") if layers else 0,
+        patch=keys.count("patch_size", 16) if layers else 48,
+        pool=keys.count("projector.scale_factor", 3) if layers else 1,
+        positions=table.shape[1],
+        output=projection.rows,
+        clipped=clamps,
+        standardised="v.std_scale" in tensors,
+    )
+
+
+def _audio(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> Audio | None:
+    projection = tensors.get("mm.a.input_projection.weight")
+    if projection is None:
+        if any(name.startswith("a.") for name in tensors):
+            raise GgufError(
+                f"{gguf.name}: audio tensors without mm.a.input_projection.weight; "
+                "the file is incomplete."
+            )
+        return None
+    layers = _blocks(tensors, "a.")
+    return Audio(
+        width=keys.count("embedding_length") if layers else projection.width,
+        layers=layers,
+        heads=keys.count("attention.head_count") if layers else 0,
+        ffn=keys.count("feed_forward_length") if layers else 0,
+        output=projection.rows,
+    )
+
+
+def _blocks(tensors: dict[str, TensorInfo], tower: str) -> int:
+    """How many blocks there are tensors of, counted without a hole."""
+    found = {name.split(".")[2] for name in tensors if name.startswith(tower + "blk.")}
+    count = 0
+    while str(count) in found:
+        count += 1
+    return count

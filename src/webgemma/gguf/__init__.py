@@ -1,0 +1,1 @@
+"""Reading and writing GGUF, the file format of the models."""

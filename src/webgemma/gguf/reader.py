@@ -1,0 +1,207 @@
+"""A GGUF file, or all files of a split model: metadata, tensors and their bytes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from webgemma.blocking import finish
+from webgemma.errors import GgufError, ModelNotFoundError
+from webgemma.gguf.header import Header, MoreNeededError, TensorInfo, parse_header
+from webgemma.gguf.metadata import Value, short
+from webgemma.gguf.sources import Bytes, BytesSource, FileSource, Source
+
+__all__ = ["Gguf", "TensorInfo", "Value"]
+
+_FIRST_WINDOW_NBYTES = 1 << 20
+_MAX_FETCHED_HEADER_NBYTES = 1 << 28  # sixteen times the header of a Gemma
+_SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    source: Source
+    head: memoryview  # the first bytes of the file, all of them when it is local
+    header: Header
+
+
+class Gguf:
+    """What a GGUF file says. The metadata of a split model is that of its first file."""
+
+    def __init__(self, parts: list[_Part]) -> None:
+        first = parts[0]
+        self._parts = parts
+        self._metadata = first.header.metadata
+        self.name = first.source.name
+        self.version = first.header.version
+        self.alignment = first.header.alignment
+        self.nbytes = sum(part.source.nbytes for part in parts)
+        self.metadata: Mapping[str, Value] = self._metadata
+        self.tensors = _merge_tensors(parts)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Gguf:
+        """Opens a local file; for a split model the first of its files, the others beside it."""
+        return finish(cls.aopen(FileSource(path)))
+
+    @classmethod
+    async def aopen(cls, source: Source) -> Gguf:
+        """Opens any source and owns it from then on; of a remote file it fetches the header."""
+        sources = [source]
+        try:
+            first = await _open_part(source)
+            parts = [first]
+            for number, name in enumerate(_other_names(first), start=1):
+                sources.append(await _find_sibling(first, number, name))
+                parts.append(await _open_sibling(first, number, sources[-1]))
+            return cls(parts)
+        except BaseException:
+            for opened in sources:
+                opened.close()
+            raise
+
+    async def read(self, tensor: TensorInfo, offset: int = 0, nbytes: int | None = None) -> Bytes:
+        """Bytes of a tensor: all, or `nbytes` of them from `offset` on."""
+        part, start, end = self._locate(tensor, offset, nbytes)
+        if end <= len(part.head):
+            return part.head[start:end]
+        return await part.source.read(start, end - start)
+
+    def data(self, tensor: TensorInfo, offset: int = 0, nbytes: int | None = None) -> memoryview:
+        """The same without waiting, for local files."""
+        part, start, end = self._locate(tensor, offset, nbytes)
+        if end > len(part.head):
+            raise GgufError(f"{part.source.name} is not local: await read() instead of data().")
+        return part.head[start:end]
+
+    def value_type(self, key: str) -> str:
+        """The type of a value as the file has it: UINT32, STRING, FLOAT32[262144]."""
+        return self._metadata.value_type(key)
+
+    def close(self) -> None:
+        """Lets go of the files; memoryviews handed out before stay valid."""
+        self._metadata.attach(None)
+        while self._parts:
+            self._parts.pop().source.close()
+
+    def __enter__(self) -> Gguf:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _locate(
+        self, tensor: TensorInfo, offset: int, nbytes: int | None
+    ) -> tuple[_Part, int, int]:
+        if tensor.part >= len(self._parts):
+            raise GgufError(f"{self.name} is closed, or {short(tensor.name)} is not of this file.")
+        if nbytes is None:
+            nbytes = tensor.nbytes - offset
+        if not 0 <= offset <= offset + nbytes <= tensor.nbytes:
+            raise GgufError(
+                f"{self.name}: bytes {offset} to {offset + nbytes} of tensor {short(tensor.name)} "
+                f"were asked for, but it has {tensor.nbytes}."
+            )
+        start = tensor.offset + offset
+        return self._parts[tensor.part], start, start + nbytes
+
+
+async def _open_part(source: Source) -> _Part:
+    """Fetches the head of a file in growing windows, no byte twice, until it holds the header."""
+    window = source.nbytes if isinstance(source, BytesSource) else _FIRST_WINDOW_NBYTES
+    head = await source.read(0, min(window, source.nbytes))
+    while True:
+        try:
+            header = parse_header(head, source.name, source.nbytes)
+            break
+        except MoreNeededError as more:
+            end = more.end
+        if end > _MAX_FETCHED_HEADER_NBYTES:
+            raise GgufError(
+                f"{source.name}: its header reaches to byte {end}: too long to be real."
+            )
+        end = min(max(end, 2 * len(head)), source.nbytes)
+        head = bytes(head) + bytes(await source.read(len(head), end - len(head)))
+    view = memoryview(head).toreadonly()
+    header.metadata.attach(view)
+    return _Part(source, view, header)
+
+
+# Split models: NAME-00001-of-00003.gguf and its siblings
+
+
+def _other_names(part: _Part) -> list[str]:
+    """The names of the files that belong to this one, if it is the first of a split model."""
+    file = part.source.name
+    count = _split_number(part, "split.count", default=1)
+    number = _split_number(part, "split.no", default=0)
+    if count <= 1:
+        return []
+    match = _SPLIT_NAME.fullmatch(re.split(r"[/\\]", file)[-1])
+    if number >= count or (match and (int(match[2]), int(match[3])) != (number + 1, count)):
+        raise GgufError(f"{file} says it is part {number + 1} of {count}: rename it accordingly.")
+    stem = match[1] if match else "NAME"
+    names = [f"{stem}-{index:05}-of-{count:05}.gguf" for index in range(1, count + 1)]
+    if number > 0:
+        raise GgufError(f"{file} is part {number + 1} of {count}: open {names[0]} instead.")
+    if match is None:
+        raise GgufError(f"{file} is part 1 of {count}: name it {names[0]} to find the others.")
+    return names[1:]
+
+
+async def _find_sibling(first: _Part, number: int, name: str) -> Source:
+    try:
+        return await first.source.sibling(name)
+    except ModelNotFoundError as error:
+        raise GgufError(
+            f"{first.source.name}: part {number + 1} is missing: {name} must stand beside it."
+        ) from error
+
+
+async def _open_sibling(first: _Part, number: int, source: Source) -> _Part:
+    part = await _open_part(source)
+    count = _split_number(first, "split.count", default=1)
+    said = (
+        _split_number(part, "split.no", default=-1),
+        _split_number(part, "split.count", default=0),
+    )
+    if said != (number, count):
+        raise GgufError(
+            f"{source.name} should be part {number + 1} of {count} but says it is "
+            f"{said[0] + 1} of {said[1]}: the parts do not belong together."
+        )
+    return part
+
+
+def _split_number(part: _Part, key: str, *, default: int) -> int:
+    file, metadata = part.source.name, part.header.metadata
+    if key not in metadata:
+        return default
+    if not re.fullmatch(r"U?INT\d+", metadata.value_type(key)):
+        raise GgufError(f"{file}: {key} is of type {metadata.value_type(key)}, not an integer.")
+    value = metadata[key]
+    assert isinstance(value, int)
+    return value
+
+
+def _merge_tensors(parts: list[_Part]) -> dict[str, TensorInfo]:
+    if len(parts) == 1:
+        return parts[0].header.tensors
+    tensors: dict[str, TensorInfo] = {}
+    for number, part in enumerate(parts):
+        for name, info in part.header.tensors.items():
+            if name in tensors:
+                other = parts[tensors[name].part].source.name
+                raise GgufError(f"{part.source.name}: tensor {short(name)} is in {other} already.")
+            tensors[name] = replace(info, part=number)
+    first = parts[0]
+    key = "split.tensors.count"
+    promised = _split_number(first, key, default=len(tensors))
+    if promised != len(tensors):
+        raise GgufError(
+            f"{first.source.name}: {key} is {promised}, but the {len(parts)} parts hold "
+            f"{len(tensors)} tensors: they do not belong together."
+        )
+    return tensors

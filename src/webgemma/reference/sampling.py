@@ -1,0 +1,46 @@
+"""Choosing a token from logits, in numpy, in the order that `Sampling` states."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from webgemma.reference.text import softmax
+from webgemma.reference.weights import Floats
+from webgemma.sampler import Sampling, draw
+
+
+def sample(
+    logits: Floats, sampling: Sampling, tokens: Sequence[int], seed: int
+) -> tuple[int, float]:
+    """The next token after `tokens`, and its log-probability before any setting."""
+    changed = penalise(logits, sampling, tokens)
+    best = int(np.argmax(changed))
+    token = best if sampling.greedy else choose(changed, sampling, draw(seed, len(tokens)))
+    shifted = logits - logits.max()
+    return token, float(shifted[token] - np.log(np.exp(shifted).sum()))
+
+
+def penalise(logits: Floats, sampling: Sampling, tokens: Sequence[int]) -> Floats:
+    """Logits after repetition and presence penalties on the recent tokens, and after the bias."""
+    changed = logits.astype(np.float32, copy=True)
+    count = sampling.look_back(len(tokens))
+    recent = np.unique(np.asarray(tokens[len(tokens) - count :], np.int64))
+    seen = changed[recent]
+    penalty = np.float32(sampling.repetition_penalty)
+    changed[recent] = np.where(seen > 0, seen / penalty, seen * penalty)
+    changed[recent] -= np.float32(sampling.presence_penalty)
+    for token, bias in sampling.logit_bias.items():
+        changed[token] += np.float32(bias)
+    return changed
+
+
+def choose(logits: Floats, sampling: Sampling, u: float) -> int:
+    """The token at the share `u` of the remaining probability, the likeliest first."""
+    order = np.argsort(-logits, kind="stable")[: sampling.top_k or None]
+    p = softmax(logits[order])
+    before = np.cumsum(p) - p
+    kept = (before < sampling.top_p) & (p >= sampling.min_p * p[0])
+    kept[0] = True  # the best always stays
+    order = order[kept]
+    share = np.cumsum(softmax(logits[order] / np.float32(sampling.temperature)), dtype=np.float64)
+    return int(order[np.searchsorted(share, u * share[-1], side="right").clip(0, len(order) - 1)])

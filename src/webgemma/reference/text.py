@@ -1,0 +1,251 @@
+"""The text model of Gemma 4, formula by formula: ids in, logits out."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from webgemma.gemma.config import Config, Layer
+from webgemma.reference.weights import Floats, Weights
+
+QUERY_BLOCK = (
+    256  # queries whose scores are held at once, so that memory grows with the length only
+)
+
+
+class Cache:
+    """The keys and values of one conversation; layers that share read their donor's."""
+
+    def __init__(self, config: Config) -> None:
+        self.length = 0  # positions held
+        shapes = {x.index: (x.kv_heads, x.head_dim) for x in config.layers if not x.shares_kv}
+        self._held = {i: np.empty((2, 64, *shape), np.float32) for i, shape in shapes.items()}
+
+    def append(self, layer: Layer, k: Floats, v: Floats) -> None:
+        """Keep k and v [T, kv_heads, head_dim] of the positions from `length` on."""
+        end = self.length + len(k)
+        held = self._held[layer.index]
+        if end > held.shape[1]:
+            held = np.empty((2, max(end, 2 * held.shape[1]), *held.shape[2:]), np.float32)
+            held[:, : self.length] = self._held[layer.index][:, : self.length]
+            self._held[layer.index] = held
+        held[0, self.length : end], held[1, self.length : end] = k, v
+
+    def read(self, layer: Layer, end: int) -> tuple[Floats, Floats]:
+        """Keys and values of the positions below `end`: two of [end, kv_heads, head_dim]."""
+        k, v = self._held[layer.kv_donor][:, :end]
+        return k, v
+
+    def truncate(self, length: int) -> None:
+        """Forget every position from `length` on."""
+        self.length = min(self.length, length)
+
+
+class TextModel:
+    """A text model: a blueprint and its weights. It holds no conversation."""
+
+    def __init__(self, config: Config, weights: Weights) -> None:
+        self.config = config
+        self.weights = weights
+        self._frequencies = {sliding: self._rope_frequencies(sliding) for sliding in (False, True)}
+
+    def forward(
+        self,
+        ids: Sequence[int],
+        cache: Cache | None = None,
+        *,
+        last_only: bool = False,
+        trace: list[Floats] | None = None,
+    ) -> Floats:
+        """Logits [T, vocab] of tokens that follow what the cache holds; `last_only`: [1, vocab].
+
+        `trace` receives the scaled embedding, every layer's output, and the final norm's."""
+        cache = Cache(self.config) if cache is None else cache
+        x = self.embed(ids)  # [T, width]
+        ple = self.per_layer_embeddings(x, ids)  # [T, layers, ple]
+        if trace is not None:
+            trace.append(x)
+        for layer in self.config.layers:
+            x = self.block(layer, x, ple, cache)
+            if trace is not None:
+                trace.append(x)
+        cache.length += len(ids)
+        h = rms(x[-1:] if last_only else x, self.weights["output_norm.weight"], self.config.eps)
+        if trace is not None:
+            trace.append(h)
+        return self.head(h)
+
+    def embed(self, ids: Sequence[int]) -> Floats:
+        """x = E[id] · √d: [T, width]."""
+        scale = np.float32(math.sqrt(self.config.width))
+        return self.weights.rows("token_embd.weight", ids) * scale
+
+    def per_layer_embeddings(self, x: Floats, ids: Sequence[int]) -> Floats | None:
+        """(table row · √ple + rms(W x / √d)) / √2, one vector for each layer: [T, layers, ple]."""
+        width, ple = self.config.width, self.config.ple
+        if not ple:
+            return None
+        shape = (len(ids), len(self.config.layers), ple)
+        token = self.weights.rows("per_layer_token_embd.weight", ids) * np.float32(math.sqrt(ple))
+        context = self.weights.linear(x, "per_layer_model_proj.weight") / np.float32(
+            math.sqrt(width)
+        )
+        normed = rms(
+            context.reshape(shape), self.weights["per_layer_proj_norm.weight"], self.config.eps
+        )
+        return (normed + token.reshape(shape)) * np.float32(math.sqrt(0.5))
+
+    def block(self, layer: Layer, x: Floats, ple: Floats | None, cache: Cache) -> Floats:
+        """One layer: attention, feed-forward, per-layer embedding, each normed before and after."""
+        name = f"blk.{layer.index}."
+        norm = self._norm
+        x = x + norm(
+            self.attention(layer, norm(x, name + "attn_norm"), cache), name + "post_attention_norm"
+        )
+        f = self.feed_forward(name, norm(x, name + "ffn_norm"))
+        if layer.experts:
+            f = norm(f, name + "post_ffw_norm_1") + norm(
+                self.experts(name, x), name + "post_ffw_norm_2"
+            )
+        x = x + norm(f, name + "post_ffw_norm")
+        if ple is not None:
+            gate = gelu(self.weights.linear(x, name + "inp_gate.weight")) * ple[:, layer.index]
+            x = x + norm(self.weights.linear(gate, name + "proj.weight"), name + "post_norm")
+        if name + "layer_output_scale.weight" in self.weights:
+            x = x * self.weights[name + "layer_output_scale.weight"]
+        return x
+
+    def attention(self, layer: Layer, h: Floats, cache: Cache) -> Floats:
+        """softmax(q kᵀ) v over all positions so far, then the output projection: [T, width]."""
+        name = f"blk.{layer.index}."
+        linear, eps = self.weights.linear, self.config.eps
+        first, count = cache.length, len(h)
+        angles = np.arange(first, first + count)[:, None] * self._frequencies[layer.sliding]
+        q = linear(h, name + "attn_q.weight").reshape(count, layer.heads, layer.head_dim)
+        q = rope(rms(q, self.weights[name + "attn_q_norm.weight"], eps), angles)
+        if not layer.shares_kv:
+            k = linear(h, name + "attn_k.weight").reshape(count, layer.kv_heads, layer.head_dim)
+            v = k if layer.k_is_v else linear(h, name + "attn_v.weight").reshape(k.shape)
+            k = rope(rms(k, self.weights[name + "attn_k_norm.weight"], eps), angles)
+            cache.append(layer, k, rms(v, None, eps))
+        k, v = cache.read(layer, first + count)
+        window = self.config.window if layer.sliding else first + count
+        out = attend(q, k, v, first, window)  # [T, heads, head_dim]
+        return linear(out.reshape(count, -1), name + "attn_output.weight")
+
+    def feed_forward(self, name: str, n: Floats) -> Floats:
+        """GeGLU: W_down(gelu(W_gate n) · W_up n)."""
+        linear = self.weights.linear
+        hidden = gelu(linear(n, name + "ffn_gate.weight")) * linear(n, name + "ffn_up.weight")
+        return linear(hidden, name + "ffn_down.weight")
+
+    def experts(self, name: str, r: Floats) -> Floats:
+        """The weighted sum of each token's chosen experts, from the residual r [T, width]."""
+        experts = self.config.experts
+        assert experts is not None
+        chosen, share = self.route(name, r)  # both [T, used]
+        m = self._norm(r, name + "pre_ffw_norm_2")
+        out = np.zeros_like(r)
+        for expert in np.unique(chosen):
+            tokens, slot = np.nonzero(chosen == expert)
+            hidden = self._expert_hidden(name, m[tokens], int(expert))
+            down = self.weights.linear(
+                hidden, name + "ffn_down_exps.weight", int(expert), experts.count
+            )
+            out[tokens] += share[tokens, slot, None] * down
+        return out
+
+    def route(self, name: str, r: Floats) -> tuple[np.ndarray, Floats]:
+        """Each token's experts and their shares: softmax, the best few, renormalised, scaled."""
+        experts = self.config.experts
+        assert experts is not None
+        scaled = rms(r, self.weights[name + "ffn_gate_inp.scale"], self.config.eps)
+        scores = self.weights.linear(
+            scaled / np.float32(math.sqrt(self.config.width)), name + "ffn_gate_inp.weight"
+        )
+        p = softmax(scores)  # [T, experts]
+        chosen = np.argsort(-p, axis=-1, kind="stable")[:, : experts.used]
+        share = np.take_along_axis(p, chosen, axis=-1)
+        share /= share.sum(axis=-1, keepdims=True)
+        if name + "ffn_down_exps.scale" in self.weights:
+            share *= self.weights[name + "ffn_down_exps.scale"][chosen]
+        return chosen, share
+
+    def _expert_hidden(self, name: str, m: Floats, expert: int) -> Floats:
+        experts = self.config.experts
+        assert experts is not None
+        linear, count = self.weights.linear, experts.count
+        if experts.fused:
+            both = linear(m, name + "ffn_gate_up_exps.weight", expert, count)
+            gate, up = both[:, : experts.ffn], both[:, experts.ffn :]
+        else:
+            gate = linear(m, name + "ffn_gate_exps.weight", expert, count)
+            up = linear(m, name + "ffn_up_exps.weight", expert, count)
+        return gelu(gate) * up
+
+    def head(self, h: Floats) -> Floats:
+        """Logits: the tied table (or its own), softly capped; suppressed tokens at -inf."""
+        table = "token_embd.weight" if self.config.tied else "output.weight"
+        cap = np.float32(self.config.softcap)
+        logits = cap * np.tanh(self.weights.linear(h, table) / cap)
+        logits[:, list(self.config.suppressed)] = -np.inf
+        return logits
+
+    def _norm(self, x: Floats, name: str) -> Floats:
+        return rms(x, self.weights[name + ".weight"], self.config.eps)
+
+    def _rope_frequencies(self, sliding: bool) -> np.ndarray:
+        """Radians per position of each pair of dimensions: [head_dim / 2]."""
+        size = next((x.head_dim for x in self.config.layers if x.sliding == sliding), 0)
+        base = self.config.rope_base_sliding if sliding else self.config.rope_base
+        frequencies = base ** (-np.arange(size // 2) * 2.0 / max(size, 1))
+        if sliding:
+            return frequencies
+        if "rope_freqs.weight" in self.weights:  # 1 rotates, 1e30 stands still
+            return frequencies / self.weights["rope_freqs.weight"]
+        return np.where(np.arange(size // 2) < size // 8, frequencies, 0.0)
+
+
+def rms(x: Floats, weight: Floats | None, eps: float) -> Floats:
+    """x / √(mean(x²) + eps), times the weight as it is stored."""
+    normed = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
+    return normed if weight is None else normed * weight
+
+
+def gelu(x: Floats) -> Floats:
+    """The tanh approximation of x Φ(x)."""
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return np.float32(0.5) * x * (1 + np.tanh(inner))
+
+
+def rope(x: Floats, angles: np.ndarray) -> Floats:
+    """Rotate dimensions j and j + d/2 of x [T, heads, d] together by angles [T, d/2]."""
+    cos, sin = (f(angles)[:, None].astype(np.float32) for f in (np.cos, np.sin))
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def softmax(x: Floats) -> Floats:
+    """Over the last axis."""
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def attend(q: Floats, k: Floats, v: Floats, first: int, window: int) -> Floats:
+    """Causal attention of q [T, heads, d] from position first on over k, v [S, kv_heads, d].
+
+    Query head j uses key-value head j // (heads / kv_heads); p sees p - window < s <= p."""
+    count, heads, size = q.shape
+    kv_heads = k.shape[1]
+    out = np.empty_like(q)
+    for start in range(0, count, QUERY_BLOCK):
+        stop = min(count, start + QUERY_BLOCK)
+        low, high = max(0, first + start - window + 1), first + stop
+        grouped = q[start:stop].reshape(stop - start, kv_heads, heads // kv_heads, size)
+        keys, values = k[low:high].transpose(1, 2, 0), v[low:high].transpose(1, 0, 2)
+        scores = grouped.transpose(1, 2, 0, 3) @ keys[:, None]  # [kv_heads, group, T, S]
+        distance = np.arange(first + start, high)[:, None] - np.arange(low, high)
+        scores = np.where((distance >= 0) & (distance < window), scores, np.float32(-np.inf))
+        block = softmax(scores) @ values[:, None]  # [kv_heads, group, T, d]
+        out[start:stop] = block.transpose(2, 0, 1, 3).reshape(stop - start, heads, size)
+    return out

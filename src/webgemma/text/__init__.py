@@ -1,0 +1,1 @@
+"""Words: the tokenizer, the chat format and the parser of the model's replies."""

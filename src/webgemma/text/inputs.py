@@ -1,0 +1,226 @@
+"""What strangers hand in, read with care: typed messages and tools, or a sentence naming the place.
+
+Messages may be written the OpenAI way (content parts, `tool_call_id`, arguments as JSON text), the
+Ollama way (`images`, `thinking`, `tool_name`) or the template's own older way (`tool_responses`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from webgemma.errors import InputError
+from webgemma.text.markup import AUDIO, IMAGE, VIDEO, Markup, Part
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MEDIA = {
+    "image": IMAGE,
+    "image_url": IMAGE,
+    "audio": AUDIO,
+    "input_audio": AUDIO,
+    "video": VIDEO,
+}
+THINKING_FIELDS = ("reasoning", "reasoning_content", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function the model may call, as it was declared."""
+
+    where: str
+    name: str
+    function: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call the model made earlier in the conversation."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What a tool returned: any JSON value, and the media that came with it."""
+
+    name: str
+    value: object
+    where: str
+    media: Sequence[Part] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of the conversation, checked; text stands as it was given."""
+
+    where: str
+    role: str
+    content: Sequence[Part]
+    in_parts: bool  # the content was a list of parts, not one string
+    thinking: str = ""
+    calls: Sequence[Call] = ()
+    responses: Sequence[Response] = ()
+    result: object = None  # of a tool message: what the tool returned
+    call_id: str = ""
+    tool_name: str = ""
+
+
+def wrong(value: object, where: str, wanted: str) -> InputError:
+    """The error for a value of the wrong type."""
+    found = "nothing" if value is None else type(value).__name__
+    return InputError(f"{where} must be {wanted}, not {found}.")
+
+
+def as_text(value: object, where: str) -> str:
+    """The string at this place; a missing one counts as empty."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise wrong(value, where, "a string")
+    return value
+
+
+def as_name(value: object, where: str) -> str:
+    """The string at this place, which must be there and not be empty."""
+    if not isinstance(value, str):
+        raise wrong(value, where, "a string")
+    if not value:
+        raise InputError(f"{where} must not be empty.")
+    return value
+
+
+def as_list(value: object, where: str) -> Sequence[Any]:
+    """The list at this place; a missing one counts as empty."""
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise wrong(value, where, "a list")
+    return value
+
+
+def as_mapping(value: object, where: str) -> Mapping[str, Any]:
+    """The mapping at this place, with strings for keys."""
+    if not isinstance(value, Mapping):
+        raise wrong(value, where, "an object (a mapping)")
+    for key in value:
+        if not isinstance(key, str):
+            raise wrong(key, f"A key of {where}", "a string")
+    return value
+
+
+def read_tools(tools: object) -> list[Tool]:
+    """The tools, given as bare functions or as `{"type": "function", "function": …}`."""
+    read = []
+    for index, given in enumerate(as_list(tools, "tools")):
+        where = f"tools[{index}]"
+        function = as_mapping(given, where)
+        if "function" in function:
+            where += ".function"
+            function = as_mapping(function["function"], where)
+        read.append(Tool(where, as_name(function.get("name"), f"{where}.name"), function))
+    return read
+
+
+def read_messages(messages: object) -> list[Message]:
+    """The messages, every field that is used checked."""
+    if not isinstance(messages, list | tuple):
+        raise wrong(messages, "messages", "a list of messages")
+    return [_message(given, f"messages[{index}]") for index, given in enumerate(messages)]
+
+
+def _message(given: object, where: str) -> Message:
+    message = as_mapping(given, where)
+    role = as_name(message.get("role"), f"{where}.role")
+    if role not in ROLES:
+        raise InputError(f"{where}.role must be one of {', '.join(ROLES)}, not {role[:40]!r}.")
+    images: list[Part] = [IMAGE for _ in as_list(message.get("images"), f"{where}.images")]
+    content = message.get("content")
+    if role == "tool":
+        return _tool_message(message, where, content, images)
+    parts = images + _content(content, f"{where}.content")
+    in_parts = not isinstance(content, str)
+    if role != "assistant":
+        return Message(where, role, parts, in_parts)
+    thoughts = [as_text(message.get(field), f"{where}.{field}") for field in THINKING_FIELDS]
+    calls = as_list(message.get("tool_calls"), f"{where}.tool_calls")
+    responses = as_list(message.get("tool_responses"), f"{where}.tool_responses")
+    return Message(
+        where,
+        role,
+        parts,
+        in_parts,
+        thinking=next(filter(None, thoughts), ""),
+        calls=[_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)],
+        responses=[
+            _response(response, f"{where}.tool_responses[{at}]")
+            for at, response in enumerate(responses)
+        ],
+    )
+
+
+def _tool_message(
+    message: Mapping[str, Any], where: str, content: object, images: list[Part]
+) -> Message:
+    """A tool's message, whose content may be any JSON value; a list is one of content parts."""
+    result, media = content, images
+    if isinstance(content, list | tuple):
+        parts = _content(content, f"{where}.content")
+        result = "".join(part for part in parts if not isinstance(part, Markup))
+        media = images + [part for part in parts if isinstance(part, Markup)]
+    names = [as_text(message.get(field), f"{where}.{field}") for field in ("name", "tool_name")]
+    return Message(
+        where,
+        "tool",
+        media,
+        in_parts=False,
+        result=result,
+        call_id=as_text(message.get("tool_call_id"), f"{where}.tool_call_id"),
+        tool_name=names[0] or names[1],
+    )
+
+
+def _content(content: object, where: str) -> list[Part]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list | tuple):
+        raise wrong(content, where, "a string or a list of parts")
+    return [part for at, given in enumerate(content) for part in _part(given, f"{where}[{at}]")]
+
+
+def _part(given: object, where: str) -> list[Part]:
+    part = as_mapping(given, where)
+    kind = as_name(part.get("type"), f"{where}.type")
+    if kind == "text":
+        return [as_text(part.get("text"), f"{where}.text")]
+    return [MEDIA[kind]] if kind in MEDIA else []  # the template passes over parts it does not know
+
+
+def _call(given: object, where: str) -> Call:
+    call = as_mapping(given, where)
+    function = as_mapping(call.get("function"), f"{where}.function")
+    name = as_name(function.get("name"), f"{where}.function.name")
+    arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
+    return Call(as_text(call.get("id"), f"{where}.id"), name, arguments)
+
+
+def _arguments(arguments: object, where: str) -> Mapping[str, Any]:
+    if arguments is None:
+        return {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            raise InputError(
+                f"{where} cannot be read as JSON; send an object or its JSON text."
+            ) from None
+    return as_mapping(arguments, where)
+
+
+def _response(given: object, where: str) -> Response:
+    response = as_mapping(given, where)
+    name = as_text(response.get("name"), f"{where}.name")
+    return Response(name or "unknown", response.get("response"), f"{where}.response")

@@ -1,0 +1,225 @@
+"""How tools, their calls and what they return are written in a prompt."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+from webgemma.errors import InputError
+from webgemma.text.inputs import Call, Response, Tool, as_list, as_mapping, as_name, as_text, wrong
+from webgemma.text.markup import (
+    CALL_CLOSE,
+    CALL_OPEN,
+    QUOTE,
+    RESPONSE_CLOSE,
+    RESPONSE_OPEN,
+    TOOL_CLOSE,
+    TOOL_OPEN,
+    Part,
+)
+
+MAX_DEPTH = 64  # of nested values and schemas, written or read
+SCHEMA_KEYS = frozenset({"description", "type", "properties", "required", "nullable"})
+
+
+def call_parts(call: Call, where: str) -> Iterator[Part]:
+    """A call the model made: `call:NAME{key:value,…}`."""
+    yield CALL_OPEN
+    yield f"call:{call.name}"
+    yield from value_parts(call.arguments, where)
+    yield CALL_CLOSE
+
+
+def response_parts(response: Response) -> Iterator[Part]:
+    """What a tool returned: a mapping's members, or a single `value`; then its media."""
+    result = response.value
+    yield RESPONSE_OPEN
+    yield f"response:{response.name}"
+    yield from value_parts(
+        result if isinstance(result, Mapping) else {"value": result}, response.where
+    )
+    yield RESPONSE_CLOSE
+    yield from response.media
+
+
+def value_parts(
+    given: object, where: str, *, quote_keys: bool = False, depth: int = 0
+) -> Iterator[Part]:
+    """A JSON value. Strings stand between quote tokens, unescaped; keys only in schemas."""
+    _check_depth(depth, where)
+    if given is None:
+        yield "null"
+    elif isinstance(given, str):
+        yield from quoted(given)
+    elif isinstance(given, bool):
+        yield "true" if given else "false"
+    elif isinstance(given, int | float):
+        yield _number(given, where)
+    elif isinstance(given, Mapping):
+        members = (
+            chain(
+                quoted(key) if quote_keys else [key],
+                [":"],
+                value_parts(item, where, quote_keys=quote_keys, depth=depth + 1),
+            )
+            for key, item in by_name(given, where)
+        )
+        yield from enclosed("{", members, "}")
+    elif isinstance(given, list | tuple):
+        items = (value_parts(item, where, quote_keys=quote_keys, depth=depth + 1) for item in given)
+        yield from enclosed("[", items, "]")
+    else:
+        raise wrong(given, f"A value in {where}", "a JSON value")
+
+
+def declaration_parts(tool: Tool) -> Iterator[Part]:
+    """One tool as the model is told of it.
+
+    The template's habit is kept: the brace that closes `parameters` comes with `type` only.
+    """
+    function, where = tool.function, tool.where
+    yield TOOL_OPEN
+    yield f"declaration:{tool.name}{{description:"
+    yield from quoted(as_text(function.get("description"), f"{where}.description"))
+    if function.get("parameters"):
+        inside = f"{where}.parameters"
+        parameters = as_mapping(function["parameters"], inside)
+        yield ",parameters:{"
+        if parameters.get("properties"):
+            yield "properties:"
+            yield from _properties(parameters["properties"], f"{inside}.properties")
+            yield ","
+        if parameters.get("required"):
+            yield "required:"
+            yield from _names(parameters["required"], f"{inside}.required")
+            yield ","
+        if kind := _type(parameters, inside):
+            yield "type:"
+            yield from quoted(kind)
+            yield "}"
+    if function.get("response") is not None:
+        yield from _response_schema(function["response"], f"{where}.response")
+    yield "}"
+    yield TOOL_CLOSE
+
+
+def _response_schema(given: object, where: str) -> Iterator[Part]:
+    schema = as_mapping(given, where)
+    yield ",response:{"
+    if schema.get("description"):
+        yield "description:"
+        yield from quoted(as_text(schema["description"], f"{where}.description"))
+        yield ","
+    if _type(schema, where) == "OBJECT":
+        yield "type:"
+        yield from quoted("OBJECT")
+        yield "}"
+
+
+def _properties(
+    given: object, where: str, depth: int = 0, without: frozenset[str] = frozenset()
+) -> Iterator[Part]:
+    _check_depth(depth, where)
+    named = by_name(as_mapping(given, where), where)
+    members = (
+        [name, ":", *_property(schema, f"{where}.{name}", depth)]
+        for name, schema in named
+        if name not in without
+    )
+    yield from enclosed("{", members, "}")
+
+
+def _property(given: object, where: str, depth: int) -> Iterator[Part]:
+    # JSON Schema also has bare true and false, as in `"additionalProperties": false`.
+    schema = as_mapping(given, where) if isinstance(given, Mapping) else {}
+    kind = _type(schema, where)
+    fields: list[Iterable[Part]] = []
+    if schema.get("description"):
+        text = as_text(schema["description"], f"{where}.description")
+        fields.append(["description:", *quoted(text)])
+    if kind == "STRING" and schema.get("enum"):
+        fields.append(["enum:", *value_parts(schema["enum"], f"{where}.enum", quote_keys=True)])
+    items = schema.get("items")
+    if kind == "ARRAY" and isinstance(items, Mapping) and items:
+        fields.append(["items:", *_items(items, f"{where}.items", depth + 1)])
+    if schema.get("nullable"):
+        fields.append(["nullable:true"])
+    if kind == "OBJECT":
+        if isinstance(schema.get("properties"), Mapping):
+            inner = _properties(schema["properties"], f"{where}.properties", depth + 1)
+        else:  # the template then takes the schema's own unknown keys for properties
+            inner = _properties(schema, where, depth + 1, without=SCHEMA_KEYS)
+        fields.append(["properties:", *inner])
+        if schema.get("required"):
+            fields.append(["required:", *_names(schema["required"], f"{where}.required")])
+    fields.append(["type:", *quoted(kind)])
+    yield from enclosed("{", fields, "}")
+
+
+def _items(schema: Mapping[str, Any], where: str, depth: int) -> Iterator[Part]:
+    fields: list[Iterable[Part]] = []
+    for key, item in by_name(schema, where):
+        inside = f"{where}.{key}"
+        if item is None:
+            continue
+        if key == "properties":
+            known = item if isinstance(item, Mapping) else {}
+            written: Iterable[Part] = _properties(known, inside, depth + 1)
+        elif key == "required":
+            written = _names(item, inside)
+        elif key == "type" and isinstance(item, str):
+            written = quoted(item.upper())
+        elif key == "type":
+            written = _names([kind.upper() for kind in _strings(item, inside)], inside)
+        else:
+            written = value_parts(item, inside, quote_keys=True, depth=depth + 1)
+        fields.append([key, ":", *written])
+    yield from enclosed("{", fields, "}")
+
+
+def _type(schema: Mapping[str, Any], where: str) -> str:
+    """A schema's type in capitals; a union looks like a Python list, as the template prints it."""
+    kind = schema.get("type")
+    if isinstance(kind, list | tuple):
+        return str(_strings(kind, f"{where}.type")).upper()
+    return as_text(kind, f"{where}.type").upper()
+
+
+def _strings(given: object, where: str) -> list[str]:
+    return [as_name(item, f"{where}[{at}]") for at, item in enumerate(as_list(given, where))]
+
+
+def _names(given: object, where: str) -> Iterator[Part]:
+    yield from enclosed("[", map(quoted, _strings(given, where)), "]")
+
+
+def _number(given: float, where: str) -> str:
+    try:
+        return str(given)
+    except ValueError:  # Python refuses to spell out integers of thousands of digits
+        raise InputError(f"{where} holds a number with too many digits.") from None
+
+
+def _check_depth(depth: int, where: str) -> None:
+    if depth > MAX_DEPTH:
+        place = where if len(where) <= 80 else where[:80] + "…"
+        raise InputError(f"{place} is nested more than {MAX_DEPTH} levels deep.")
+
+
+def quoted(text: str) -> list[Part]:
+    """A string between quote tokens."""
+    return [QUOTE, text, QUOTE]
+
+
+def by_name(given: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
+    """The members of a mapping in the template's order: by name, capitals or not."""
+    return sorted(as_mapping(given, where).items(), key=lambda member: member[0].lower())
+
+
+def enclosed(left: str, members: Iterable[Iterable[Part]], right: str) -> Iterator[Part]:
+    """The members between brackets, commas between them."""
+    yield left
+    for index, member in enumerate(members):
+        if index:
+            yield ","
+        yield from member
+    yield right

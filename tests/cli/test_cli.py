@@ -1,0 +1,308 @@
+"""The command line as a person or a script uses it: answers, JSON, sentences and exit codes."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import FIXTURES
+from store import add_model
+from tiny import SMALL, tiny_gguf
+from tolerance import LOGITS_OF_TRANSFORMERS
+
+DATA = tiny_gguf(SMALL)
+
+
+def webgemma(
+    *args: object, stdin: str | bytes = "", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, as a shell would."""
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    result = subprocess.run(
+        [sys.executable, "-m", "webgemma", *map(str, args)],
+        input=data,
+        capture_output=True,
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200", **(env or {})},
+        timeout=120,
+        check=False,
+    )
+    return subprocess.CompletedProcess(
+        result.args, result.returncode, result.stdout.decode(), result.stderr.decode()
+    )
+
+
+def refused(*args: object, **options: object) -> str:
+    """The one sentence on standard error of a command that must leave with 1."""
+    result = webgemma(*args, **options)
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "small.gguf"
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> dict[str, str]:
+    layers = [("system", b"Be brief."), ("params", b'{"temperature": 0, "num_predict": 5}')]
+    add_model(tmp_path, "gemma4:tiny", gguf=DATA, layers=layers)
+    add_model(tmp_path, "alice/story:v1", gguf=b"no model at all")
+    return {"OLLAMA_MODELS": str(tmp_path)}
+
+
+def test_from_a_pipe_it_answers_and_ends() -> None:
+    result = webgemma("run", stdin="Hello\n")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("Hello! I am webgemma's stand-in")
+    assert result.stderr == ""
+
+
+def test_an_answer_as_json_with_a_seed(model: Path) -> None:
+    options = ("--seed", 4, "--max-tokens", 6, "--temperature", 1.5, "--json")
+    first, second = (
+        json.loads(webgemma("run", model, "in the", *options).stdout) for _ in range(2)
+    )
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+    assert len(first["tokens"]) == len(first["logprobs"]) == 6
+    assert first["finish"] == "length"
+
+
+def test_prompt_and_pipe_come_together(model: Path) -> None:
+    options = ("--temperature", 0, "--max-tokens", 3, "--json")
+    joined = webgemma("run", model, "the\n\ninner", *options)
+    piped = webgemma("run", model, "the", *options, stdin="inner\n")
+    assert json.loads(joined.stdout)["tokens"] == json.loads(piped.stdout)["tokens"]
+
+
+def test_raw_continues_the_text(model: Path) -> None:
+    raw, chat = (
+        json.loads(
+            webgemma(
+                "run", model, "the", "--temperature", 0, "--max-tokens", 4, "--json", *more
+            ).stdout
+        )
+        for more in (["--raw"], [])
+    )
+    assert raw["tokens"] != chat["tokens"]
+
+
+def test_an_ollama_model_brings_its_settings(store: dict[str, str]) -> None:
+    first, second = (
+        json.loads(webgemma("run", "gemma4:tiny", "in", "--json", env=store).stdout)
+        for _ in range(2)
+    )
+    assert first["tokens"] == second["tokens"]  # its temperature is 0
+    assert len(first["tokens"]) == 5  # and its num_predict 5
+
+
+def test_list_names_what_there_is(store: dict[str, str]) -> None:
+    table = webgemma("list", env=store)
+    assert table.returncode == 0
+    assert "gemma4:tiny" in table.stdout
+    assert "alice/story:v1" in table.stdout
+    listed = json.loads(webgemma("list", "--json", env=store).stdout)
+    assert [entry["name"] for entry in listed] == ["alice/story:v1", "gemma4:tiny"]
+    assert listed[1]["nbytes"] >= len(DATA)
+
+
+def test_list_of_an_empty_store(tmp_path: Path) -> None:
+    result = webgemma("list", env={"OLLAMA_MODELS": str(tmp_path)})
+    assert result.returncode == 0
+    assert "ollama pull" in result.stdout
+
+
+def test_show_tells_sizes_layers_and_memory(model: Path) -> None:
+    shown = webgemma("show", model).stdout
+    assert "320 tokens" in shown
+    assert "sliding window 8" in shown
+    facts = json.loads(webgemma("show", model, "--json", "--context", 100).stdout)
+    assert facts["formats_nbytes"].keys() == {"F32"}
+    assert [entry["kv"] for entry in facts["layers"]] == ["own"] * 3 + ["of 1", "of 1", "of 2"]
+    memory = facts["memory_nbytes"]
+    assert memory["kv_cache"] == 2 * 2 * 100 * (16 + 16 + 32)
+    assert memory["per_layer_table"] == 4 * 16 * 6 * 320
+    weights = sum(facts["formats_nbytes"].values())
+    assert memory["weights"] + memory["per_layer_table"] == weights
+
+
+def test_verify_finds_a_changed_byte(store: dict[str, str], tmp_path: Path) -> None:
+    good = webgemma("verify", "gemma4:tiny", env=store)
+    assert good.returncode == 0, good.stderr
+    assert "ok" in good.stdout
+    blob = tmp_path / "blobs" / f"sha256-{hashlib.sha256(DATA).hexdigest()}"
+    assert json.loads(webgemma("verify", blob, "--json").stdout)["ok"]
+    damaged = bytearray(DATA)
+    damaged[-1] ^= 1
+    blob.write_bytes(damaged)
+    assert "is damaged" in refused("verify", "gemma4:tiny", env=store)
+    assert "is damaged" in refused("verify", blob)
+    asked = webgemma("verify", "gemma4:tiny", "--json", env=store)
+    assert asked.returncode == 1
+    assert not json.loads(asked.stdout)["ok"]
+
+
+def test_verify_a_plain_file(model: Path) -> None:
+    assert "--sha256" in refused("verify", model)
+    digest = hashlib.sha256(DATA).hexdigest()
+    assert webgemma("verify", model, "--sha256", digest).returncode == 0
+    assert "damaged" in refused("verify", model, "--sha256", "0" * 64)
+    assert "digest" in refused("verify", model, "--sha256", "abc")
+
+
+def test_tokenize(model: Path) -> None:
+    shown = webgemma("tokenize", model, "the inner", "--json")
+    pieces = [entry["piece"] for entry in json.loads(shown.stdout)]
+    assert pieces == ["the", "▁", "in", "n", "er"]
+    assert "5 tokens" in webgemma("tokenize", model, stdin="the inner").stdout
+    forged = json.loads(webgemma("tokenize", model, "<eos>", "--json").stdout)
+    assert len(forged) > 1
+    special = json.loads(webgemma("tokenize", model, "<eos>", "--special", "--json").stdout)
+    assert [entry["id"] for entry in special] == [1]
+
+
+def test_render(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    prompt = "<bos><|turn>user\nHi<turn|>\n<|turn>model\n"
+    assert webgemma("render", stdin=json.dumps(messages)).stdout == prompt
+    file = tmp_path / "messages.json"
+    file.write_text(json.dumps(messages))
+    large = webgemma("render", file, "--size", "large", "--json")
+    assert json.loads(large.stdout)["prompt"] == prompt + "<|channel>thought\n<channel|>"
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"name": "ping"}}]')
+    assert "declaration:ping" in webgemma("render", file, "--tools", tools).stdout
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_logits_are_transformers(tmp_path: Path, model: Path, as_json: bool) -> None:
+    truth = np.load(FIXTURES / "tiny" / "small.npz")
+    ids = tmp_path / "ids.txt"
+    tokens = truth["ids"].tolist()
+    ids.write_text(json.dumps(tokens) if as_json else " ".join(map(str, tokens)))
+    result = webgemma("logits", model, "--ids", ids, "--out", tmp_path / "l.npy", "--device", "cpu")
+    assert result.returncode == 0, result.stderr
+    made = np.load(tmp_path / "l.npy")
+    np.testing.assert_allclose(made, truth["logits"], rtol=0, atol=LOGITS_OF_TRANSFORMERS)
+
+
+def test_a_missing_model_names_what_exists(store: dict[str, str]) -> None:
+    sentence = refused("run", "gemma4:e2b", "hi", env=store)
+    assert "gemma4:tiny" in sentence
+    assert "ollama pull gemma4:e2b" in sentence
+
+
+def test_a_truncated_download(tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(DATA[: len(DATA) // 2])
+    assert "cut.gguf" in refused("run", cut, "hi")
+    add_model(tmp_path, "gemma4:cut", gguf=DATA)
+    digest = hashlib.sha256(DATA).hexdigest()
+    (tmp_path / "blobs" / f"sha256-{digest}").write_bytes(DATA[:1000])
+    sentence = refused("run", "gemma4:cut", "hi", env={"OLLAMA_MODELS": str(tmp_path)})
+    assert "1000 of" in sentence or "1,000 of" in sentence
+
+
+def test_another_architecture(tmp_path: Path) -> None:
+    path = tmp_path / "llama.gguf"
+    path.write_bytes(tiny_gguf(replace(SMALL, metadata={"general.architecture": "llama"})))
+    for command in (("run", path, "hi"), ("show", path)):
+        assert "'llama', not Gemma 4" in refused(*command)
+
+
+def test_ids_that_cannot_be(tmp_path: Path, model: Path) -> None:
+    for text, sentence in (
+        ("2 320", "the id 320"),
+        ("2 x", "token ids"),
+        ("", "empty"),
+        ("[1, true]", "token ids"),
+        ("[" * 100_000, "token ids"),
+        ("2 " * 600, "600 tokens, but the context holds 512"),
+        ("9" * 5000, "token ids"),
+    ):
+        ids = tmp_path / "ids.txt"
+        ids.write_text(text)
+        assert sentence in refused("logits", model, "--ids", ids, "--out", tmp_path / "l.npy")
+    assert not (tmp_path / "l.npy").exists()
+    missing = refused("logits", model, "--ids", tmp_path / "none", "--out", tmp_path / "l.npy")
+    assert "There is no file" in missing
+    (tmp_path / "ids.txt").write_text("2 30")
+    nowhere = tmp_path / "no folder" / "l.npy"
+    assert "l.npy" in refused("logits", model, "--ids", tmp_path / "ids.txt", "--out", nowhere)
+
+
+@pytest.mark.parametrize(
+    ("args", "stdin", "sentence"),
+    [
+        (["run"], "", "nothing to answer"),
+        (["run"], b"\xff\xfe", "not UTF-8"),
+        (["run", "-", "hi", "--temperature", "-1"], "", "temperature"),
+        (["run", "-", "hi", "--max-tokens", "-1"], "", "max_tokens"),
+        (["run", "-", "hi", "--device", "gpu"], "", "CPU only"),
+        (["run", "-", "hi", "--context", "0"], "", "context"),
+        (["run", "-", "hi", "--stop", ""], "", "stop string"),
+        (["run", "-", "a" * 5000], "", "tokens, but the context holds 4096"),
+        (["run", "a//b", "hi"], "", "model name"),
+        (["verify", "-"], "", "nothing to verify"),
+        (["show", "-", "--context", "0"], "", "context"),
+        (["render"], "not json", "is not JSON"),
+        (["render"], "{}", "messages"),
+        (["render"], '[{"role": 3}]', "role"),
+        (["render", "--continue"], '[{"role": "user", "content": "x"}]', "continue"),
+        (["tokenize", "no-such-file.gguf", "x"], "", "There is no file"),
+        (["tokenize", ".", "x"], "", "folder"),
+    ],
+    ids=lambda x: str(x)[:40],
+)
+def test_bad_input_gets_a_sentence(args: list[str], stdin: str | bytes, sentence: str) -> None:
+    assert sentence in refused(*args, stdin=stdin)
+
+
+def test_a_damaged_manifest_is_named_and_the_rest_listed(
+    store: dict[str, str], tmp_path: Path
+) -> None:
+    broken = tmp_path / "manifests" / "registry.ollama.ai" / "library" / "broken"
+    broken.mkdir(parents=True)
+    (broken / "latest").write_text("{")
+    result = webgemma("list", env=store)
+    assert result.returncode == 0
+    assert "gemma4:tiny" in result.stdout
+    assert "broken" in result.stderr
+
+
+def test_towers_in_a_layer_of_their_own(tmp_path: Path) -> None:
+    from webgemma.gguf.writer import NewTensor, gguf_bytes
+
+    tensors = [NewTensor("mm.a.input_projection.weight", (640, 64), "F32", bytes(4 * 640 * 64))]
+    projector = gguf_bytes({"general.architecture": "clip"}, tensors)
+    add_model(tmp_path, "gemma4:ears", gguf=DATA, layers=[("projector", projector)])
+    shown = webgemma("show", "gemma4:ears", "--json", env={"OLLAMA_MODELS": str(tmp_path)})
+    facts = json.loads(shown.stdout)
+    assert facts["towers"] == {"vision": None, "audio": {"layers": 0, "width": 640}}
+
+
+def test_output_into_a_closed_pipe_is_quiet(model: Path) -> None:
+    command = f"{sys.executable} -m webgemma tokenize {model} | true"
+    text = "the inner " * 20000
+    result = subprocess.run(
+        command, shell=True, input=text, capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in result.stderr
+    assert "Exception" not in result.stderr
+
+
+def test_help_and_version() -> None:
+    for args in ((), ("--help",), ("run", "--help"), ("list", "-h")):
+        result = webgemma(*args)
+        assert "Usage" in result.stdout + result.stderr
+    assert webgemma("--version").stdout.startswith("webgemma ")

@@ -1,0 +1,128 @@
+"""Choosing tokens: each setting by its definition, and the draw."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from webgemma import InputError
+from webgemma.reference.sampling import choose, penalise, sample
+from webgemma.sampler import Sampling, draw
+
+LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2], np.float32))  # best first: 1, 3, 4, 0, 2
+
+
+def chosen(**settings: float) -> set[int]:
+    sampling = Sampling(**{"top_k": 0, "top_p": 1.0, **settings})
+    return {choose(LOGITS, sampling, u) for u in np.linspace(0, 0.9999, 401)}
+
+
+def test_temperature_zero_takes_the_best() -> None:
+    token, logprob = sample(LOGITS, Sampling(temperature=0), [], seed=1)
+    assert token == 1
+    assert logprob == pytest.approx(np.log(0.4), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({}, {0, 1, 2, 3, 4}),
+        ({"top_k": 1}, {1}),
+        ({"top_k": 3}, {1, 3, 4}),
+        ({"top_p": 0.39}, {1}),
+        ({"top_p": 0.41}, {1, 3}),
+        ({"top_p": 0.84}, {1, 3, 4}),
+        ({"top_p": 0.0}, {1}),
+        ({"min_p": 0.26}, {1, 3, 4}),
+        ({"min_p": 1.0}, {1}),
+        ({"top_k": 2, "top_p": 0.6}, {1}),  # 0.4 of 0.65 is more than 0.6 of it
+    ],
+    ids=str,
+)
+def test_what_stays_to_choose_from(settings: dict[str, float], kept: set[int]) -> None:
+    assert chosen(**settings) == kept
+
+
+def test_shares_follow_the_temperature() -> None:
+    counts = {}
+    for temperature in (0.5, 1.0, 2.0):
+        sampling = Sampling(temperature=temperature, top_k=0, top_p=1.0)
+        picks = [choose(LOGITS, sampling, u) for u in (np.arange(2000) + 0.5) / 2000]
+        counts[temperature] = picks.count(1) / 2000
+        wanted = np.exp(LOGITS / temperature)
+        assert counts[temperature] == pytest.approx(wanted[1] / wanted.sum(), abs=2e-3)
+
+
+def test_repetition_divides_and_multiplies() -> None:
+    logits = np.array([2.0, -2.0, 1.0], np.float32)
+    changed = penalise(logits, Sampling(repetition_penalty=2.0), [0, 1, 1])
+    np.testing.assert_allclose(changed, [1.0, -4.0, 1.0])
+    np.testing.assert_allclose(logits, [2.0, -2.0, 1.0])  # the caller's stay
+
+
+def test_presence_counts_once_and_only_recent_tokens() -> None:
+    logits = np.zeros(4, np.float32)
+    sampling = Sampling(presence_penalty=0.5, recent=2)
+    np.testing.assert_allclose(penalise(logits, sampling, [3, 0, 0]), [-0.5, 0, 0, 0])
+    everything = Sampling(presence_penalty=0.5, recent=-1)
+    np.testing.assert_allclose(penalise(logits, everything, [3, 0, 0]), [-0.5, 0, 0, -0.5])
+    nothing = Sampling(presence_penalty=0.5, recent=0)
+    np.testing.assert_allclose(penalise(logits, nothing, [3, 0, 0]), 0)
+
+
+def test_bias_and_penalties_also_decide_without_temperature() -> None:
+    assert sample(LOGITS, Sampling(temperature=0, logit_bias={2: 10.0}), [], 1)[0] == 2
+    assert sample(LOGITS, Sampling(temperature=0, presence_penalty=5.0), [1], 1)[0] == 3
+
+
+def test_logprob_is_the_models_own() -> None:
+    _, logprob = sample(LOGITS, Sampling(temperature=0, logit_bias={2: 10.0}), [], 1)
+    assert logprob == pytest.approx(np.log(0.05), abs=1e-6)
+
+
+def test_suppressed_tokens_are_never_drawn() -> None:
+    logits = LOGITS.copy()
+    logits[1] = -np.inf
+    sampling = Sampling(temperature=5.0, top_k=0, top_p=1.0)
+    assert 1 not in {choose(logits, sampling, u) for u in np.linspace(0, 0.9999999, 500)}
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 10**7))
+def test_draws_are_in_range_and_repeat(seed: int, step: int) -> None:
+    assert 0 <= draw(seed, step) < 1
+    assert draw(seed, step) == draw(seed, step)
+
+
+def test_draws_are_even() -> None:
+    """Mean and neighbours' correlation over steps and over seeds, far inside what chance allows."""
+    for values in (
+        [draw(7, step) for step in range(20000)],
+        [draw(seed, 7) for seed in range(20000)],
+    ):
+        u = np.array(values) - 0.5
+        assert abs(u.mean()) < 0.01
+        assert abs((u[1:] * u[:-1]).mean()) < 0.003
+        assert abs((u * u).mean() - 1 / 12) < 0.003
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", "1"),
+        ("top_k", -1),
+        ("top_k", 2.5),
+        ("top_k", True),
+        ("top_p", 1.5),
+        ("min_p", -1),
+        ("repetition_penalty", 0),
+        ("recent", -2),
+        ("seed", -1),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {1: float("inf")}),
+    ],
+)
+def test_bad_settings_get_a_sentence(name: str, value: object) -> None:
+    with pytest.raises(InputError, match=name):
+        Sampling(**{name: value})

@@ -1,0 +1,81 @@
+"""Who may import whom: the plan of the house, held by reading every import."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import webgemma
+
+ROOT = Path(webgemma.__file__).parent
+
+# Each room and the rooms it may import; `errors` and `blocking` are open to all.
+ROOMS: dict[str, set[str]] = {
+    "errors": set(),
+    "blocking": set(),
+    "gguf": set(),
+    "text": set(),
+    "sampler": set(),
+    "gemma": {"gguf"},
+    "standin": {"gguf"},
+    "models": {"gguf", "standin"},
+    "reference": {"gguf", "gemma", "sampler"},
+    "pieces": {"text"},
+    "api": {"gguf", "text", "sampler", "gemma", "models", "pieces", "reference"},
+    "cli": {"gguf", "text", "gemma", "models", "pieces", "api", "__version__"},
+    "__main__": {"cli"},
+}
+OPEN_TO_ALL = {"errors", "blocking"}
+
+# Outside packages, and the only rooms that may import them.
+GUESTS = {"numpy": {"reference", "cli", "api"}, "rich": {"cli"}, "typer": {"cli"}}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names of everything a file imports, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative import"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names if node.module == "webgemma" else {str(node.module)}
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_only_leftward(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    for name in imports(path):
+        first, _, rest = name.partition(".")
+        if first == "webgemma":
+            other = rest.split(".")[0]
+            assert other in ROOMS[room] | OPEN_TO_ALL | {room}, f"{room} imports {name}"
+        elif first not in sys.stdlib_module_names:
+            assert room in GUESTS.get(first, set()), f"{room} imports {name}"
+
+
+def test_reference_sees_nothing_of_gemma_but_its_blueprint() -> None:
+    for path in (ROOT / "reference").glob("*.py"):
+        seen = {name for name in imports(path) if name.startswith("webgemma.gemma")}
+        assert seen <= {"webgemma.gemma.config", "webgemma.gemma.tensors"}, path.name
+
+
+def test_only_the_reference_engine_needs_numpy_at_import() -> None:
+    """`import webgemma` must work where there is no numpy (Pyodide)."""
+    for path in modules():
+        if path.relative_to(ROOT).parts[0] in ("reference", "cli"):
+            continue
+        tree = ast.parse(path.read_text("utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [a.name for a in node.names] + [getattr(node, "module", "") or ""]
+                assert not any(n.startswith(("numpy", "webgemma.reference")) for n in names), (
+                    path.name
+                )

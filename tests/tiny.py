@@ -1,0 +1,260 @@
+"""Tiny Gemma 4 models whose weights come from a seed and a name: every layer kind, any format."""
+
+import hashlib
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from webgemma.gguf.formats import FORMATS, Format
+from webgemma.gguf.writer import NewTensor, gguf_bytes
+
+CONTROLS = [
+    *("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|tool>", "<tool|>", "<|think|>"),
+    *("<|turn>", "<turn|>", "<|image>", "<image|>", "<|audio>", "<audio|>"),
+    *("<|image|>", "<|audio|>", "<|video|>"),
+]
+TAGS = [
+    *("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
+    *('<|"|>', "<|channel>", "<channel|>"),
+]
+LETTERS = [*"abcdefghijklmnopqrstuvwxyz", *".,!?", "\n", "▁", "th", "the", "▁the", "in", "er"]
+MERGES = ["t h", "th e", "▁ the", "i n", "e r"]
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """The shape of a model; `formats` says how its matrices are stored, in turn."""
+
+    pattern: str = "ssfssf"  # s: sliding, f: full
+    width: int = 64
+    heads: int = 2
+    kv_heads: tuple[int, int] = (1, 1)  # sliding, full
+    head_dims: tuple[int, int] = (16, 32)
+    ffn: int = 96
+    shared: int = 0
+    double_wide: bool = False
+    window: int = 8
+    ple: int = 0
+    k_is_v: bool = False  # on full layers
+    experts: tuple[int, int, int] | None = None  # count, used, width
+    fused: bool = True
+    vocab: int = 320
+    context: int = 512
+    formats: tuple[str, ...] = ("F32",)
+    suppressed: tuple[int, ...] = ()
+    seed: int = 3
+    metadata: dict[str, object] = field(default_factory=dict)  # added, or (None) left out
+
+
+SMALL = Tiny(ple=16, shared=3, double_wide=True)
+LARGE = Tiny(heads=4, kv_heads=(2, 1), k_is_v=True, suppressed=(7, 9), formats=("BF16", "F16"))
+MOE = replace(LARGE, pattern="ssfsf", experts=(6, 2, 32), suppressed=(), formats=("F32",))
+MIXED = Tiny(
+    pattern="sf" * 3,
+    width=256,
+    head_dims=(64, 128),
+    heads=4,
+    ffn=256,
+    ple=256,
+    vocab=320,
+    formats=(
+        *("Q6_K", "Q4_K", "Q5_K", "Q3_K", "Q2_K", "IQ4_XS", "Q8_0", "Q4_0"),
+        *("Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "F16", "BF16"),
+    ),
+)
+KINDS = {"small": SMALL, "large": LARGE, "moe": MOE, "mixed": MIXED}
+
+
+def tiny_gguf(tiny: Tiny) -> bytes:
+    """The whole file."""
+    return gguf_bytes(tiny_metadata(tiny), tiny_tensors(tiny))
+
+
+def tiny_metadata(tiny: Tiny) -> dict[str, object]:
+    """What the file says of itself."""
+    number = len(tiny.pattern)
+    first_shared = number - tiny.shared
+    sliding = [kind == "s" for kind in tiny.pattern]
+    tokens = vocabulary(tiny.vocab)
+    metadata: dict[str, object] = {
+        "general.architecture": "gemma4",
+        "general.name": "tiny",
+        "gemma4.block_count": number,
+        "gemma4.context_length": tiny.context,
+        "gemma4.embedding_length": tiny.width,
+        "gemma4.feed_forward_length": [_ffn(tiny, i, first_shared) for i in range(number)],
+        "gemma4.attention.head_count": tiny.heads,
+        "gemma4.attention.head_count_kv": [tiny.kv_heads[not s] for s in sliding],
+        "gemma4.attention.key_length": tiny.head_dims[1],
+        "gemma4.attention.value_length": tiny.head_dims[1],
+        "gemma4.attention.key_length_swa": tiny.head_dims[0],
+        "gemma4.attention.value_length_swa": tiny.head_dims[0],
+        "gemma4.attention.layer_norm_rms_epsilon": 1e-6,
+        "gemma4.attention.sliding_window": tiny.window,
+        "gemma4.attention.sliding_window_pattern": sliding,
+        "gemma4.attention.shared_kv_layers": tiny.shared,
+        "gemma4.rope.freq_base": 1e6,
+        "gemma4.rope.freq_base_swa": 1e4,
+        "gemma4.rope.dimension_count": tiny.head_dims[1],
+        "gemma4.rope.dimension_count_swa": tiny.head_dims[0],
+        "gemma4.final_logit_softcapping": 30.0,
+        "gemma4.embedding_length_per_layer_input": tiny.ple,
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.pre": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [_kind(token) for token in tokens],
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    if tiny.experts:
+        names = ("expert_count", "expert_used_count", "expert_feed_forward_length")
+        metadata |= {
+            f"gemma4.{name}": value for name, value in zip(names, tiny.experts, strict=True)
+        }
+    if tiny.suppressed:
+        metadata["tokenizer.ggml.suppress_tokens"] = list(tiny.suppressed)
+    changed = metadata | tiny.metadata
+    return {key: value for key, value in changed.items() if value is not None}
+
+
+def vocabulary(size: int) -> list[str]:
+    """Gemma 4's special tokens, all bytes, a few letters and merges, then words nobody uses."""
+    tokens = [*CONTROLS, *TAGS, *(f"<0x{byte:02X}>" for byte in range(256)), *LETTERS]
+    return [*tokens, *(f"<unused{i}>" for i in range(size - len(tokens)))][:size]
+
+
+def tiny_tensors(tiny: Tiny) -> list[NewTensor]:
+    """All weights, the matrices in the model's formats in turn."""
+    made: list[NewTensor] = []
+
+    def matrix(name: str, *shape: int, format: str = "") -> None:
+        made.append(
+            random_tensor(
+                tiny.seed, name, shape, format or tiny.formats[len(made) % len(tiny.formats)]
+            )
+        )
+
+    def vector(name: str, width: int, spread: float = 0.1, mean: float = 1.0) -> None:
+        values = mean * (1 + spread * uniform(tiny.seed, name, width))
+        made.append(NewTensor(name, (width,), "F32", values.astype("<f4").tobytes()))
+
+    width, ple, number = tiny.width, tiny.ple, len(tiny.pattern)
+    matrix("token_embd.weight", width, tiny.vocab)
+    vector("output_norm.weight", width, mean=5.0)  # logits with a standard deviation of about 4
+    half = tiny.head_dims[1] // 2
+    factors = np.where(np.arange(half) < half // 4, 1, 1e30).astype("<f4")
+    made.append(NewTensor("rope_freqs.weight", (half,), "F32", factors.tobytes()))
+    if ple:
+        matrix("per_layer_token_embd.weight", ple * number, tiny.vocab)
+        matrix("per_layer_model_proj.weight", width, ple * number)
+        vector("per_layer_proj_norm.weight", ple)
+    for index in range(number):
+        _layer(tiny, index, matrix, vector)
+    return made
+
+
+def _layer(tiny: Tiny, index: int, matrix, vector) -> None:
+    width, name = tiny.width, f"blk.{index}."
+    full = tiny.pattern[index] == "f"
+    head_dim, kv_heads = tiny.head_dims[full], tiny.kv_heads[full]
+    first_shared = len(tiny.pattern) - tiny.shared
+    ffn = _ffn(tiny, index, first_shared)
+    for norm in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+        vector(f"{name}{norm}.weight", width)
+    matrix(f"{name}attn_q.weight", width, tiny.heads * head_dim)
+    matrix(f"{name}attn_output.weight", tiny.heads * head_dim, width)
+    vector(f"{name}attn_q_norm.weight", head_dim)
+    if index < first_shared:
+        matrix(f"{name}attn_k.weight", width, kv_heads * head_dim)
+        vector(f"{name}attn_k_norm.weight", head_dim)
+        if not (tiny.k_is_v and full):
+            matrix(f"{name}attn_v.weight", width, kv_heads * head_dim)
+    matrix(f"{name}ffn_gate.weight", width, ffn)
+    matrix(f"{name}ffn_up.weight", width, ffn)
+    matrix(f"{name}ffn_down.weight", ffn, width)
+    vector(f"{name}layer_output_scale.weight", 1, 0.3)
+    if tiny.ple:
+        matrix(f"{name}inp_gate.weight", width, tiny.ple)
+        matrix(f"{name}proj.weight", tiny.ple, width)
+        vector(f"{name}post_norm.weight", width)
+    if tiny.experts:
+        count, _, expert_ffn = tiny.experts
+        matrix(f"{name}ffn_gate_inp.weight", width, count, format="F32")
+        vector(f"{name}ffn_gate_inp.scale", width, 0.5)
+        if tiny.fused:
+            matrix(f"{name}ffn_gate_up_exps.weight", width, 2 * expert_ffn, count)
+        else:
+            matrix(f"{name}ffn_gate_exps.weight", width, expert_ffn, count)
+            matrix(f"{name}ffn_up_exps.weight", width, expert_ffn, count)
+        matrix(f"{name}ffn_down_exps.weight", expert_ffn, width, count)
+        vector(f"{name}ffn_down_exps.scale", count, 0.5)
+        for norm in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
+            vector(f"{name}{norm}.weight", width)
+
+
+def _ffn(tiny: Tiny, index: int, first_shared: int) -> int:
+    return tiny.ffn * (2 if tiny.double_wide and index >= first_shared else 1)
+
+
+def _kind(token: str) -> int:
+    if token in TAGS:
+        return 4
+    if token in CONTROLS or token.startswith("<unused"):
+        return 3
+    return 6 if token.startswith("<0x") else 1
+
+
+def random_bytes(seed: int, name: str, nbytes: int) -> bytes:
+    """The same bytes for the same seed and name, on any machine and in any version of anything."""
+    return hashlib.shake_128(f"{seed}:{name}".encode()).digest(nbytes)
+
+
+def uniform(seed: int, name: str, count: int) -> np.ndarray:
+    """Numbers between -1 and 1 that float16 and bfloat16 hold only roughly."""
+    return np.frombuffer(random_bytes(seed, name, 4 * count), "<i4") / np.float64(2**31)
+
+
+# Where a block keeps its f16 scales, and how large its integers are: for a sensible spread.
+_SCALES: dict[str, tuple[tuple[int, float], ...]] = {
+    "Q4_0": ((0, 8),),
+    "Q4_1": ((0, 8), (2, -1)),
+    "Q5_0": ((0, 16),),
+    "Q5_1": ((0, 16), (2, -1)),
+    "Q8_0": ((0, 128),),
+    "Q2_K": ((80, 24), (82, 16)),
+    "Q3_K": ((108, 96),),
+    "Q4_K": ((0, 360), (2, 48)),
+    "Q5_K": ((0, 720), (2, 48)),
+    "Q6_K": ((208, 2400),),
+    "IQ4_NL": ((0, 100),),
+    "IQ4_XS": ((0, 2400),),
+}
+
+
+def random_tensor(seed: int, name: str, shape: tuple[int, ...], format: str) -> NewTensor:
+    """Weights with a spread of about 1/√width, in any usable format."""
+    fmt: Format = FORMATS[format]
+    width, rows = shape[0], math.prod(shape[1:])
+    spread = 1.4 / math.sqrt(width)
+    if fmt.block == 1:
+        values = spread * uniform(seed, name, width * rows)
+        return NewTensor(name, shape, format, _floats(values, format))
+    data = random_bytes(seed, name, rows * fmt.row_nbytes(width))
+    blocks = np.frombuffer(data, np.uint8).reshape(-1, fmt.nbytes).copy()
+    if format == "MXFP4":
+        blocks[:, 0] = 127 + round(math.log2(spread / 4))
+    for at, size in _SCALES.get(format, ()):
+        value = np.float16(-spread if size == -1 else spread / size)
+        blocks[:, at : at + 2] = np.frombuffer(value.tobytes(), np.uint8)
+    return NewTensor(name, shape, format, blocks.tobytes())
+
+
+def _floats(values: np.ndarray, format: str) -> bytes:
+    if format == "BF16":
+        return (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    return values.astype({"F32": "<f4", "F16": "<f2"}[format]).tobytes()
