@@ -3,6 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is slow now and then: how long an example takes says nothing about the code.
+settings.register_profile("webgemma", deadline=None)
+settings.load_profile("webgemma")
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "fixtures"

@@ -294,7 +294,7 @@ def _check_ids(ids: Sequence[int], vocab: int, what: str) -> list[int]:
 
 
 def _context(config: Config, asked: int | None, default: object) -> int:
-    """Positions at most: what the caller asks for, else the model's default, else all it was made for."""
+    """Positions at most: what is asked for, else the model's default, else all it was made for."""
     if asked is None:
         fitting = isinstance(default, int) and 1 <= default <= config.context
         return default if fitting else config.context  # type: ignore[return-value]

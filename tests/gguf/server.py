@@ -78,9 +78,9 @@ class Handler(BaseHTTPRequestHandler):
         if trick == "half":
             end = (first + end + 1) // 2
         total = len(data) + (trick == "grown")
-        shift = trick == "shifted"
+        first += trick == "shifted"
         headers = {
-            "Content-Range": f"bytes {first + shift}-{end - 1 + shift}/{total}",
+            "Content-Range": f"bytes {first}-{end - 1}/{total}",
             "ETag": '"new"' if trick == "other-tag" else '"old"',
         }
         if trick == "no-content-range":

@@ -15,6 +15,7 @@ from webgemma.gguf.header import MoreNeededError, parse_header
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 
+BOUNDED = settings(deadline=2000)  # milliseconds: any file is done with by then
 EXTREMES = [0, 1, 2, 7, 12, 13, 31, 33, 127, 128, 255, 256, 65535, 65536]
 EXTREMES += [(1 << bits) + plus for bits in (31, 32, 61, 62, 63, 64) for plus in (-8, -1, 0, 1)]
 SEEDS = st.sampled_from([case.data for case in CASES.values() if case.good])
@@ -35,12 +36,14 @@ def opens(data: bytes) -> bool:
     return True
 
 
+@BOUNDED
 @given(st.binary(max_size=300))
 @example(GOOD)
 def test_any_bytes(data):
     opens(data)
 
 
+@BOUNDED
 @given(st.integers(0, 40), st.integers(0, 40), st.binary(max_size=2000))
 def test_any_bytes_behind_a_good_start(tensor_count, key_count, data):
     opens(b"GGUF" + struct.pack("<IQQ", 3, tensor_count, key_count) + data)
@@ -72,7 +75,7 @@ def mutations(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=1500)
+@settings(BOUNDED, max_examples=1500)
 @given(mutations())
 def test_accidents(data):
     opens(data)
@@ -87,6 +90,7 @@ def parsed(data: bytes, nbytes: int) -> object:
     return header.tensors, header.alignment, list(header.metadata)
 
 
+@BOUNDED
 @given(mutations(), st.integers(0, 5000))
 def test_a_window_shows_the_same_or_asks_for_more(data, window):
     try:
@@ -106,6 +110,7 @@ def test_every_number_of_a_good_file_made_extreme():
     assert opened > 0
 
 
+@BOUNDED
 @given(st.lists(st.binary(max_size=12), max_size=20))
 def test_strings_of_any_bytes(texts):
     """Decoded in bulk or one by one: each string alone decides."""

@@ -253,7 +253,7 @@ def test_the_store_itself_may_be_a_link(root, tmp_path):
     assert OllamaStore(root).find("m:t").path.read_bytes() == b"GGUF"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(MANIFESTS)
 def test_any_manifest_is_a_model_or_a_typed_error(tmp_path_factory, manifest):
     root = tmp_path_factory.getbasetemp() / "any-manifest"
@@ -272,7 +272,7 @@ def test_any_manifest_is_a_model_or_a_typed_error(tmp_path_factory, manifest):
             getattr(model, attribute)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(JSON, st.sampled_from(["params", "messages", "system", "config"]))
 def test_any_layer_is_read_or_a_typed_error(tmp_path_factory, value, kind):
     root = tmp_path_factory.getbasetemp() / "any-layer"

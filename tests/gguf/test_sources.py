@@ -200,7 +200,7 @@ def test_patience_ends(trick, words):
         ("other-tag", "was changed on the server"),
         ("whole", "was changed on the server"),
         ("status:416", "was changed on the server"),
-        ("shifted", "bytes 0-262143 were asked for, 'bytes 1-262144/262144' came"),
+        ("shifted", "bytes 0-262143 were asked for, 'bytes 1-262143/262144' came"),
         ("no-content-range", "does not say what it sends"),
         ("packed", "sends something else"),
         ("long", "sends something else"),

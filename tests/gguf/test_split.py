@@ -93,7 +93,9 @@ def test_a_missing_part_is_named(tmp_path):
         (1, b"junk", "not a GGUF file"),
         (0, part(0, count=2), "says it is part 1 of 2: rename it"),
         (0, part(7), "says it is part 8 of 3"),
-        (0, part(0, **{"split.count": [3]}), r"split.count is of type UINT32[1]"),
+        (0, part(0, **{"split.no": -1}), "says it is part 0 of 3"),
+        (0, part(0, **{"split.count": 1 << 63}), f"says it is part 1 of {1 << 63}"),
+        (0, part(0, **{"split.count": [3]}), "split.count is of type INT32[1]"),
     ],
 )
 def test_parts_that_do_not_fit(number, data, words):
@@ -106,6 +108,11 @@ def test_parts_that_do_not_fit(number, data, words):
 def test_a_first_part_under_another_name_says_what_to_do():
     with pytest.raises(GgufError, match="name it NAME-00001-of-00003"):
         open_split(parts() | {"renamed.gguf": parts()[part_name(0)]}, "renamed.gguf")
+
+
+def test_a_count_beyond_reason_ends_at_once():
+    with pytest.raises(GgufError, match=f"is part 1 of {1 << 63}"):
+        open_split({"x": part(0, **{"split.count": 1 << 63})}, "x")
 
 
 def test_parts_on_a_server():

@@ -3,7 +3,7 @@
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from webgemma.blocking import finish
@@ -14,6 +14,7 @@ from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, Typed, gguf_bytes, write_gguf
 
+BOUNDED = settings(deadline=2000)  # milliseconds
 METADATA = {
     "general.architecture": "gemma4",
     "plain.bool": True,
@@ -50,13 +51,13 @@ TYPES = {
     "plain.float": "FLOAT32",
     "plain.text": "STRING",
     "list.bool": "BOOL[2]",
-    "list.int": "UINT32[2]",
+    "list.int": "INT32[2]",
     "list.mixed_sign": "INT32[2]",
     "list.large": "UINT64[2]",
     "list.wide": "INT64[2]",
     "list.float": "FLOAT32[2]",
     "list.text": "STRING[3]",
-    "tuple.int": "UINT32[2]",
+    "tuple.int": "INT32[2]",
     "typed.f64": "FLOAT64",
     "typed.list": "INT16[3]",
 }
@@ -169,6 +170,7 @@ VALUES = st.sampled_from(list(SCALAR_STRATEGIES)).flatmap(
 SHAPES = st.lists(st.integers(1, 4), max_size=4)
 
 
+@BOUNDED
 @given(
     st.dictionaries(st.text(min_size=1, max_size=9), VALUES, max_size=6),
     st.dictionaries(

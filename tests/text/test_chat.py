@@ -340,7 +340,7 @@ MESSAGES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(MESSAGES | ANYTHING, st.none() | ANYTHING, st.booleans(), st.booleans())
 def test_anything_gives_a_prompt_or_an_input_error(
     messages: Any, tools: Any, think: bool, continue_last: bool

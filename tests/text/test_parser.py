@@ -66,7 +66,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     st.lists(FRAGMENTS | st.text(max_size=3), max_size=30).map("".join),
     st.lists(st.integers(1, 12), min_size=1, max_size=8),
@@ -190,7 +190,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.dictionaries(st.from_regex(r"[a-z_]\w{0,6}", fullmatch=True), VALUES, max_size=4))
 def test_a_call_written_by_the_template_is_read_back(given: dict[str, Any]) -> None:
     call = {"function": {"name": "f", "arguments": given}}

@@ -93,7 +93,7 @@ def merge_lists(draw: st.DrawFn) -> list[str]:
     return draw(st.permutations(sorted(lines)))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(merge_lists(), st.text("ab>▁\n"))
 @example(["a a", "aa a"], "aaaaa")
 @example(["a ▁"], "a▁▁a")
@@ -257,7 +257,6 @@ def test_broken_bytes(spellings: list[str], text: str) -> None:
     assert SMALL.decode(ids(*spellings)) == text
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, SMALL.size - 1)), st.booleans())
 def test_stream_equals_decode(tokens: list[int], special: bool) -> None:
     stream = SMALL.stream(special)
@@ -265,7 +264,6 @@ def test_stream_equals_decode(tokens: list[int], special: bool) -> None:
     assert fed + stream.finish() == SMALL.decode(tokens, special)
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_round_trip(text: str) -> None:
     assert SMALL.decode(SMALL.encode(text)) == text.replace("▁", " ")

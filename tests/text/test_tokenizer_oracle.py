@@ -82,7 +82,7 @@ FRAGMENTS = st.one_of(
 )
 TEXTS = st.lists(FRAGMENTS, max_size=12).map("".join)
 AWKWARD = ["a", " ", "\n", "\t", "😀", "🦙", "ab", "<", "> ", "> </", "<|tool_", "<|turn>", "中文"]
-UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+UNHURRIED = {"suppress_health_check": [HealthCheck.too_slow]}
 
 
 @settings(max_examples=1000, **UNHURRIED)

@@ -1,4 +1,4 @@
-"""Every ggml tensor type in one table: its number in the file, how many weights a block holds, how many bytes it takes."""
+"""Every ggml tensor type in one table: its number, the weights of a block, the bytes of a block."""
 
 from dataclasses import dataclass
 

@@ -140,15 +140,16 @@ def _other_names(part: _Part) -> list[str]:
     if count <= 1:
         return []
     match = _SPLIT_NAME.fullmatch(re.split(r"[/\\]", file)[-1])
-    if number >= count or (match and (int(match[2]), int(match[3])) != (number + 1, count)):
+    fits = match is None or (int(match[2]), int(match[3])) == (number + 1, count)
+    if not (0 <= number < count and fits):
         raise GgufError(f"{file} says it is part {number + 1} of {count}: rename it accordingly.")
     stem = match[1] if match else "NAME"
-    names = [f"{stem}-{index:05}-of-{count:05}.gguf" for index in range(1, count + 1)]
+    first = f"{stem}-00001-of-{count:05}.gguf"
     if number > 0:
-        raise GgufError(f"{file} is part {number + 1} of {count}: open {names[0]} instead.")
+        raise GgufError(f"{file} is part {number + 1} of {count}: open {first} instead.")
     if match is None:
-        raise GgufError(f"{file} is part 1 of {count}: name it {names[0]} to find the others.")
-    return names[1:]
+        raise GgufError(f"{file} is part 1 of {count}: name it {first} to find the others.")
+    return [f"{stem}-{index:05}-of-{count:05}.gguf" for index in range(2, count + 1)]
 
 
 async def _find_sibling(first: _Part, number: int, name: str) -> Source:

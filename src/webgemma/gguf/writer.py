@@ -134,7 +134,7 @@ def _value(key: str, value: Any) -> bytes:
     plain: Any = value.value if isinstance(value, Typed) else value
     is_array = isinstance(plain, Sequence) and not isinstance(plain, str | bytes | bytearray)
     items = list(plain) if is_array else [plain]
-    kind = value.type if isinstance(value, Typed) else _kind_of(key, items)
+    kind = value.type if isinstance(value, Typed) else _kind_of(key, items, is_array)
     if kind not in VALUE_CODES or kind == "ARRAY":
         raise InputError(f"The value of {key!r}: there is no type {kind!r}.")
     content = _content(key, kind, items)
@@ -144,7 +144,7 @@ def _value(key: str, value: Any) -> bytes:
     return pack("<IIQ", VALUE_TYPES.index("ARRAY"), number, len(items)) + content
 
 
-def _kind_of(key: str, items: list[Any]) -> str:
+def _kind_of(key: str, items: list[Any], is_array: bool) -> str:
     """The type that plain Python values are stored as."""
     kinds = {type(item) for item in items}
     if kinds == {bool}:
@@ -155,9 +155,11 @@ def _kind_of(key: str, items: list[Any]) -> str:
         return "FLOAT32"
     if kinds == {int}:
         low, high = min(items), max(items)
-        if low >= 0:
-            return "UINT32" if high < 1 << 32 else "UINT64"
-        return "INT32" if low >= -(1 << 31) and high < 1 << 31 else "INT64"
+        if low >= -(1 << 31) and high < 1 << 31 and (low < 0 or is_array):
+            return "INT32"  # also arrays from zero up: llama.cpp wants some of them signed
+        if low < 0:
+            return "INT64"
+        return "UINT32" if high < 1 << 32 else "UINT64"
     if not items:
         raise InputError(f"The value of {key!r} is an empty list: give its type with Typed.")
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
