@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: chat test lint types pytest format bench wheel clean
+.PHONY: chat test lint types pytest vulkan format bench wheel clean
 
 chat: $(VENV)/ready  ## talk to the bundled model; from a pipe, answer and end
 	@$(BIN)/webgemma run
@@ -18,8 +18,15 @@ lint: $(VENV)/ready-dev
 types: $(VENV)/ready-dev
 	$(BIN)/mypy
 
-pytest: $(VENV)/ready-dev
+pytest: $(VENV)/ready-dev vulkan
 	$(BIN)/pytest
+
+# Without a GPU the tests compute on Mesa's software adapter.
+vulkan:
+	@ls /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json >/dev/null 2>&1 || [ "$$(uname)" != Linux ] || { \
+		echo "installing mesa-vulkan-drivers ..."; \
+		sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq mesa-vulkan-drivers >/dev/null; }
 
 format: $(VENV)/ready-dev
 	$(BIN)/ruff check --fix .

@@ -11,7 +11,7 @@ from tiny import KINDS, MIXED, SMALL, Tiny, tiny_gguf
 from tolerance import LOGITS_OF_TRANSFORMERS
 
 import webgemma
-from webgemma import Gemma, GgufError, InputError, ModelNotFoundError, WebgemmaError
+from webgemma import DeviceError, Gemma, GgufError, InputError, ModelNotFoundError
 
 
 @pytest.fixture(scope="module")
@@ -269,8 +269,12 @@ def test_models_that_cannot_be_loaded(load: Callable[..., Gemma], tmp_path: Path
         load(replace(SMALL, metadata={"general.architecture": "llama"}))
     with pytest.raises(InputError, match="no device 'tpu'"):
         load(SMALL, device="tpu")
-    with pytest.raises(WebgemmaError, match="CPU only"):
-        load(SMALL, device="gpu")
+    with pytest.raises(DeviceError, match="no GPU that is called 'no such thing'"):
+        load(SMALL, device="gpu", adapter="no such thing")
+    with pytest.raises(InputError, match="no kv 'f8'"):
+        load(SMALL, kv="f8")
+    with pytest.raises(InputError, match="int4"):
+        load(SMALL, precision="int4")
 
 
 def test_a_model_without_words_still_computes(load: Callable[..., Gemma]) -> None:

@@ -6,3 +6,15 @@ HIDDEN_OF_TRANSFORMERS = 5e-4
 
 # The reference with a cache against itself in one go: only the order of float32 sums differs.
 LOGITS_INCREMENTAL = 5e-4
+
+# Kernels against the reference or numpy, relative to the largest value.
+F32_KERNEL = 1e-5
+DECODED = 1e-6  # of each weight
+
+# The GPU engine against transformers (absolute, float32 cache) and our reference (relative).
+GPU_LOGITS_OF_TRANSFORMERS = 5e-3
+GPU_LOGITS = 1e-3
+
+# Sampling on the GPU against the reference.
+LOGPROB = 1e-4
+QUANTILE = 1e-5

@@ -1,7 +1,7 @@
 """Gemma 4 where the user is: in-process Python on any GPU, in the browser and natively."""
 
 from webgemma.api import Gemma
-from webgemma.errors import GgufError, InputError, ModelNotFoundError, WebgemmaError
+from webgemma.errors import DeviceError, GgufError, InputError, ModelNotFoundError, WebgemmaError
 from webgemma.gguf.reader import Gguf
 from webgemma.pieces import Piece
 from webgemma.text.chat import Chat
@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Chat",
+    "DeviceError",
     "Gemma",
     "Gguf",
     "GgufError",

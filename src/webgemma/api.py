@@ -2,16 +2,18 @@
 
 import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypedDict, Unpack
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from webgemma.blocking import each, finish
-from webgemma.errors import InputError, WebgemmaError
+from webgemma.defaults import Message, Settings, chat_size, context_of, ollama_defaults
+from webgemma.engines import Engine, EngineOptions, open_engine
+from webgemma.errors import InputError
 from webgemma.gemma.config import Config
-from webgemma.gguf.reader import Gguf
-from webgemma.models import FoundModel, find_model
+from webgemma.models import find_model
 from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText
 from webgemma.sampler import Sampling
+from webgemma.session import GpuEngine
 from webgemma.text.chat import Chat, encode_parts, opens_thought
 from webgemma.text.parser import ReplyParser
 from webgemma.text.tokenizer import Tokenizer
@@ -20,39 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
-
-
-class Settings(TypedDict, total=False):
-    """How to generate; what is left out is the model's own default, then Gemma's."""
-
-    max_tokens: int | None  # None: until the model ends or the context is full
-    stop: str | Sequence[str]
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    recent: int
-    logit_bias: Mapping[int, float]
-    seed: int | None
-
-
 SAMPLING_NAMES = Settings.__annotations__.keys() - {"max_tokens", "stop"}
-
-
-class Engine(Protocol):
-    """What computes: the reference on the CPU, or the GPU."""
-
-    async def logits(self, ids: Sequence[int]) -> Any: ...
-
-    def generate(
-        self, ids: Sequence[int], sampling: Sampling, seed: int
-    ) -> AsyncIterator[tuple[int, float]]: ...
-
-    def close(self) -> None: ...
 
 
 class Gemma:
@@ -74,9 +45,8 @@ class Gemma:
         self.config = config
         self.context = context  # positions at most, prompt and reply together
         self.defaults: Settings = defaults or {}
-        self.opening = tuple(
-            opening
-        )  # messages that stand before a chat (Ollama's system and messages)
+        self.opening = tuple(opening)  # messages before every chat: Ollama's system and messages
+        self.device = engine.name  # what computes
         self._tokenizer = tokenizer
         self._engine = engine
         self._chat = chat
@@ -88,26 +58,41 @@ class Gemma:
         device: Literal["auto", "gpu", "cpu"] = "auto",
         *,
         context: int | None = None,
+        kv: Literal["f16", "f32"] = "f16",
+        precision: Literal["auto", "exact", "int16", "int8"] = "auto",
+        adapter: str | None = None,
+        memory_gb: float | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Self:
-        """Load an Ollama name, a path to a .gguf, or (None) the bundled model."""
+        """Load an Ollama name, a path to a .gguf, or (None) the bundled model.
+
+        `adapter` names the GPU, `kv` is how the GPU keeps keys and values, and `progress` is told
+        how many bytes of how many are loaded. `precision` is that of the activations while the
+        GPU writes: exact (float32), int16 (off by 3e-5), int8 (off by 6e-3, the fastest); auto is
+        int16 on a real GPU. `memory_gb` is what weights and cache may take of
+        the GPU's memory (10**9 bytes each; a step works in some hundred megabytes more): above it
+        the table of per-layer embeddings stays in the file, which makes each token a little
+        slower, and a model that still does not fit is refused before it is loaded."""
         found = find_model(model)
+        defaults, opening, asked = ollama_defaults(found)
         gguf = found.open()
         try:
             config = Config.from_gguf(gguf)
             has_words = "tokenizer.ggml.tokens" in gguf.metadata
             tokenizer = Tokenizer.from_gguf(gguf) if has_words else None
-            engine = _engine(gguf, config, device)
+            positions = context_of(config, context, asked)
+            options = EngineOptions(device, kv, precision, adapter, memory_gb, progress)
+            engine = await open_engine(gguf, config, positions, options)
         except BaseException:
             gguf.close()
             raise
-        defaults, opening, asked = _ollama_defaults(found)
         return cls(
             found.label,
             config,
             tokenizer,
             engine,
-            chat=Chat(_chat_size(found, config)),
-            context=_context(config, context, asked),
+            chat=Chat(chat_size(found, config)),
+            context=positions,
             defaults=defaults,
             opening=opening,
         )
@@ -119,9 +104,24 @@ class Gemma:
         device: Literal["auto", "gpu", "cpu"] = "auto",
         *,
         context: int | None = None,
+        kv: Literal["f16", "f32"] = "f16",
+        precision: Literal["auto", "exact", "int16", "int8"] = "auto",
+        adapter: str | None = None,
+        memory_gb: float | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Self:
         """As `aload`, from plain code."""
-        return finish(cls.aload(model, device, context=context))
+        loading = cls.aload(
+            model,
+            device,
+            context=context,
+            kv=kv,
+            precision=precision,
+            adapter=adapter,
+            memory_gb=memory_gb,
+            progress=progress,
+        )
+        return finish(loading)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -132,7 +132,13 @@ class Gemma:
 
     async def alogits(self, ids: Sequence[int]) -> "NDArray[np.float32]":
         """Logits after each of the ids: [T, vocab] (nothing is put in front of them)."""
-        result: NDArray[np.float32] = await self._engine.logits(self._checked(ids))
+        checked = self._checked(ids)
+        values = await self._engine.logits(checked)
+        if isinstance(values, bytes):
+            import numpy as np  # natively
+
+            values = np.frombuffer(values, np.float32).reshape(len(checked), self.config.vocab)
+        result: NDArray[np.float32] = values
         return result
 
     def logits(self, ids: Sequence[int]) -> "NDArray[np.float32]":
@@ -190,6 +196,40 @@ class Gemma:
             self.achat(messages, tools=tools, think=think, continue_last=continue_last, **settings)
         )
 
+    async def asave(self, path: str | os.PathLike[str]) -> None:
+        """Write what the GPU keeps of the last conversation to a file, for `restore`."""
+        await self._gpu("Saving a conversation").save(path)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """As `asave`, from plain code."""
+        finish(self.asave(path))
+
+    async def arestore(self, path: str | os.PathLike[str]) -> list[int]:
+        """Take up the conversation that `save` wrote; gives its tokens, prompt and reply.
+
+        A chat or a prompt that begins with them goes on without reading them again. The file must
+        come from the same model; the context may be another one that holds them."""
+        return await self._gpu("Restoring a conversation").restore(path)
+
+    def restore(self, path: str | os.PathLike[str]) -> list[int]:
+        """As `arestore`, from plain code."""
+        return finish(self.arestore(path))
+
+    def fork(self) -> Self:
+        """A second conversation on the same weights, which goes on from where this one is.
+
+        Each has to be closed; the weights stay until the last one is."""
+        return type(self)(
+            self.name,
+            self.config,
+            self._tokenizer,
+            self._gpu("A second conversation").fork(),
+            chat=self._chat,
+            context=self.context,
+            defaults=self.defaults,
+            opening=self.opening,
+        )
+
     def close(self) -> None:
         """Free what the model holds."""
         self._engine.close()
@@ -229,6 +269,11 @@ class Gemma:
             if piece.finish:
                 return
 
+    def _gpu(self, what: str) -> GpuEngine:
+        if not isinstance(self._engine, GpuEngine):
+            raise InputError(f"{what} needs the GPU; this model is loaded on the {self.device}.")
+        return self._engine
+
     def _prompt_ids(self, prompt: str | Sequence[int], special: bool) -> list[int]:
         if not isinstance(prompt, str):
             return self._checked(prompt)
@@ -263,20 +308,6 @@ class Gemma:
         return {**self.defaults, **settings}
 
 
-def _engine(gguf: Gguf, config: Config, device: str) -> Engine:
-    if device not in ("auto", "gpu", "cpu"):
-        raise InputError(f"There is no device {device!r}; choose auto, gpu or cpu.")
-    if device == "gpu":
-        raise WebgemmaError("This version computes on the CPU only; use device='cpu' (or 'auto').")
-    if config.diffusion:
-        raise WebgemmaError(
-            f"{gguf.name}: this version reads DiffusionGemma files but cannot run them."
-        )
-    from webgemma.reference.engine import ReferenceEngine  # numpy: natively only
-
-    return ReferenceEngine(gguf, config)
-
-
 def _check_ids(ids: Sequence[int], vocab: int, what: str) -> list[int]:
     checked = []
     for position, token in enumerate(ids):
@@ -291,53 +322,3 @@ def _check_ids(ids: Sequence[int], vocab: int, what: str) -> list[int]:
             )
         checked.append(token)
     return checked
-
-
-def _context(config: Config, asked: int | None, default: object) -> int:
-    """Positions at most: what is asked for, else the model's default, else all it was made for."""
-    if asked is None:
-        fitting = isinstance(default, int) and 1 <= default <= config.context
-        return default if fitting else config.context  # type: ignore[return-value]
-    if not 1 <= asked <= config.context:
-        raise InputError(
-            f"A context of {asked} is not possible; this model's is 1 to {config.context}."
-        )
-    return asked
-
-
-def _chat_size(found: FoundModel, config: Config) -> Literal["small", "large"]:
-    """E2B and E4B, the models with per-layer embeddings, have the small template."""
-    renderer = found.ollama.config.get("renderer") if found.ollama else None
-    if renderer in ("gemma4-small", "gemma4-large"):
-        return "small" if renderer == "gemma4-small" else "large"
-    return "small" if config.ple else "large"
-
-
-# Ollama's name of a parameter -> ours.
-_OLLAMA_PARAMS = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "repeat_last_n": "recent",
-    "stop": "stop",
-    "seed": "seed",
-    "num_predict": "max_tokens",
-}
-
-
-def _ollama_defaults(found: FoundModel) -> tuple[Settings, list[Message], int | None]:
-    """Settings, opening messages and context length that an Ollama model brings along."""
-    if found.ollama is None:
-        return {}, [], None
-    params = found.ollama.params
-    settings: Any = {ours: params[name] for name, ours in _OLLAMA_PARAMS.items() if name in params}
-    for name in ("seed", "max_tokens"):  # negative means unset to Ollama
-        if isinstance(settings.get(name), int) and settings[name] < 0:
-            settings[name] = None
-    system = found.ollama.system
-    opening: list[Message] = [{"role": "system", "content": system}] if system else []
-    context = params.get("num_ctx")
-    return settings, opening + list(found.ollama.messages), context

@@ -15,3 +15,7 @@ class ModelNotFoundError(WebgemmaError):
 
 class InputError(WebgemmaError):
     """A prompt, a message, a token id or an option cannot be used."""
+
+
+class DeviceError(WebgemmaError):
+    """The GPU is missing, lost, out of memory, or refuses a kernel."""

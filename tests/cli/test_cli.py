@@ -248,7 +248,7 @@ def test_ids_that_cannot_be(tmp_path: Path, model: Path) -> None:
         (["run"], b"\xff\xfe", "not UTF-8"),
         (["run", "-", "hi", "--temperature", "-1"], "", "temperature"),
         (["run", "-", "hi", "--max-tokens", "-1"], "", "max_tokens"),
-        (["run", "-", "hi", "--device", "gpu"], "", "CPU only"),
+        (["run", "-", "hi", "--adapter", "no such thing"], "", "no GPU that is called"),
         (["run", "-", "hi", "--context", "0"], "", "context"),
         (["run", "-", "hi", "--stop", ""], "", "stop string"),
         (["run", "-", "a" * 5000], "", "tokens, but the context holds 4096"),

@@ -1,11 +1,14 @@
-"""The command line: `webgemma run`, `list`, `show`, `verify`, `tokenize`, `render`, `logits`."""
+"""The command line: `webgemma run`, `list`, `show`, `check`, `bench` and the others."""
 
+import os
+import sys
+import tempfile
 from typing import Annotated
 
 import typer
 
 from webgemma import __version__
-from webgemma.cli import files, run, words
+from webgemma.cli import adapters, bench, check, files, run, words
 
 app = typer.Typer(
     name="webgemma",
@@ -24,6 +27,9 @@ app.command("verify")(files.verify)
 app.command("tokenize")(words.tokenize)
 app.command("render")(words.render)
 app.command("logits")(words.logits)
+app.command("check")(check.check)
+app.command("bench")(bench.bench)
+app.command("adapters")(adapters.adapters)
 
 
 def _version(wanted: bool) -> None:
@@ -46,4 +52,6 @@ def _options(
 
 def main() -> None:
     """The entry point of the `webgemma` command."""
+    if sys.platform == "linux":  # without one, Vulkan complains on standard error
+        os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     app()

@@ -8,9 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from webgemma.api import Gemma, Settings
-from webgemma.cli.terminal import err, out, sentences, write_json
-from webgemma.cli.words import Device, DeviceOption, JsonOption, ModelArgument, read_stdin
+from webgemma.api import Gemma
+from webgemma.cli.terminal import err, out, progress, sentences, write_json
+from webgemma.cli.words import (
+    AdapterOption,
+    Device,
+    DeviceOption,
+    JsonOption,
+    Kv,
+    KvOption,
+    ModelArgument,
+    Precision,
+    PrecisionOption,
+    read_stdin,
+)
+from webgemma.defaults import Settings
 from webgemma.errors import InputError
 from webgemma.pieces import Piece
 
@@ -27,6 +39,9 @@ def run(
         str | None, typer.Argument(help="What to ask; without it a chat begins.")
     ] = None,
     device: DeviceOption = Device.auto,
+    adapter: AdapterOption = None,
+    kv: KvOption = Kv.f16,
+    precision: PrecisionOption = Precision.auto,
     system: Annotated[str | None, typer.Option(help="What the model should be or know.")] = None,
     think: Annotated[
         bool, typer.Option("--think", help="Let the model think before it answers.")
@@ -81,7 +96,19 @@ def run(
     settings: Any = {name: value for name, value in given.items() if value is not None}
     with sentences():
         question = _question(prompt)
-        with Gemma.load(model, device.value, context=context) as gemma:
+        with progress("loading") as show:
+            gemma = Gemma.load(
+                model,
+                device.value,
+                context=context,
+                kv=kv.value,
+                precision=precision.value,
+                adapter=adapter,
+                progress=show,
+            )
+        with gemma:
+            if device == Device.auto and gemma.device.startswith("CPU") and err.is_terminal:
+                err.print("No GPU found: computing on the CPU, in numpy.", style="dim")
             talk = Talk(gemma, settings, system, think)
             if question is None and not as_json:
                 talk.go_on()

@@ -56,8 +56,10 @@ def write_json(value: Any) -> None:
 
 
 @contextmanager
-def progress(label: str, total_nbytes: int) -> Iterator[Any]:
-    """A progress bar on standard error; gives the function that moves it to so many bytes."""
+def progress(label: str, total_nbytes: int | None = None) -> Iterator[Any]:
+    """A progress bar on standard error; gives the function that moves it to so many bytes.
+
+    It appears when it is first moved, and may be told the total only then."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -66,8 +68,10 @@ def progress(label: str, total_nbytes: int) -> Iterator[Any]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
-        task = bars.add_task(label, total=total_nbytes)
-        yield lambda nbytes: bars.update(task, completed=nbytes)
+        task = bars.add_task(label, total=total_nbytes, visible=False)
+        yield lambda nbytes, total=None: bars.update(
+            task, completed=nbytes, total=total, visible=True
+        )
 
 
 def human_nbytes(nbytes: int) -> str:

@@ -34,6 +34,22 @@ class Device(StrEnum):
     cpu = "cpu"
 
 
+class Kv(StrEnum):
+    """How the GPU keeps keys and values."""
+
+    f16 = "f16"
+    f32 = "f32"
+
+
+class Precision(StrEnum):
+    """How exact activations are while the GPU writes."""
+
+    auto = "auto"
+    exact = "exact"
+    int16 = "int16"
+    int8 = "int8"
+
+
 class Size(StrEnum):
     """Which of the two chat templates."""
 
@@ -42,6 +58,16 @@ class Size(StrEnum):
 
 
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute.")]
+AdapterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter", metavar="NAME", help="The GPU whose name holds this (see webgemma adapters)."
+    ),
+]
+KvOption = Annotated[Kv, typer.Option("--kv", help="How the GPU keeps keys and values.")]
+PrecisionOption = Annotated[
+    Precision, typer.Option("--precision", help="How exact activations are while the GPU writes.")
+]
 
 
 def tokenize(
@@ -108,6 +134,8 @@ def logits(
     ],
     to: Annotated[Path, typer.Option("--out", help="Where to write [T, vocab] float32 (.npy).")],
     device: DeviceOption = Device.auto,
+    adapter: AdapterOption = None,
+    kv: KvOption = Kv.f16,
     as_json: JsonOption = False,
 ) -> None:
     """Compute the logits after each token of a prompt.
@@ -118,7 +146,7 @@ def logits(
         import numpy as np
 
         tokens = _load_ids(ids)
-        with Gemma.load(model, device.value) as gemma:
+        with Gemma.load(model, device.value, adapter=adapter, kv=kv.value) as gemma:
             values = gemma.logits(tokens)
         with to.open("wb") as file:
             np.save(file, values)

@@ -12,6 +12,9 @@ class Format:
     block: int
     nbytes: int
     usable: bool = False  # the engine and the reference compute with it; else it is only measured
+    planes: tuple[tuple[int, int], ...] = ()
+    """On the GPU, (offset, nbytes) of the parts of a block that stand apart there, each part of all
+    blocks together, so that wide loads are aligned; empty: blocks stay as they are."""
 
     def row_nbytes(self, width: int) -> int:
         """Bytes of one row of `width` weights (a multiple of the block)."""
@@ -61,7 +64,21 @@ _ONLY_MEASURED = (
     ("Q1_0", 41, 128, 18),
 )
 
-FORMATS: dict[str, Format] = {row[0]: Format(*row, usable=True) for row in _USABLE} | {
-    row[0]: Format(*row) for row in _ONLY_MEASURED
+_PLANES: dict[str, tuple[tuple[int, int], ...]] = {
+    "Q4_0": ((2, 16), (0, 2)),
+    "Q4_1": ((4, 16), (0, 4)),
+    "Q5_0": ((6, 16), (2, 4), (0, 2)),
+    "Q5_1": ((8, 16), (0, 8)),
+    "Q8_0": ((2, 32), (0, 2)),
+    "Q2_K": ((0, 80), (80, 4)),
+    "Q3_K": ((0, 96), (96, 12), (108, 2)),
+    "Q6_K": ((0, 208), (208, 2)),
+    "IQ4_NL": ((2, 16), (0, 2)),
+    "IQ4_XS": ((8, 128), (0, 8)),
+    "MXFP4": ((1, 16), (0, 1)),
 }
+
+FORMATS: dict[str, Format] = {
+    row[0]: Format(*row, usable=True, planes=_PLANES.get(row[0], ())) for row in _USABLE
+} | {row[0]: Format(*row) for row in _ONLY_MEASURED}
 FORMAT_BY_ID: dict[int, Format] = {fmt.id: fmt for fmt in FORMATS.values()}

@@ -17,6 +17,8 @@ from webgemma.sampler import Sampling
 class ReferenceEngine:
     """The text model on the CPU. Its coroutines never suspend."""
 
+    name = "CPU (numpy)"
+
     def __init__(self, gguf: Gguf, config: Config) -> None:
         self.gguf = gguf
         self.model = TextModel(config, Weights(gguf))

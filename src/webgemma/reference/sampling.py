@@ -38,8 +38,9 @@ def choose(logits: Floats, sampling: Sampling, u: float) -> int:
     """The token at the share `u` of the remaining probability, the likeliest first."""
     order = np.argsort(-logits, kind="stable")[: sampling.top_k or None]
     p = softmax(logits[order])
-    before = np.cumsum(p) - p
-    kept = (before < sampling.top_p) & (p >= sampling.min_p * p[0])
+    before = np.cumsum(p, dtype=np.float64) - p
+    inside = (before < sampling.top_p) | (sampling.top_p == 1)  # rounding must not cut the tail
+    kept = inside & (p >= sampling.min_p * p[0])
     kept[0] = True  # the best always stays
     order = order[kept]
     share = np.cumsum(softmax(logits[order] / np.float32(sampling.temperature)), dtype=np.float64)

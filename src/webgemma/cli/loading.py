@@ -1,0 +1,32 @@
+"""Loading a model for the commands that look inside the engine: `check` and `bench`."""
+
+from webgemma.blocking import finish
+from webgemma.cli.terminal import progress
+from webgemma.device import Device
+from webgemma.errors import WebgemmaError
+from webgemma.gemma.config import Config
+from webgemma.gemma.weights import Model
+from webgemma.gguf.reader import Gguf
+from webgemma.selftest import selftest
+
+
+def runnable_config(gguf: Gguf) -> Config:
+    """The blueprint of a model that can be run."""
+    config = Config.from_gguf(gguf)
+    if config.diffusion:
+        raise WebgemmaError(f"{gguf.name}: this version reads DiffusionGemma but cannot run it.")
+    return config
+
+
+def load_model(gguf: Gguf, config: Config, device: Device) -> Model:
+    """The weights on a device that has passed its self-test, with a progress bar."""
+    finish(selftest(device))
+    loaded = 0
+    with progress(gguf.name, gguf.nbytes) as show:
+
+        def advance(nbytes: int) -> None:
+            nonlocal loaded
+            loaded += nbytes
+            show(loaded)
+
+        return finish(Model.load(gguf, config, device, advance))

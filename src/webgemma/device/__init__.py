@@ -1,0 +1,110 @@
+"""The GPU: what the engine needs of one, in a Protocol that three files fulfil."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from webgemma.errors import DeviceError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a device allows."""
+
+    binding_nbytes: int  # of a buffer that one kernel sees
+    buffer_nbytes: int
+    workgroup_nbytes: int  # of memory shared by a workgroup
+    workgroup_threads: int
+    grid: int  # workgroups along one axis
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Linked WGSL: the program, and for each binding "read", "write" or "uniform"."""
+
+    name: str
+    wgsl: str
+    bindings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One kernel launch, ready to be replayed."""
+
+    name: str
+    pipeline: Any
+    group: Any
+    grid: tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class Plan:
+    """A list of dispatches, recorded once and run often; `ready` is the device's own form of it."""
+
+    dispatches: list[Dispatch] = field(default_factory=list)
+    ready: Any = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Buffer:
+    """Memory of the device, and the device's own name for it."""
+
+    raw: Any
+    nbytes: int
+
+
+class Reading(Protocol):
+    """Bytes on their way from the device."""
+
+    async def bytes(self) -> bytes:
+        """Wait for them."""
+        ...
+
+
+class Device(Protocol):
+    """All that the engine asks of a GPU."""
+
+    name: str
+    features: frozenset[str]  # of "subgroups", "shader-f16", "timestamp-query"
+    limits: Limits
+    software: bool  # the "GPU" is this machine's CPU
+
+    def buffer(self, nbytes: int, label: str = "") -> Buffer: ...
+
+    def write(self, buffer: Buffer, data: Any, offset: int = 0) -> None: ...
+
+    def read(self, buffer: Buffer, offset: int = 0, nbytes: int | None = None) -> Reading: ...
+
+    def copy(self, source: Buffer, target: Buffer, nbytes: int) -> None: ...
+
+    def pipeline(self, kernel: Kernel) -> Any: ...
+
+    def bind(self, pipeline: Any, buffers: Sequence[tuple[Buffer, int, int]]) -> Any:
+        """Buffers as (buffer, offset, nbytes), in the order of the kernel's bindings."""
+        ...
+
+    def run(self, plan: Plan, read: tuple[Buffer, int, int] | None = None) -> Reading | None:
+        """Submit the whole plan and, with it, a copy of (buffer, offset, nbytes) for the host."""
+        ...
+
+    def free(self, buffer: Buffer) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_device(adapter: str | None = None, *, software: bool = True) -> Device:
+    """The best GPU of this machine, or the one whose name holds `adapter`.
+
+    Without `software`, an adapter that is this machine's CPU does not count."""
+    try:
+        from webgemma.device.native import NativeDevice, adapters, describe
+    except ImportError as error:
+        raise DeviceError(f"WebGPU is not installed here ({error}): pip install wgpu.") from error
+    found = [a for a in adapters() if software or a.info["adapter_type"] != "CPU"]
+    if adapter is not None:
+        found = [a for a in found if adapter.lower() in describe(a).lower()]
+    if not found:
+        wanted = f" that is called {adapter!r}" if adapter else ""
+        names = ", ".join(describe(a) for a in adapters()) or "none at all"
+        raise DeviceError(f"There is no GPU{wanted} on this machine; WebGPU finds: {names}.")
+    return NativeDevice(found[0])

@@ -1,0 +1,136 @@
+"""A device without a GPU: it refuses what WebGPU would, keeps the plans and counts the memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from webgemma.device import Buffer, Dispatch, Kernel, Limits, Plan
+from webgemma.errors import DeviceError
+
+# What WebGPU promises on every device.
+DEFAULT_LIMITS = Limits(
+    binding_nbytes=128 << 20,
+    buffer_nbytes=256 << 20,
+    workgroup_nbytes=16 << 10,
+    workgroup_threads=256,
+    grid=65535,
+)
+STORAGE_BINDINGS = 8  # of one kernel
+OFFSET_NBYTES = 256  # bindings begin at multiples of it
+
+Bound = tuple[tuple[Buffer, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NullReading:
+    """Zeros in place of what a GPU would have computed."""
+
+    nbytes: int
+
+    async def bytes(self) -> bytes:
+        """At once."""
+        return bytes(self.nbytes)
+
+
+class NullDevice:
+    """Any number of buffers without bytes, up to `memory_nbytes` in all if that is given."""
+
+    def __init__(
+        self,
+        features: frozenset[str] = frozenset(),
+        limits: Limits = DEFAULT_LIMITS,
+        memory_nbytes: int | None = None,
+    ) -> None:
+        self.name = "no GPU"
+        self.software = True
+        self.features = features
+        self.limits = limits
+        self.memory_nbytes = memory_nbytes
+        self.buffers: set[Buffer] = set()  # not freed yet; `raw` is the label of each
+        self.nbytes = 0  # of those buffers
+        self.peak_nbytes = 0
+        self.written_nbytes = 0
+        self.plans: list[Plan] = []  # in the order they ran
+
+    def buffer(self, nbytes: int, label: str = "") -> Buffer:
+        """Memory that is only counted; its size is rounded up to 16 bytes."""
+        buffer = Buffer(label, nbytes + -nbytes % 16)
+        after = self.nbytes + buffer.nbytes
+        full = self.memory_nbytes is not None and after > self.memory_nbytes
+        if full or buffer.nbytes > self.limits.buffer_nbytes:
+            raise DeviceError(f"The GPU has no {buffer.nbytes} bytes for {label}.")
+        self.buffers.add(buffer)
+        self.nbytes = after
+        self.peak_nbytes = max(self.peak_nbytes, after)
+        return buffer
+
+    def write(self, buffer: Buffer, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
+        """Count bytes (a multiple of four) that would be copied into a buffer."""
+        nbytes = memoryview(data).nbytes
+        self._check_range(buffer, offset, nbytes)
+        if nbytes % 4 or offset % 4:
+            raise DeviceError(f"{nbytes} bytes at {offset} are no whole words.")
+        self.written_nbytes += nbytes
+
+    def read(self, buffer: Buffer, offset: int = 0, nbytes: int | None = None) -> NullReading:
+        """Zeros."""
+        size = buffer.nbytes - offset if nbytes is None else nbytes
+        self._check_range(buffer, offset, size)
+        return NullReading(size)
+
+    def copy(self, source: Buffer, target: Buffer, nbytes: int) -> None:
+        """Check that both have so many bytes."""
+        self._check_range(source, 0, nbytes)
+        self._check_range(target, 0, nbytes)
+
+    def pipeline(self, kernel: Kernel) -> Kernel:
+        """The kernel as it is."""
+        if sum(kind != "uniform" for kind in kernel.bindings) > STORAGE_BINDINGS:
+            raise DeviceError(f"{kernel.name} binds more than {STORAGE_BINDINGS} storage buffers.")
+        return kernel
+
+    def bind(self, pipeline: Kernel, buffers: Sequence[tuple[Buffer, int, int]]) -> Bound:
+        """The parts of buffers as they are."""
+        if len(buffers) != len(pipeline.bindings):
+            raise DeviceError(
+                f"{pipeline.name} has {len(pipeline.bindings)} bindings, not {len(buffers)}."
+            )
+        for buffer, offset, nbytes in buffers:
+            self._check_range(buffer, offset, nbytes)
+            if offset % OFFSET_NBYTES or not 0 < nbytes <= self.limits.binding_nbytes:
+                raise DeviceError(
+                    f"{pipeline.name} cannot see {nbytes} bytes at {offset} of {buffer.raw}."
+                )
+        return tuple(buffers)
+
+    def run(self, plan: Plan, read: tuple[Buffer, int, int] | None = None) -> NullReading | None:
+        """Keep the plan; its buffers must not have been freed."""
+        for dispatch in plan.dispatches:
+            self._check_dispatch(dispatch)
+        self.plans.append(plan)
+        return None if read is None else self.read(*read)
+
+    def free(self, buffer: Buffer) -> None:
+        """Count a buffer no longer."""
+        self._check_range(buffer, 0, 0)
+        self.buffers.remove(buffer)
+        self.nbytes -= buffer.nbytes
+
+    def close(self) -> None:
+        """Free all that is left."""
+        self.buffers.clear()
+        self.nbytes = 0
+
+    def _check_dispatch(self, dispatch: Dispatch) -> None:
+        if not all(0 < size <= self.limits.grid for size in dispatch.grid):
+            raise DeviceError(f"{dispatch.name} wants a grid of {dispatch.grid} workgroups.")
+        for buffer, offset, nbytes in dispatch.group:
+            self._check_range(buffer, offset, nbytes)
+
+    def _check_range(self, buffer: Buffer, offset: int, nbytes: int) -> None:
+        if buffer not in self.buffers:
+            raise DeviceError(f"The buffer {buffer.raw} is not of this device, or freed.")
+        if not 0 <= offset <= offset + nbytes <= buffer.nbytes:
+            raise DeviceError(
+                f"The buffer {buffer.raw} has {buffer.nbytes} bytes: "
+                f"{offset} to {offset + nbytes} are not among them."
+            )

@@ -1,0 +1,46 @@
+"""Activations as integers: what the big products of a decode step read instead of floats."""
+
+from dataclasses import dataclass
+
+from webgemma.errors import InputError
+from webgemma.gguf.formats import Format
+from webgemma.graph import Tensor
+
+GROUP = 32  # values with one scale
+VALUE_NBYTES = {"int16": 2, "int8": 1}
+
+
+@dataclass(eq=False, slots=True)
+class Integers(Tensor):
+    """Rows of values in groups of 32, as x_integer.wgsl reads them; `precision` is their size."""
+
+    precision: str = "int16"
+
+    @classmethod
+    def of(cls, shape: tuple[int, int], precision: str) -> "Integers":
+        """A scratch tensor: of each group the integers, then a scale and two sums."""
+        rows, width = shape
+        nbytes = rows * width // GROUP * (GROUP * VALUE_NBYTES[precision] + 16)
+        return cls(shape, nbytes, precision=precision)
+
+
+def chosen_precision(precision: str, software: bool) -> str:
+    """What is asked for; "auto" is int16, but exact in software, which int16 makes no faster."""
+    if precision == "auto":
+        return "exact" if software else "int16"
+    if precision != "exact" and precision not in VALUE_NBYTES:
+        raise InputError(f"There is no precision {precision!r}; choose auto, exact, int16 or int8.")
+    return precision
+
+
+def multiplies_integers(fmt: Format) -> bool:
+    """Whether there is a formats/integer/ file; weights that are floats themselves have none."""
+    return fmt.block > 1
+
+
+def pieces_of(role: str, tensor: Tensor) -> tuple[str, ...]:
+    """What of lib/ reads a tensor ("x") or writes it ("put", "row") in the form that it has."""
+    if not isinstance(tensor, Integers):
+        return (f"{role}_float",)
+    put = ("put_integer",) if role == "row" else ()
+    return tensor.precision, *put, f"{role}_integer"

@@ -1,0 +1,143 @@
+"""A conversation in a file: a header that says whose it is, keys and values, a checksum."""
+
+import hashlib
+import json
+import os
+import secrets
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from webgemma.errors import InputError
+
+MAGIC = b"webgemma"
+VERSION = 1
+_START = struct.Struct("<8sII")  # magic, version, bytes of the header
+_MAX_HEADER_NBYTES = 1 << 24  # eight times that of the longest context
+_DIGEST_NBYTES = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What the header says; the cache's bytes follow it."""
+
+    fingerprint: str  # of the model
+    shapes: list[list[int]]  # of the layers' caches
+    kv: str
+    context: int
+    lost: int  # positions before this one have left the rings of sliding layers
+    tokens: list[int]
+
+
+async def write_saved(
+    path: str | os.PathLike[str], saved: Saved, pieces: AsyncIterator[bytes]
+) -> None:
+    """Write a file: whole and under its name, or not at all."""
+    target = Path(path)
+    draft = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+    header = json.dumps(asdict(saved), separators=(",", ":")).encode()
+    start = _START.pack(MAGIC, VERSION, len(header)) + header
+    digest = hashlib.sha256(start)
+    try:
+        with draft.open("xb") as file:
+            file.write(start)
+            async for piece in pieces:
+                digest.update(piece)
+                file.write(piece)
+            file.write(digest.digest())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{target} cannot be written: {error}.") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+class SavedFile:
+    """A file that is read once, from its header to its checksum; every length is checked."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            if not self.path.is_file():  # opening a pipe would wait for ever
+                raise InputError(f"There is no file {self.path}.")
+            self._file = self.path.open("rb")
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.path} cannot be read: {error}.") from error
+        try:
+            self._digest = hashlib.sha256()
+            self._left = os.fstat(self._file.fileno()).st_size
+            self.saved = self._header()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cache that have not been taken yet."""
+        return self._left - _DIGEST_NBYTES
+
+    def take(self, nbytes: int) -> bytes:
+        """The next bytes."""
+        if nbytes > self._left:
+            raise self.damaged("it is cut short")
+        try:
+            data = self._file.read(nbytes)
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be read: {error}.") from error
+        if len(data) < nbytes:
+            raise self.damaged("it is cut short")
+        self._left -= nbytes
+        self._digest.update(data)
+        return data
+
+    def finish(self) -> None:
+        """Make sure that what was taken is all there is, and what was once written."""
+        digest = self._digest.digest()
+        if self.take(_DIGEST_NBYTES) != digest:
+            raise self.damaged("its checksum is wrong")
+        if self._left:
+            raise self.damaged("it goes on after its end")
+
+    def damaged(self, what: str) -> InputError:
+        """The sentence for a file that is not as it was written."""
+        return InputError(f"{self.path} is damaged ({what}): the conversation must be read again.")
+
+    def _header(self) -> Saved:
+        if self._left < _START.size:
+            raise InputError(f"{self.path} is no saved conversation.")
+        magic, version, nbytes = _START.unpack(self.take(_START.size))
+        if magic != MAGIC:
+            raise InputError(f"{self.path} is no saved conversation.")
+        if version != VERSION:
+            raise InputError(
+                f"{self.path} is of version {version}, and this webgemma reads {VERSION}: "
+                "the conversation must be read again."
+            )
+        if nbytes > min(self._left, _MAX_HEADER_NBYTES):
+            raise self.damaged("it is cut short")
+        try:
+            saved = Saved(**json.loads(self.take(nbytes)))
+            _check(saved)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise self.damaged("its header makes no sense") from error
+        return saved
+
+
+def _check(saved: Saved) -> None:
+    """Refuse what is not of the right type: the header may be anything at all."""
+    texts = (saved.fingerprint, saved.kv)
+    numbers = [saved.context, saved.lost, *saved.tokens, *(n for row in saved.shapes for n in row)]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("not a text")
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise TypeError("not a whole number")

@@ -1,0 +1,416 @@
+"""The text model over a Recorder: ids in, logits out, whatever the batch."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from webgemma.device import Kernel
+from webgemma.gemma.config import Config, Layer
+from webgemma.gemma.integers import GROUP, Integers, multiplies_integers, pieces_of
+from webgemma.gemma.moe import feed_forward_with_experts
+from webgemma.gemma.tiles import FEW_TOKENS, Tile
+from webgemma.gemma.weights import Model, Weight
+from webgemma.graph import Recorder, Tensor
+from webgemma.kernels import link
+from webgemma.kernels import unit as unit_of
+
+THREADS = 64
+ROW_THREADS = 256  # where one workgroup handles a whole row
+EVERYTHING = 1 << 30  # a window that no context reaches
+MANY_THREADS = 3 << 14  # in flight, to hide the latency of memory
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a step reads and leaves: batch state, token ids, and each layer's cache."""
+
+    state: Tensor  # first position, count
+    ids: Tensor  # [batch]
+    caches: dict[int, tuple[Tensor, Tensor]]  # keys and values of the layers that own them
+    ring: dict[int, int]  # positions each of those caches holds
+
+
+class TextRecorder:
+    """Records the forward pass of a batch of at most `batch` tokens."""
+
+    def __init__(
+        self,
+        model: Model,
+        recorder: Recorder,
+        inputs: Inputs,
+        batch: int,
+        kv: str,
+        precision: str = "exact",
+    ) -> None:
+        self.model = model
+        self.config: Config = model.config
+        self.recorder = recorder
+        self.inputs = inputs
+        self.batch = batch
+        self.kv = kv
+        self.precision = precision if batch == 1 else "exact"
+        self.features = model.device.features
+
+    def body(self, out: Tensor | None = None) -> Tensor:
+        """Everything below the head: [batch, width], normed, into `out` if it is to be kept."""
+        x = self.embed("token_embd.weight", math.sqrt(self.config.width))
+        ple = self.per_layer_embeddings(x)
+        h = self.norm(x, "blk.0.attn_norm.weight", self._input_of(0))
+        for layer in self.config.layers:
+            last = layer.index + 1 == len(self.config.layers)
+            h = self.block(layer, x, h, ple, out if last else None)
+        return h
+
+    def head(self, h: Tensor) -> Tensor:
+        """Raw logits [rows of h, vocab]; the softcap is the sampler's, or `softcap`'s."""
+        return self.linear(h, self.model.matrices[self._head_name])
+
+    def last_row(self, h: Tensor) -> Tensor:
+        """The last token's row: [1, width]."""
+        width = self.config.width
+        row = self.recorder.scratch(1, width)
+        grid = (-(-width // THREADS),)
+        self._call("last_row", grid, [width], self.inputs.state, h, row, pieces=("state",))
+        return row
+
+    def softcap(self, logits: Tensor) -> Tensor:
+        """cap * tanh(logits / cap), in place."""
+        count = logits.nbytes // 4
+        self._call("softcap", self._flat(count), [count, self.config.softcap], logits)
+        return logits
+
+    def block(
+        self, layer: Layer, x: Tensor, h: Tensor, ple: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
+        """One layer: x [batch, width] is changed in place; gives the next layer's normed input."""
+        name = f"blk.{layer.index}."
+        following = layer.index + 1
+        last = following == len(self.config.layers)
+        next_norm = "output_norm.weight" if last else f"blk.{following}.attn_norm.weight"
+        scale = name + "layer_output_scale.weight"
+        out = out or self._input_of(following)
+        a = self.attention(layer, h)
+        n = self._room(self.config.width, name + "ffn_gate_up.weight", name + "ffn_up.weight")
+        self.residual(x, a, name + "post_attention_norm.weight", name + "ffn_norm.weight", out=n)
+        f = (
+            feed_forward_with_experts(self, layer, x, n)
+            if layer.experts
+            else self.feed_forward(layer, n)
+        )
+        if ple is None:
+            return self.residual(x, f, name + "post_ffw_norm.weight", next_norm, scale, out)
+        self.residual(x, f, name + "post_ffw_norm.weight", next_norm)
+        width = self.config.ple
+        up = (ple, len(self.config.layers) * width, layer.index * width)
+        gated = self.linear(x, self.model.matrices[name + "inp_gate.weight"], up=up)
+        p = self.linear(gated, self.model.matrices[name + "proj.weight"])
+        return self.residual(x, p, name + "post_norm.weight", next_norm, scale, out)
+
+    def embed(self, name: str, scale: float, ids: Tensor | None = None) -> Tensor:
+        """Rows of a table for the ids, the batch's tokens if not told: [batch, width]."""
+        weight = self.model.matrices[name]
+        x = self.recorder.scratch(self.batch, weight.width)
+        kernel = self._link("embed", weight.format.name, pieces=("state",))
+        unit = unit_of(weight.format.name)
+        for part in weight.parts:
+            blocks = weight.width // weight.format.block
+            params = [
+                blocks,
+                *part.planes,
+                part.first_row,
+                part.rows,
+                weight.width // unit,
+                float(scale),
+            ]
+            tensors = (part.data, self.inputs.state, ids or self.inputs.ids, x)
+            self.recorder.call(kernel, (self.batch,), params, *tensors)
+        return x
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Weight,
+        out: Tensor | None = None,
+        first: int = 0,
+        up: tuple[Tensor, int, int] | None = None,
+    ) -> Tensor:
+        """x Wᵀ: [tokens, rows], or into the columns from `first` on of a wider `out`.
+
+        With `up` (a tensor, its stride, its first column) the result is gelu(x Wᵀ) * up."""
+        tokens = x.shape[0]
+        y = out or self.recorder.scratch(tokens, weight.rows)
+        each = 2 if weight.rows >= 1024 else 1
+        lanes, units = self._lanes(weight, weight.rows, each)
+        finish = ("gelu", "finish_gated") if up else ("finish_plain",)
+        name = weight.format.name
+        tile = Tile.for_batch(tokens)
+        if tile is None:
+            parts = ("state", "lanes", *pieces_of("x", x), *finish)
+            kernel = self._link("matvec", name, parts, LANES=lanes, EACH=each)
+        else:
+            kernel = self._link("matmul", name, ("state", *finish), **tile.constants)
+        others = (up[0],) if up else ()
+        for part in weight.parts:
+            params = [
+                *(weight.width // weight.format.block, *part.planes),
+                *(first + part.first_row, part.rows, units, y.shape[1]),
+                *(up[1:] if up else (0, 0)),
+                *(() if tile is None else (tokens,)),
+            ]
+            if tile is None:
+                grid = (*self._fold(-(-part.rows * lanes // (THREADS * each))), tokens)
+            else:
+                columns, layers = self._fold(-(-part.rows // tile.rows))
+                grid = (columns, -(-tokens // tile.tokens), layers)
+            self.recorder.call(kernel, grid, params, part.data, self.inputs.state, x, y, *others)
+        return y
+
+    def _lanes(self, weight: Weight, rows: int, each: int) -> tuple[int, int]:
+        """How many threads share `each` rows, enough to fill a GPU; and the units of a row."""
+        units = weight.width // unit_of(weight.format.name)
+        lanes = 1 if units < 4 else 4
+        while lanes < THREADS and 2 * lanes <= units and rows * lanes < each * MANY_THREADS:
+            lanes *= 2
+        return lanes, units
+
+    def _room(self, width: int, *readers: str) -> Tensor:
+        """Where to put what these matrices read: integers if all of them can multiply those."""
+        weights = [self.model.matrices[name] for name in readers if name in self.model.matrices]
+        if self.precision == "exact" or not all(multiplies_integers(w.format) for w in weights):
+            return self.recorder.scratch(self.batch, width)
+        return Integers.of((self.batch, width), self.precision)
+
+    def _input_of(self, index: int) -> Tensor:
+        """Where to put what a layer reads, or the head after the last one."""
+        names = [f"blk.{index}.{part}.weight" for part in ("attn_qkv", "attn_k", "attn_v")]
+        last = index == len(self.config.layers)
+        return self._room(self.config.width, *([self._head_name] if last else names))
+
+    @property
+    def _head_name(self) -> str:
+        return "token_embd.weight" if self.config.tied else "output.weight"
+
+    def norm(self, x: Tensor, name: str, out: Tensor | None = None) -> Tensor:
+        """rms(x) * w."""
+        h = out or self.recorder.scratch(*x.shape)
+        params = [x.shape[1], self.config.eps]
+        self._call(
+            "norm",
+            (self.batch,),
+            params,
+            self.inputs.state,
+            x,
+            self.model.vector(name),
+            h,
+            pieces=("sum", "state", *pieces_of("put", h)),
+        )
+        return h
+
+    def residual(
+        self,
+        x: Tensor,
+        y: Tensor,
+        post: str,
+        following: str,
+        scale: str = "",
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """x = (x + rms(y) * post) * scale, in place; gives rms(x) * next."""
+        h = out or self.recorder.scratch(*x.shape)
+        vector = self.model.vector
+        tensors = (self.inputs.state, y, vector(post), vector(scale), vector(following), x, h)
+        params = [x.shape[1], self.config.eps]
+        self._call(
+            "residual",
+            (self.batch,),
+            params,
+            *tensors,
+            pieces=("sum", "state", *pieces_of("put", h)),
+            THREADS=ROW_THREADS,
+        )
+        return h
+
+    def geglu(
+        self, gate: Tensor, gate_stride: int, up: Tensor, up_stride: int, up_first: int, width: int
+    ) -> Tensor:
+        """gelu(gate) * up, each the first `width` columns (up: from `up_first` on) of its rows."""
+        out = self.recorder.scratch(self.batch, width)
+        grid = (-(-width // THREADS), self.batch)
+        params = [width, gate_stride, up_stride, up_first]
+        self._call(
+            "geglu", grid, params, self.inputs.state, gate, up, out, pieces=("state", "gelu")
+        )
+        return out
+
+    def feed_forward(self, layer: Layer, n: Tensor) -> Tensor:
+        """W_down(gelu(W_gate n) * W_up n)."""
+        name = f"blk.{layer.index}."
+        matrices = self.model.matrices
+        weight = matrices[name + "ffn_gate_up.weight"]
+        both = weight.rows == 2 * layer.ffn
+        if both and len(weight.parts) == 1 and self.batch <= FEW_TOKENS:
+            hidden = self._room(layer.ffn, name + "ffn_down.weight")
+            self.gate_up(n, weight, hidden)
+        else:
+            hidden = self.linear(n, weight)
+            split = weight.rows == layer.ffn
+            up = self.linear(n, matrices[name + "ffn_up.weight"]) if split else hidden
+            gate_stride = hidden.shape[1]
+            hidden = self.geglu(
+                hidden, gate_stride, up, up.shape[1], 0 if split else layer.ffn, layer.ffn
+            )
+        return self.linear(hidden, matrices[name + "ffn_down.weight"])
+
+    def gate_up(self, n: Tensor, weight: Weight, out: Tensor) -> None:
+        """gelu(W_gate n) * W_up n, from both matrices in one."""
+        ffn = weight.rows // 2
+        lanes, units = self._lanes(weight, ffn, 1)
+        threads = THREADS
+        if isinstance(out, Integers):  # a workgroup makes a whole group of them
+            lanes = min(lanes, ROW_THREADS // GROUP)
+            threads = GROUP * lanes
+        parts = ("state", "lanes", "gelu", *pieces_of("x", n), *pieces_of("row", out))
+        kernel = self._link("gate_up", weight.format.name, parts, LANES=lanes, THREADS=threads)
+        part = weight.parts[0]
+        params = [weight.width // weight.format.block, *part.planes, ffn, units]
+        grid = (*self._fold(-(-ffn * lanes // threads)), self.batch)
+        self.recorder.call(kernel, grid, params, part.data, self.inputs.state, n, out)
+
+    def per_layer_embeddings(self, x: Tensor) -> Tensor | None:
+        """One vector for each token and layer: [batch, layers * ple]."""
+        config = self.config
+        if not config.ple:
+            return None
+        layers = len(config.layers)
+        table = self.model.table
+        places = table.places if table else None  # of the rows that the host brings
+        token = self.embed("per_layer_token_embd.weight", math.sqrt(config.ple), places)
+        context = self.linear(x, self.model.matrices["per_layer_model_proj.weight"])
+        ple = self.recorder.scratch(self.batch, layers * config.ple)
+        params = [config.ple, layers, config.eps, 1 / math.sqrt(config.width)]
+        norm = self.model.vector("per_layer_proj_norm.weight")
+        self._call(
+            "per_layer",
+            (layers, self.batch),
+            params,
+            self.inputs.state,
+            context,
+            token,
+            norm,
+            ple,
+            pieces=("sum", "state"),
+        )
+        return ple
+
+    def attention(self, layer: Layer, h: Tensor) -> Tensor:
+        """Queries, keys, values, the softmax over the cache, and the output projection."""
+        name = f"blk.{layer.index}."
+        matrices, inputs = self.model.matrices, self.inputs
+        own = 0 if layer.shares_kv else (1 if layer.k_is_v else 2)
+        raw_heads = layer.heads + own * layer.kv_heads
+        raw = self.recorder.scratch(self.batch, raw_heads * layer.head_dim)
+        first = 0
+        for part in ("attn_qkv", "attn_k", "attn_v"):
+            weight = matrices.get(f"{name}{part}.weight")
+            if weight is not None and first < raw_heads * layer.head_dim:
+                self.linear(h, weight, raw, first)
+                first += weight.rows
+        keys, values = inputs.caches[layer.kv_donor]
+        ring = inputs.ring[layer.kv_donor]
+        q = self.recorder.scratch(self.batch, layer.heads * layer.head_dim)
+        self._call(
+            "heads",
+            (layer.heads + 2 * layer.kv_heads * (own > 0), self.batch),
+            [layer.heads, layer.kv_heads, raw_heads, ring, self.config.eps],
+            *(inputs.state, raw, self.head_norms(layer), self.turns(layer), q, keys, values),
+            pieces=("sum", "state", self.kv),
+            HEAD_DIM=layer.head_dim,
+        )
+        attend = self._attend_one if self.batch == 1 else self._attend_many
+        out = attend(layer, q, keys, values, ring)
+        return self.linear(out, matrices[name + "attn_output.weight"])
+
+    def _attend_one(
+        self, layer: Layer, q: Tensor, keys: Tensor, values: Tensor, ring: int
+    ) -> Tensor:
+        """One token: the positions are shared out among workgroups, then put together."""
+        shares = 16 if layer.sliding else 32
+        window = self.config.window if layer.sliding else EVERYTHING
+        parts = self.recorder.scratch(1, layer.heads * shares * layer.head_dim)
+        sums = self.recorder.scratch(1, layer.heads * shares * 2)
+        self._call(
+            "attention",
+            (layer.heads, 1, shares),
+            [layer.heads, layer.kv_heads, ring, window],
+            *(self.inputs.state, q, keys, values, parts, sums),
+            pieces=("state", self.kv),
+            HEAD_DIM=layer.head_dim,
+            THREADS=128,
+        )
+        out = self.recorder.scratch(1, layer.heads * layer.head_dim)
+        if layer.head_dim % GROUP == 0:
+            out = self._room(out.shape[1], f"blk.{layer.index}.attn_output.weight")
+        self._call(
+            "attention_merge",
+            (layer.heads, 1),
+            [layer.heads],
+            *(self.inputs.state, parts, sums, out),
+            pieces=("state", *pieces_of("put", out)),
+            HEAD_DIM=layer.head_dim,
+            SHARES=shares,
+        )
+        return out
+
+    def _attend_many(
+        self, layer: Layer, q: Tensor, keys: Tensor, values: Tensor, ring: int
+    ) -> Tensor:
+        """Many tokens: a workgroup takes a tile of queries; keys and values serve all of them."""
+        queries, keys_at_once = 32, 64
+        group = layer.heads // layer.kv_heads
+        window = self.config.window if layer.sliding else EVERYTHING
+        out = self.recorder.scratch(self.batch, layer.heads * layer.head_dim)
+        self._call(
+            "attention_prefill",
+            (layer.kv_heads, -(-self.batch * group // queries)),
+            [layer.heads, layer.kv_heads, ring, window, self.batch],
+            *(self.inputs.state, q, keys, values, out),
+            pieces=("state", self.kv),
+            HEAD_DIM=layer.head_dim,
+            THREADS=256,
+            QUERIES=queries,
+            KEYS=keys_at_once,
+        )
+        return out
+
+    def head_norms(self, layer: Layer) -> Tensor:
+        """q_norm and k_norm, one after the other."""
+        return self.model.head_norms[layer.index]
+
+    def turns(self, layer: Layer) -> Tensor:
+        """Turns per position of each pair of dimensions, as 64-bit fractions."""
+        return self.model.turns[layer.sliding]
+
+    def _flat(self, count: int) -> tuple[int, int]:
+        return self._fold(-(-count // THREADS))
+
+    def _fold(self, groups: int) -> tuple[int, int]:
+        """More workgroups than one axis allows, over two."""
+        return min(groups, 32768), -(-groups // 32768)
+
+    def _link(
+        self, op: str, format: str = "", pieces: tuple[str, ...] = (), **constants: int
+    ) -> Kernel:
+        numbers = {"THREADS": THREADS, **constants}
+        return link(op, self.features, format=format, constants=numbers, pieces=pieces)
+
+    def _call(
+        self,
+        op: str,
+        grid: tuple[int, ...],
+        params: Sequence[int | float],
+        *tensors: Tensor,
+        pieces: tuple[str, ...] = (),
+        **constants: int,
+    ) -> None:
+        kernel = self._link(op, "", pieces, **constants)
+        self.recorder.call(kernel, grid, params, *tensors)

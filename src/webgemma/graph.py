@@ -1,0 +1,104 @@
+"""Tensor and Recorder: a forward pass is recorded once, as a plan over reused memory."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from webgemma.device import Buffer, Device, Dispatch, Kernel, Plan
+
+
+@dataclass(eq=False, slots=True)
+class Tensor:
+    """A part of a buffer with a shape; scratch gets its place when the plan is made."""
+
+    shape: tuple[int, ...]
+    nbytes: int
+    placed: Buffer | None = None
+    offset: int = 0
+
+    @property
+    def buffer(self) -> Buffer:
+        """Where it is; a scratch tensor has a place only once its plan is made."""
+        assert self.placed is not None
+        return self.placed
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    kernel: Kernel
+    params: bytes
+    tensors: tuple[Tensor, ...]
+    grid: tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Collects calls; `plan` gives scratch tensors their memory and binds everything."""
+
+    device: Device
+    calls: list[_Call] = field(default_factory=list)
+
+    def scratch(self, *shape: int) -> Tensor:
+        """A float32 tensor that lives from its first to its last use in this plan."""
+        return Tensor(shape, 4 * prod(shape))
+
+    def call(
+        self,
+        kernel: Kernel,
+        grid: Sequence[int],
+        params: Sequence[int | float],
+        *tensors: Tensor,
+    ) -> None:
+        """One dispatch: params (u32 or f32 each) become its uniform, tensors its other bindings."""
+        packed = struct.pack(
+            "<" + "".join("I" if isinstance(p, int) else "f" for p in params), *params
+        )
+        x, y, z = (*grid, 1, 1)[:3]
+        self.calls.append(_Call(kernel, packed, tensors, (x, y, z)))
+
+    def plan(self) -> Plan:
+        """The recorded calls, ready to run."""
+        self._place_scratch()
+        device = self.device
+        uniforms = self._upload_params()
+        dispatches = []
+        for call, uniform in zip(self.calls, uniforms, strict=True):
+            pipeline = device.pipeline(call.kernel)
+            bound = [(t.buffer, t.offset, t.nbytes + -t.nbytes % 16) for t in call.tensors]
+            group = device.bind(pipeline, [uniform, *bound])
+            dispatches.append(Dispatch(call.kernel.name, pipeline, group, call.grid))
+        return Plan(dispatches)
+
+    def _upload_params(self) -> list[tuple[Buffer, int, int]]:
+        """All params in one buffer, each at a place that may be bound."""
+        size = 256  # WebGPU's alignment of uniform bindings
+        if not self.calls:
+            return []
+        data = b"".join(call.params.ljust(size, b"\0") for call in self.calls)
+        buffer = self.device.buffer(len(data), "params")
+        self.device.write(buffer, data)
+        return [(buffer, i * size, size) for i in range(len(self.calls))]
+
+    def _place_scratch(self) -> None:
+        """Give each scratch tensor a buffer that nobody needs from its first to its last use."""
+        last: dict[Tensor, int] = {}
+        for index, call in enumerate(self.calls):
+            for tensor in call.tensors:
+                if tensor.placed is None:
+                    last[tensor] = index
+        free: list[Buffer] = []
+        for index, call in enumerate(self.calls):
+            for tensor in call.tensors:
+                if tensor.placed is None:
+                    tensor.placed = self._take(free, tensor.nbytes)
+            ending = {t for t in call.tensors if last.get(t) == index}
+            free += [t.buffer for t in ending]
+
+    def _take(self, free: list[Buffer], nbytes: int) -> Buffer:
+        fitting = [b for b in free if nbytes <= b.nbytes <= 4 * nbytes + 4096]
+        if not fitting:
+            return self.device.buffer(nbytes, "scratch")
+        best = min(fitting, key=lambda b: b.nbytes)
+        free.remove(best)
+        return best

@@ -1,0 +1,69 @@
+"""Linking kernels: constants and a few .wgsl files joined, chosen by what the device has."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from webgemma.device import Kernel
+
+_BINDING = re.compile(
+    r"@group\(0\)\s*@binding\((\d+)\)\s*var<(storage, read_write|storage, read|storage|uniform)>"
+)
+_KINDS = {
+    "storage, read_write": "write",
+    "storage, read": "read",
+    "storage": "read",
+    "uniform": "uniform",
+}
+
+
+def link(
+    op: str,
+    features: frozenset[str],
+    *,
+    format: str = "",
+    constants: Mapping[str, int | float] | None = None,
+    pieces: tuple[str, ...] = (),
+) -> Kernel:
+    """The program of one operation, for one weight format where it reads weights.
+
+    `pieces` names files of lib/, each joined once; "sum" is the one that the device's features
+    decide, and "x_integer" brings the format's product with integers.
+    """
+    subgroups = "subgroups" in features
+    chosen = [("sum_subgroups" if subgroups else "sum_plain") if p == "sum" else p for p in pieces]
+    parts = [_constant(name, value) for name, value in (constants or {}).items()]
+    parts += [_source(f"lib/{piece}") for piece in dict.fromkeys(chosen)]
+    parts += [_source(f"formats/{format.lower()}")] if format else []
+    parts += [_source(f"formats/integer/{format.lower()}")] if "x_integer" in chosen else []
+    parts.append(_source(f"ops/{op}"))
+    wgsl = "\n".join(parts)
+    name = "/".join([op, *([format] if format else [])])
+    return Kernel(name, wgsl, _bindings(wgsl))
+
+
+@cache
+def unit(format: str) -> int:
+    """How many weights one call of a format's decode gives."""
+    found = re.search(r"const UNIT: u32 = (\d+)u;", _source(f"formats/{format.lower()}"))
+    assert found is not None
+    return int(found[1])
+
+
+def _constant(name: str, value: int | float) -> str:
+    return (
+        f"const {name}: u32 = {value}u;"
+        if isinstance(value, int)
+        else f"const {name}: f32 = {value!r}f;"
+    )
+
+
+@cache
+def _source(name: str) -> str:
+    return files(__package__).joinpath("wgsl", f"{name}.wgsl").read_text("utf-8")
+
+
+def _bindings(wgsl: str) -> tuple[str, ...]:
+    found = {int(number): _KINDS[kind] for number, kind in _BINDING.findall(wgsl)}
+    return tuple(found[number] for number in range(len(found)))

@@ -1,0 +1,9 @@
+// F32: a weight is a float.
+
+const UNIT: u32 = 4u; // weights that one call of decode gives
+
+@group(0) @binding(1) var<storage, read> W: array<vec4<f32>>;
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 1> {
+    return array<vec4<f32>, 1>(W[row * params.row_blocks / UNIT + unit]);
+}

@@ -1,0 +1,46 @@
+// IQ4_NL: 32 weights are d * value[q], d a float16, q of 4 bits: byte j holds q[j] below and
+// q[j + 16] above. The sixteen values lie closer near zero: -127 -104 -83 -65 -49 -35 -22 -10 1 13
+// 25 38 53 69 89 113. Planes: the q of all blocks (16 bytes each), then all d (2 bytes each).
+
+const UNIT: u32 = 32u;
+
+@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+
+fn block_scale(block: u32) -> f32 {
+    let at = params.plane1 + block / 2u; // in words
+    return unpack2x16float(W[at / 4u][at % 4u])[block % 2u];
+}
+
+// The value of the lowest four bits of each component, from the table above as bytes.
+fn table_value(q: vec4<u32>) -> vec4<u32> {
+    let upper = (q & vec4(4u)) != vec4(0u);
+    let negative = select(vec4(0xbfad9881u), vec4(0xf6eaddcfu), upper);
+    let positive = select(vec4(0x26190d01u), vec4(0x71594535u), upper);
+    let four = select(negative, positive, (q & vec4(8u)) != vec4(0u));
+    return (four >> ((q & vec4(3u)) * 8u)) & vec4(255u);
+}
+
+fn table_values(q: vec4<u32>) -> vec4<u32> {
+    return table_value(q)
+        | (table_value(q >> vec4(8u)) << vec4(8u))
+        | (table_value(q >> vec4(16u)) << vec4(16u))
+        | (table_value(q >> vec4(24u)) << vec4(24u));
+}
+
+// The values of a block, as signed bytes in order.
+fn quants(block: u32) -> array<vec4<u32>, 2> {
+    let packed = W[block];
+    return array<vec4<u32>, 2>(table_values(packed), table_values(packed >> vec4(4u)));
+}
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
+    let block = row * params.row_blocks + unit;
+    let d = block_scale(block);
+    let q = quants(block);
+    var out: array<vec4<f32>, 8>;
+    for (var i = 0u; i < 4u; i++) {
+        out[i] = d * vec4<f32>(unpack4xI8(q[0][i]));
+        out[i + 4u] = d * vec4<f32>(unpack4xI8(q[1][i]));
+    }
+    return out;
+}

@@ -1,0 +1,54 @@
+// IQ4_XS: 256 weights in 136 bytes. Group j of 32 weights: d * (scale[j] - 32) * value[q], d a
+// float16, scales of 6 bits, q of 4: byte i of 16 holds q[i] below and q[i + 16] above. The sixteen
+// values lie closer near zero: -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113. A unit is
+// a group. Planes: the q of all blocks (128 bytes each), then d and the scales of all blocks (8
+// bytes each).
+
+const UNIT: u32 = 32u;
+
+@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+
+// d is the lower half of the first word; its upper half holds the high two bits of each scale, the
+// second word the low four.
+fn group_scale(block: u32, group: u32) -> f32 {
+    let at = params.plane1 + 2u * block; // in words, even: both stand in one vec4
+    let head = W[at / 4u];
+    let first = head[at % 4u];
+    let low = (head[at % 4u + 1u] >> (4u * group)) & 15u;
+    let high = (first >> (16u + 2u * group)) & 3u;
+    return unpack2x16float(first).x * (f32(low | (high << 4u)) - 32.0);
+}
+
+// The value of the lowest four bits of each component, from the table above as bytes.
+fn table_value(q: vec4<u32>) -> vec4<u32> {
+    let upper = (q & vec4(4u)) != vec4(0u);
+    let negative = select(vec4(0xbfad9881u), vec4(0xf6eaddcfu), upper);
+    let positive = select(vec4(0x26190d01u), vec4(0x71594535u), upper);
+    let four = select(negative, positive, (q & vec4(8u)) != vec4(0u));
+    return (four >> ((q & vec4(3u)) * 8u)) & vec4(255u);
+}
+
+fn table_values(q: vec4<u32>) -> vec4<u32> {
+    return table_value(q)
+        | (table_value(q >> vec4(8u)) << vec4(8u))
+        | (table_value(q >> vec4(16u)) << vec4(16u))
+        | (table_value(q >> vec4(24u)) << vec4(24u));
+}
+
+// The values of a group, as signed bytes in order.
+fn quants(block: u32, group: u32) -> array<vec4<u32>, 2> {
+    let packed = W[8u * block + group];
+    return array<vec4<u32>, 2>(table_values(packed), table_values(packed >> vec4(4u)));
+}
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
+    let block = row * params.row_blocks + unit / 8u;
+    let d = group_scale(block, unit % 8u);
+    let q = quants(block, unit % 8u);
+    var out: array<vec4<f32>, 8>;
+    for (var i = 0u; i < 4u; i++) {
+        out[i] = d * vec4<f32>(unpack4xI8(q[0][i]));
+        out[i + 4u] = d * vec4<f32>(unpack4xI8(q[1][i]));
+    }
+    return out;
+}

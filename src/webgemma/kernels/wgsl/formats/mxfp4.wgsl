@@ -1,0 +1,48 @@
+// MXFP4: 32 weights are 2^(e - 128) * value[q], e a byte, q of 4 bits: byte j holds q[j] below and
+// q[j + 16] above. The values are floats of 4 bits, doubled to be whole: 0 1 2 3 4 6 8 12, then the
+// same negative. Planes: the q of all blocks (16 bytes each), then all e (1 byte each).
+
+const UNIT: u32 = 32u;
+
+@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+
+fn block_scale(block: u32) -> f32 {
+    let at = params.plane1 + block / 4u; // in words
+    let e = (W[at / 4u][at % 4u] >> (8u * (block % 4u))) & 255u;
+    // below 2^-126 a float32 has no exponent left, only a fraction
+    return bitcast<f32>(select((e - 1u) << 23u, 0x00200000u << e, e < 2u));
+}
+
+// The value of the lowest four bits of each component, from the table above as bytes.
+fn table_value(q: vec4<u32>) -> vec4<u32> {
+    let large = (q & vec4(4u)) != vec4(0u);
+    let positive = select(vec4(0x03020100u), vec4(0x0c080604u), large);
+    let negative = select(vec4(0xfdfeff00u), vec4(0xf4f8fafcu), large);
+    let four = select(positive, negative, (q & vec4(8u)) != vec4(0u));
+    return (four >> ((q & vec4(3u)) * 8u)) & vec4(255u);
+}
+
+fn table_values(q: vec4<u32>) -> vec4<u32> {
+    return table_value(q)
+        | (table_value(q >> vec4(8u)) << vec4(8u))
+        | (table_value(q >> vec4(16u)) << vec4(16u))
+        | (table_value(q >> vec4(24u)) << vec4(24u));
+}
+
+// The values of a block, as signed bytes in order.
+fn quants(block: u32) -> array<vec4<u32>, 2> {
+    let packed = W[block];
+    return array<vec4<u32>, 2>(table_values(packed), table_values(packed >> vec4(4u)));
+}
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
+    let block = row * params.row_blocks + unit;
+    let d = block_scale(block);
+    let q = quants(block);
+    var out: array<vec4<f32>, 8>;
+    for (var i = 0u; i < 4u; i++) {
+        out[i] = d * vec4<f32>(unpack4xI8(q[0][i]));
+        out[i + 4u] = d * vec4<f32>(unpack4xI8(q[1][i]));
+    }
+    return out;
+}

@@ -1,0 +1,58 @@
+// Q3_K: 256 weights in 110 bytes. Group j of 16 weights: d * (scale[j] - 32) * (q - 4), d a
+// float16, scales of 6 bits, q of 3. Bit k of byte i among 32 is the third bit of q[i + 32 k]; in
+// each half of a block, byte i of 32 holds the low two of q[i], q[i + 32], q[i + 64], q[i + 96]. A
+// unit is 64 weights, part p of the block: what half p / 2 keeps low (p even) or high (p odd) in
+// its bytes. Planes: the third and the low bits of all blocks (32 + 64 bytes each), all scales (12
+// bytes each), all d (2 bytes each).
+
+const UNIT: u32 = 64u;
+
+@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+
+// Of the four groups of a part: d * (scale - 32). Byte j < 8 holds the low four bits of the scales
+// j and j + 8, byte 8 + j the high two of the scales j, j + 4, j + 8 and j + 12.
+fn group_scales(block: u32, part: u32) -> vec4<f32> {
+    let first = params.plane1 + 3u * block; // in words
+    let low_at = first + part % 2u;
+    let low = (W[low_at / 4u][low_at % 4u] >> (4u * (part / 2u))) & 0x0f0f0f0fu;
+    let high_at = first + 2u;
+    let high = (W[high_at / 4u][high_at % 4u] >> (2u * part)) & 0x03030303u;
+    let d_at = params.plane2 + block / 2u;
+    let d = unpack2x16float(W[d_at / 4u][d_at % 4u])[block % 2u];
+    return d * (vec4<f32>(unpack4xU8(low | (high << 4u))) - 32.0);
+}
+
+// q - 4 without a borrow between the four bytes of a word.
+fn centred(low: vec4<u32>, high: vec4<u32>) -> vec4<u32> {
+    let q = (low & vec4(0x03030303u)) | ((high & vec4(0x01010101u)) << vec4(2u));
+    return (q + 0x7c7c7c7cu) ^ vec4(0x80808080u);
+}
+
+// q - 4 of a part, as signed bytes in order.
+fn quants(block: u32, part: u32) -> array<vec4<u32>, 4> {
+    let high_a = W[6u * block] >> vec4(2u * part);
+    let high_b = W[6u * block + 1u] >> vec4(2u * part);
+    let at = 6u * block + 2u + 2u * (part / 2u);
+    let a = W[at] >> vec4(4u * (part % 2u));
+    let b = W[at + 1u] >> vec4(4u * (part % 2u));
+    return array<vec4<u32>, 4>(
+        centred(a, high_a),
+        centred(b, high_b),
+        centred(a >> vec4(2u), high_a >> vec4(1u)),
+        centred(b >> vec4(2u), high_b >> vec4(1u)),
+    );
+}
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
+    let block = row * params.row_blocks + unit / 4u;
+    let s = group_scales(block, unit % 4u);
+    let q = quants(block, unit % 4u);
+    var out: array<vec4<f32>, 16>;
+    for (var i = 0u; i < 4u; i++) {
+        out[i] = s.x * vec4<f32>(unpack4xI8(q[0][i]));
+        out[i + 4u] = s.y * vec4<f32>(unpack4xI8(q[1][i]));
+        out[i + 8u] = s.z * vec4<f32>(unpack4xI8(q[2][i]));
+        out[i + 12u] = s.w * vec4<f32>(unpack4xI8(q[3][i]));
+    }
+    return out;
+}

@@ -1,0 +1,34 @@
+// Q4_0: 32 weights are d * (q - 8), d a float16, q of 4 bits: byte j holds q[j] below and q[j + 16]
+// above. Planes: the q of all blocks (16 bytes each), then all d (2 bytes each).
+
+const UNIT: u32 = 32u;
+
+@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+
+fn block_scale(block: u32) -> f32 {
+    let at = params.plane1 + block / 2u; // in words
+    return unpack2x16float(W[at / 4u][at % 4u])[block % 2u];
+}
+
+// q - 8 without a borrow between the four bytes of a word.
+fn centred(q: vec4<u32>) -> vec4<u32> {
+    return ((q & vec4(0x0f0f0f0fu)) + 0x78787878u) ^ vec4(0x80808080u);
+}
+
+// q - 8 of a block, as signed bytes in order.
+fn quants(block: u32) -> array<vec4<u32>, 2> {
+    let packed = W[block];
+    return array<vec4<u32>, 2>(centred(packed), centred(packed >> vec4(4u)));
+}
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
+    let block = row * params.row_blocks + unit;
+    let d = block_scale(block);
+    let q = quants(block);
+    var out: array<vec4<f32>, 8>;
+    for (var i = 0u; i < 4u; i++) {
+        out[i] = d * vec4<f32>(unpack4xI8(q[0][i]));
+        out[i + 4u] = d * vec4<f32>(unpack4xI8(q[1][i]));
+    }
+    return out;
+}

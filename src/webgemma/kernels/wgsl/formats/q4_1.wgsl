@@ -1,0 +1,32 @@
+// Q4_1: 32 weights are d * q + m, d and m float16, q of 4 bits: byte j holds q[j] below and q[j +
+// 16] above. Planes: the q of all blocks (16 bytes each), then all d and m (4 bytes each).
+
+const UNIT: u32 = 32u;
+
+@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+
+fn scale_and_offset(block: u32) -> vec2<f32> {
+    let at = params.plane1 + block; // in words
+    return unpack2x16float(W[at / 4u][at % 4u]);
+}
+
+// q of a block, as bytes in order.
+fn quants(block: u32) -> array<vec4<u32>, 2> {
+    let packed = W[block];
+    return array<vec4<u32>, 2>(
+        packed & vec4(0x0f0f0f0fu),
+        (packed >> vec4(4u)) & vec4(0x0f0f0f0fu),
+    );
+}
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
+    let block = row * params.row_blocks + unit;
+    let s = scale_and_offset(block);
+    let q = quants(block);
+    var out: array<vec4<f32>, 8>;
+    for (var i = 0u; i < 4u; i++) {
+        out[i] = s.x * vec4<f32>(unpack4xU8(q[0][i])) + s.y;
+        out[i + 4u] = s.x * vec4<f32>(unpack4xU8(q[1][i])) + s.y;
+    }
+    return out;
+}

@@ -1,0 +1,47 @@
+// Q5_0: 32 weights are d * (q - 16), d a float16, q of 5 bits: byte j holds the low four of q[j]
+// below and of q[j + 16] above; bit i of a word is the fifth of q[i]. Planes: the low bits of all
+// blocks (16 bytes each), all fifth bits (4 bytes each), all d (2 bytes each).
+
+const UNIT: u32 = 32u;
+
+@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+
+fn block_scale(block: u32) -> f32 {
+    let at = params.plane2 + block / 2u; // in words
+    return unpack2x16float(W[at / 4u][at % 4u])[block % 2u];
+}
+
+// Bits 0 to 15 as the fifth bits of sixteen bytes.
+fn fifth_bits(bits: u32) -> vec4<u32> {
+    let fours = (vec4(bits) >> vec4(0u, 4u, 8u, 12u)) & vec4(15u);
+    let spread = (fours * 0x00204081u) & vec4(0x01010101u); // bit k of a four to byte k
+    return spread << vec4(4u);
+}
+
+// q - 16 without a borrow between the four bytes of a word.
+fn centred(q: vec4<u32>) -> vec4<u32> {
+    return (q + 0x70707070u) ^ vec4(0x80808080u);
+}
+
+// q - 16 of a block, as signed bytes in order.
+fn quants(block: u32) -> array<vec4<u32>, 2> {
+    let at = params.plane1 + block; // in words
+    let high = W[at / 4u][at % 4u];
+    let packed = W[block];
+    return array<vec4<u32>, 2>(
+        centred((packed & vec4(0x0f0f0f0fu)) | fifth_bits(high)),
+        centred(((packed >> vec4(4u)) & vec4(0x0f0f0f0fu)) | fifth_bits(high >> 16u)),
+    );
+}
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
+    let block = row * params.row_blocks + unit;
+    let d = block_scale(block);
+    let q = quants(block);
+    var out: array<vec4<f32>, 8>;
+    for (var i = 0u; i < 4u; i++) {
+        out[i] = d * vec4<f32>(unpack4xI8(q[0][i]));
+        out[i + 4u] = d * vec4<f32>(unpack4xI8(q[1][i]));
+    }
+    return out;
+}

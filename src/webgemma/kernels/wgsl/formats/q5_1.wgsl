@@ -1,0 +1,42 @@
+// Q5_1: 32 weights are d * q + m, d and m float16, q of 5 bits: byte j holds the low four of q[j]
+// below and of q[j + 16] above; bit i of a word is the fifth of q[i]. Planes: the low bits of all
+// blocks (16 bytes each), then d, m and the fifth bits of all blocks (8 bytes each).
+
+const UNIT: u32 = 32u;
+
+@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+
+fn scale_and_offset(block: u32) -> vec2<f32> {
+    let at = params.plane1 + 2u * block; // in words
+    return unpack2x16float(W[at / 4u][at % 4u]);
+}
+
+// Bits 0 to 15 as the fifth bits of sixteen bytes.
+fn fifth_bits(bits: u32) -> vec4<u32> {
+    let fours = (vec4(bits) >> vec4(0u, 4u, 8u, 12u)) & vec4(15u);
+    let spread = (fours * 0x00204081u) & vec4(0x01010101u); // bit k of a four to byte k
+    return spread << vec4(4u);
+}
+
+// q of a block, as bytes in order.
+fn quants(block: u32) -> array<vec4<u32>, 2> {
+    let at = params.plane1 + 2u * block + 1u; // in words
+    let high = W[at / 4u][at % 4u];
+    let packed = W[block];
+    return array<vec4<u32>, 2>(
+        (packed & vec4(0x0f0f0f0fu)) | fifth_bits(high),
+        ((packed >> vec4(4u)) & vec4(0x0f0f0f0fu)) | fifth_bits(high >> 16u),
+    );
+}
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
+    let block = row * params.row_blocks + unit;
+    let s = scale_and_offset(block);
+    let q = quants(block);
+    var out: array<vec4<f32>, 8>;
+    for (var i = 0u; i < 4u; i++) {
+        out[i] = s.x * vec4<f32>(unpack4xU8(q[0][i])) + s.y;
+        out[i + 4u] = s.x * vec4<f32>(unpack4xU8(q[1][i])) + s.y;
+    }
+    return out;
+}

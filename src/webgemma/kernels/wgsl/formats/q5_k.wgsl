@@ -1,0 +1,59 @@
+// Q5_K: 256 weights in 176 bytes: float16 d and m, eight 6-bit scales and minima in 12 bytes, 32
+// bytes of fifth bits, 128 bytes of the low four bits. Group j of 32 weights:
+// d * scale[j] * q - m * minimum[j]; the fifth bit of its weight i is bit j of byte i. A unit is
+// two groups, part p of the block: the low and the high halves of the same 32 bytes.
+
+const UNIT: u32 = 64u;
+
+@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+
+// Of both groups of a part: (d * scale, -m * minimum). Bytes 0 to 3 hold the scales 0 to 3, bytes 4
+// to 7 the minima; bytes 8 to 11 the low four bits of those of the groups 4 to 7, whose high two
+// bits are the top bits of bytes 0 to 7.
+fn scales_and_offsets(block: u32, part: u32) -> array<vec2<f32>, 2> {
+    let head = W[11u * block];
+    let bytes = head.yzw >> vec3(16u * (part % 2u));
+    var pair = bytes.xy & vec2(0x3f3fu);
+    if (part >= 2u) {
+        let high = (bytes.xy >> vec2(2u)) & vec2(0x3030u);
+        pair = (vec2(bytes.z, bytes.z >> 4u) & vec2(0x0f0fu)) | high;
+    }
+    let d = unpack2x16float(head.x) * vec2(1.0, -1.0);
+    return array<vec2<f32>, 2>(
+        d * vec2<f32>(pair & vec2(255u)),
+        d * vec2<f32>(pair >> vec2(8u)),
+    );
+}
+
+fn joined(low: vec4<u32>, high: vec4<u32>) -> vec4<u32> {
+    return (low & vec4(0x0f0f0f0fu)) | ((high & vec4(0x01010101u)) << vec4(4u));
+}
+
+// q of a part, as bytes in order.
+fn quants(block: u32, part: u32) -> array<vec4<u32>, 4> {
+    let at = 11u * block + 1u;
+    let high_a = W[at] >> vec4(2u * part);
+    let high_b = W[at + 1u] >> vec4(2u * part);
+    let a = W[at + 2u + 2u * part];
+    let b = W[at + 3u + 2u * part];
+    return array<vec4<u32>, 4>(
+        joined(a, high_a),
+        joined(b, high_b),
+        joined(a >> vec4(4u), high_a >> vec4(1u)),
+        joined(b >> vec4(4u), high_b >> vec4(1u)),
+    );
+}
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
+    let block = row * params.row_blocks + unit / 4u;
+    let s = scales_and_offsets(block, unit % 4u);
+    let q = quants(block, unit % 4u);
+    var out: array<vec4<f32>, 16>;
+    for (var i = 0u; i < 4u; i++) {
+        out[i] = s[0].x * vec4<f32>(unpack4xU8(q[0][i])) + s[0].y;
+        out[i + 4u] = s[0].x * vec4<f32>(unpack4xU8(q[1][i])) + s[0].y;
+        out[i + 8u] = s[1].x * vec4<f32>(unpack4xU8(q[2][i])) + s[1].y;
+        out[i + 12u] = s[1].x * vec4<f32>(unpack4xU8(q[3][i])) + s[1].y;
+    }
+    return out;
+}

@@ -1,0 +1,52 @@
+// Q6_K: 256 weights in 210 bytes. Group j of 16 weights: d * scale[j] * (q - 32), d a float16,
+// scales int8, q of 6 bits. In each half of a block, byte i of 64 holds the low four bits of q[i]
+// and q[i + 64], byte i of 32 the high two of q[i], q[i + 32], q[i + 64] and q[i + 96]. A unit is
+// 64 weights, part p of the block: what half p / 2 keeps low (p even) or high (p odd) in its bytes.
+// Planes: the low bits, high bits and scales of all blocks (128 + 64 + 16 bytes each), then all d
+// (2 bytes each).
+
+const UNIT: u32 = 64u;
+
+@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+
+// Of the four groups of a part: d * scale.
+fn group_scales(block: u32, part: u32) -> vec4<f32> {
+    let at = params.plane1 + block / 2u; // in words
+    let d = unpack2x16float(W[at / 4u][at % 4u])[block % 2u];
+    return d * vec4<f32>(unpack4xI8(W[13u * block + 12u][part]));
+}
+
+// q - 32 without a borrow between the four bytes of a word.
+fn centred(low: vec4<u32>, high: vec4<u32>) -> vec4<u32> {
+    let q = (low & vec4(0x0f0f0f0fu)) | ((high & vec4(0x03030303u)) << vec4(4u));
+    return (q + 0x60606060u) ^ vec4(0x80808080u);
+}
+
+// q - 32 of a part, as signed bytes in order.
+fn quants(block: u32, part: u32) -> array<vec4<u32>, 4> {
+    let shift = vec4(4u * (part % 2u));
+    let low = 13u * block + 4u * (part / 2u);
+    let high = 13u * block + 8u + 2u * (part / 2u);
+    let a = W[high] >> shift;
+    let b = W[high + 1u] >> shift;
+    return array<vec4<u32>, 4>(
+        centred(W[low] >> shift, a),
+        centred(W[low + 1u] >> shift, b),
+        centred(W[low + 2u] >> shift, a >> vec4(2u)),
+        centred(W[low + 3u] >> shift, b >> vec4(2u)),
+    );
+}
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
+    let block = row * params.row_blocks + unit / 4u;
+    let s = group_scales(block, unit % 4u);
+    let q = quants(block, unit % 4u);
+    var out: array<vec4<f32>, 16>;
+    for (var i = 0u; i < 4u; i++) {
+        out[i] = s.x * vec4<f32>(unpack4xI8(q[0][i]));
+        out[i + 4u] = s.y * vec4<f32>(unpack4xI8(q[1][i]));
+        out[i + 8u] = s.z * vec4<f32>(unpack4xI8(q[2][i]));
+        out[i + 12u] = s.w * vec4<f32>(unpack4xI8(q[3][i]));
+    }
+    return out;
+}

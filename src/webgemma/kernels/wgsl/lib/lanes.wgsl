@@ -1,0 +1,31 @@
+// lanes_sum: the sum of a value over the LANES neighbouring threads that share a row, known to the
+// first of them. In two steps of about the square root each.
+
+const STEP: u32 = select(8u, LANES, LANES < 8u);
+
+var<workgroup> lane_parts: array<f32, THREADS>;
+
+fn lanes_sum(value: f32, thread: u32) -> f32 {
+    let lane = thread % LANES;
+    workgroupBarrier(); // the parts of an earlier sum have been read
+    lane_parts[thread] = value;
+    workgroupBarrier();
+    var sum = 0.0;
+    if (lane * STEP < LANES) {
+        let at = thread - lane + lane * STEP;
+        for (var i = 0u; i < STEP; i++) {
+            sum += lane_parts[at + i];
+        }
+    }
+    if (LANES > STEP) {
+        workgroupBarrier();
+        lane_parts[thread] = sum;
+        workgroupBarrier();
+        if (lane == 0u) {
+            for (var i = 1u; i < LANES / STEP; i++) {
+                sum += lane_parts[thread + i];
+            }
+        }
+    }
+    return sum;
+}

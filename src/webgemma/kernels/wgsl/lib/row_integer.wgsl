@@ -1,0 +1,19 @@
+// put_row: a value of h, from the first of the LANES threads that share it, as an integer. The
+// THREADS = 32 * LANES threads of a workgroup call it together and make one group of 32.
+
+var<workgroup> group_values: array<f32, 32>;
+
+fn put_row(place: u32, value: f32, live: bool, thread: u32) {
+    if (thread % LANES == 0u) {
+        group_values[thread / LANES] = value;
+    }
+    workgroupBarrier();
+    let j = thread % 8u;
+    let four = vec4(
+        group_values[4u * j],
+        group_values[4u * j + 1u],
+        group_values[4u * j + 2u],
+        group_values[4u * j + 3u],
+    );
+    put_four(place / 32u * 8u + j, four, live && thread < 8u, thread);
+}

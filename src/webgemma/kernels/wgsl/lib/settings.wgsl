@@ -1,0 +1,14 @@
+// How the next token is to be chosen: `Sampling` as the kernels see it, written once for a generation.
+
+struct Settings {
+    temperature: f32,
+    top_p: f32,
+    floor: f32, // log(min_p): how far below the best logit a candidate may be
+    repetition_penalty: f32,
+    presence_penalty: f32,
+    top_k: u32, // 0: all
+    recent: u32, // tokens that the penalties see; 0 where there is no penalty
+    bias_count: u32,
+    seed: vec2<u32>, // low and high half
+    top: u32, // how many of the likeliest tokens to report
+}

@@ -1,0 +1,409 @@
+"""One conversation on a loaded model: its cache, the plans that fill it, and generation."""
+
+import math
+import os
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import takewhile
+from math import prod
+
+from webgemma.device import Buffer, Device, Plan, Reading
+from webgemma.errors import InputError
+from webgemma.gemma.cache import ELEMENT_NBYTES, Cache, cache_shapes
+from webgemma.gemma.integers import chosen_precision
+from webgemma.gemma.sampling import GpuSampler
+from webgemma.gemma.saved import Saved, SavedFile, write_saved
+from webgemma.gemma.text import Inputs, TextRecorder
+from webgemma.gemma.weights import Model
+from webgemma.gguf.reader import Gguf
+from webgemma.graph import Recorder, Tensor
+from webgemma.sampler import Sampling
+
+CHUNK = 512  # tokens that one prefill plan reads at most
+BATCHES = (1, 8, 32, 128, CHUNK)  # a chunk runs on the smallest plan that holds it
+AHEAD = 2  # steps that are submitted before the host has seen the first one's result
+LOGITS_NBYTES = 1 << 27  # of the logits that are computed at once
+
+
+class Session:
+    """Tokens read so far, their keys and values on the device, and how to go on.
+
+    Sessions of one model share nothing but its weights. One session does one thing at a time: what
+    changes its cache ends a generation that is under way."""
+
+    def __init__(
+        self, model: Model, context: int, *, kv: str = "f16", precision: str = "auto"
+    ) -> None:
+        if kv not in ELEMENT_NBYTES:
+            raise InputError(f"There is no kv {kv!r}; choose f16 or f32.")
+        self.precision = chosen_precision(precision, model.device.software)
+        self.model = model
+        self.device: Device = model.device
+        self.context = context
+        self.kv = kv
+        self.tokens: list[int] = []  # whose keys and values the cache holds
+        self.closed = False
+        self._turn = 0  # counts what changes the cache
+        self._unread: deque[Reading] = deque()  # results that nobody waits for
+        self._buffers: list[Buffer] = []
+        self._cache = Cache(self.device, model.config, context, kv, CHUNK)
+        self._inputs = Inputs(
+            self._keep(4), self._keep(CHUNK), self._cache.tensors, self._cache.rings
+        )
+        self._hidden = self._keep(CHUNK, model.config.width)  # of the last chunk
+        self._logits: dict[int, Tensor] = {}
+        self._sampler = GpuSampler(
+            self.device,
+            model.config.vocab,
+            context,
+            model.config.suppressed,
+            model.config.softcap,
+        )
+        self._plans: dict[tuple[str, int], Plan] = {}
+
+    async def logits(self, ids: Sequence[int]) -> bytes:
+        """Float32 logits after each of the ids, from an empty cache: [len(ids), vocab]."""
+        ids = list(ids)
+        turn = await self._begin(ids)
+        self._forget(0)
+        row_nbytes = 4 * self.model.config.vocab
+        most = max(n for n in BATCHES if n == 1 or n * row_nbytes <= LOGITS_NBYTES)
+        rows = []
+        for batch, count in self._chunks(ids, most):
+            at = len(self.tokens)
+            await self._read_chunk(batch, ids[at : at + count], turn)
+            self.device.run(self._plan("logits", batch))
+            reading = self.device.read(self._logits[batch].buffer, 0, count * row_nbytes)
+            rows.append(self._suppress(await reading.bytes()))
+            self._check_turn(turn)
+        return b"".join(rows)
+
+    async def generate(
+        self, ids: Sequence[int], sampling: Sampling, seed: int
+    ) -> AsyncIterator[tuple[int, float]]:
+        """Token after token with its log-probability, until the context is full.
+
+        What the cache holds of the ids is not read again. The caller may stop at any token; the
+        few steps that are under way by then are forgotten."""
+        known = list(ids)
+        turn = await self._begin(known)
+        self._forget(min(self._agreed(known), len(known) - 1))  # the last is read for its logits
+        self._sampler.set(sampling, seed)
+        self._sampler.tell(known)
+        for batch, count in self._chunks(known[len(self.tokens) :]):
+            at = len(self.tokens)
+            await self._read_chunk(batch, known[at : at + count], turn)
+        kind = "greedy" if sampling.greedy else "sample"
+        ahead = 0 if self.model.table else AHEAD  # the host brings a row for each token it knows
+        steps = len(known)  # tokens whose keys and values are written, or about to be
+        pending: deque[Reading] = deque()
+        if steps < self.context:
+            pending.append(self._submit(self._plan(kind, 1), self._sampler.result(steps)))
+        try:
+            while True:
+                while len(pending) <= ahead and steps + 1 < self.context:
+                    steps += 1
+                    pending.append(await self._decode(kind, steps, known[-1], turn))
+                if not pending:
+                    return
+                token, logprob = struct.unpack("<If", await pending.popleft().bytes())
+                self._check_turn(turn)
+                known.append(token)
+                self.tokens += known[len(self.tokens) : steps]
+                yield token, logprob
+                self._check_turn(turn)
+        finally:
+            self._unread += pending
+
+    def rewind(self, length: int) -> None:
+        """Forget every token from `length` on; too far back for the rings means all of them."""
+        self._check_open()
+        if not 0 <= length <= len(self.tokens):
+            raise InputError(
+                f"The session cannot go back to {length} tokens; it has {len(self.tokens)}."
+            )
+        self._turn += 1
+        self._forget(length)
+
+    def fork(self) -> "Session":
+        """Another session that goes on from here, with a cache of its own."""
+        self._check_open()
+        other = Session(self.model, self.context, kv=self.kv, precision=self.precision)
+        other._cache.copy(self._cache, len(self.tokens))
+        other.tokens = list(self.tokens)
+        return other
+
+    async def save(self, path: str | os.PathLike[str]) -> None:
+        """Write tokens and cache to a file, so that `restore` can go on without reading them."""
+        self._check_open()
+        saved = Saved(
+            fingerprint=self.model.fingerprint,
+            shapes=cache_shapes(self.model.config),
+            kv=self.kv,
+            context=self.context,
+            lost=self._cache.lost,
+            tokens=list(self.tokens),
+        )
+        await write_saved(path, saved, self._held(saved, self._turn))
+
+    @classmethod
+    async def restore(
+        cls, model: Model, path: str | os.PathLike[str], *, precision: str = "auto"
+    ) -> "Session":
+        """The session that was saved to a file, on the same model."""
+        with SavedFile(path) as file:
+            _check_saved(file, model)
+            session = cls(model, file.saved.context, kv=file.saved.kv, precision=precision)
+            try:
+                await session._fill(file)
+            except BaseException:
+                session.close()
+                raise
+            return session
+
+    async def take_over(self, path: str | os.PathLike[str]) -> None:
+        """Go on where a saved session was, in this one's memory; a damaged file leaves it empty."""
+        self._check_open()
+        with SavedFile(path) as file:
+            _check_saved(file, self.model)
+            if file.saved.kv != self.kv:
+                raise InputError(
+                    f"{path} was saved with kv {file.saved.kv}; load the model with the same."
+                )
+            await self._fill(file)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self.closed:
+            return
+        self.closed = True
+        self._turn += 1
+        self._cache.close()
+        self._sampler.close()
+        for buffer in self._buffers:
+            self.device.free(buffer)
+        self._buffers.clear()
+        self._plans.clear()
+        self._logits.clear()
+        self._unread.clear()
+
+    async def _begin(self, ids: list[int]) -> int:
+        """A turn, if the ids are such that the session can read them."""
+        self._check_open()
+        if not ids:
+            raise InputError("The prompt is empty: there is nothing to continue.")
+        if len(ids) > self.context:
+            raise InputError(
+                f"The prompt has {len(ids)} tokens, but the context holds {self.context}."
+            )
+        return await self._take_turn()
+
+    async def _take_turn(self) -> int:
+        """End what is under way; gives the number of the turn that begins."""
+        await self._pace(0)
+        self._check_open()
+        self._turn += 1
+        return self._turn
+
+    async def _pace(self, most: int) -> None:
+        """Wait until at most so many submitted steps are unfinished."""
+        while len(self._unread) > most:
+            await self._unread.popleft().bytes()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise InputError("This session is closed: make another one.")
+
+    def _check_turn(self, turn: int) -> None:
+        self._check_open()
+        if turn != self._turn:
+            raise InputError(
+                "Something else was begun on this session meanwhile; "
+                "conversations that take turns need a session each."
+            )
+
+    def _agreed(self, ids: list[int]) -> int:
+        """How many of the ids the cache holds."""
+        pairs = zip(self.tokens, ids, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def _forget(self, length: int) -> None:
+        if length == 0 or not self._cache.reaches(length):
+            length = self._cache.lost = 0
+        del self.tokens[length:]
+
+    def _chunks(self, ids: list[int], most: int | None = None) -> Iterator[tuple[int, int]]:
+        """Hand the ids to the device chunk by chunk: (batch of the plan to run, tokens in it)."""
+        size = most or CHUNK
+        for at in range(0, len(ids), size):
+            chunk = ids[at : at + size]
+            state = struct.pack("<4I", len(self.tokens), len(chunk), 0, 0)
+            self.device.write(self._inputs.state.buffer, state)
+            self.device.write(self._inputs.ids.buffer, struct.pack(f"<{len(chunk)}I", *chunk))
+            self._cache.write_to(len(self.tokens) + len(chunk))
+            yield next(batch for batch in BATCHES if batch >= len(chunk)), len(chunk)
+            self.tokens += chunk
+
+    async def _read_chunk(self, batch: int, chunk: list[int], turn: int) -> None:
+        """Have the device read a chunk that it was handed."""
+        plan = self._plan("read", batch)
+        await self._bring(chunk, turn)
+        self._unread.append(self._submit(plan, (self._inputs.state.buffer, 0, 4)))
+        await self._pace(AHEAD)
+        self._check_turn(turn)
+
+    async def _decode(self, kind: str, length: int, last: int, turn: int) -> Reading:
+        """Have the device read the token before `length` and choose the one after it."""
+        plan = self._plan("decode " + kind, 1)
+        await self._bring([last], turn)
+        self._cache.write_to(length)
+        return self._submit(plan, self._sampler.result(length))
+
+    async def _bring(self, ids: list[int], turn: int) -> None:
+        """Bring the rows of a table that stayed in the file; nothing may come before the plan."""
+        if self.model.table:
+            await self.model.table.bring(ids)
+            self._check_turn(turn)
+
+    def _submit(self, plan: Plan, read: tuple[Buffer, int, int]) -> Reading:
+        reading = self.device.run(plan, read)
+        assert reading is not None
+        return reading
+
+    def _suppress(self, logits: bytes) -> bytes:
+        """Rows of logits in which the tokens that must not come are impossible."""
+        if not self.model.config.suppressed:
+            return logits
+        values = memoryview(bytearray(logits)).cast("f")
+        for row in range(0, len(values), self.model.config.vocab):
+            for token in self.model.config.suppressed:
+                values[row + token] = -math.inf
+        return values.tobytes()
+
+    def _plan(self, kind: str, batch: int) -> Plan:
+        """A plan, recorded when it is first needed."""
+        key = (kind, batch)
+        if key not in self._plans:
+            self._plans[key] = self._record(kind, batch)
+        return self._plans[key]
+
+    def _record(self, kind: str, batch: int) -> Plan:
+        recorder = Recorder(self.device)
+        kv, precision = "kv_" + self.kv, self.precision
+        text = TextRecorder(self.model, recorder, self._inputs, batch, kv, precision)
+        width = self.model.config.width
+        hidden = Tensor((batch, width), 4 * batch * width, self._hidden.buffer)
+        if kind == "read":
+            text.body(hidden)
+        elif kind == "logits":
+            self._logits[batch] = text.softcap(text.head(hidden))
+        else:
+            greedy = kind.endswith("greedy")
+            h = text.body() if kind.startswith("decode") else text.last_row(self._hidden)
+            self._sampler.record(
+                recorder, text.head(h), self._inputs.state, self._inputs.ids, greedy=greedy
+            )
+        scratch = {t for call in recorder.calls for t in call.tensors if t.placed is None}
+        plan = recorder.plan()
+        self._buffers += {tensor.buffer for tensor in scratch}
+        return plan
+
+    async def _held(self, saved: Saved, turn: int) -> AsyncIterator[bytes]:
+        """What the cache holds of the tokens, if nothing changes it on the way."""
+        async for piece in self._cache.read(len(saved.tokens)):
+            self._check_turn(turn)
+            yield piece
+        if self._cache.lost != saved.lost:
+            raise InputError("The session went on while it was saved: save it again.")
+
+    async def _fill(self, file: SavedFile) -> None:
+        """Take tokens and cache from a file; where that fails, the session is empty."""
+        saved, length = file.saved, len(file.saved.tokens)
+        if length > self.context:
+            raise InputError(
+                f"{file.path} holds {length} tokens, but the context holds {self.context}; "
+                "load the model with a larger one."
+            )
+        turn = await self._take_turn()
+        self._forget(0)
+        self._cache.lost = saved.lost
+        try:
+            if length - saved.lost > self._cache.ring or self._cache.nbytes(length) != file.nbytes:
+                raise file.damaged("it does not hold what it says")
+            await self._cache.write(length, file.take)
+            file.finish()
+            self._check_turn(turn)
+        except BaseException:
+            self._cache.lost = 0
+            raise
+        self.tokens = list(saved.tokens)
+
+    def _keep(self, *shape: int) -> Tensor:
+        """A tensor that lives as long as the session."""
+        nbytes = 4 * prod(shape)
+        tensor = Tensor(shape, nbytes, self.device.buffer(nbytes, "session"))
+        self._buffers.append(tensor.buffer)
+        return tensor
+
+
+def _check_saved(file: SavedFile, model: Model) -> None:
+    """Refuse a file of another model, and numbers that cannot be."""
+    saved, config = file.saved, model.config
+    if (saved.fingerprint, saved.shapes) != (model.fingerprint, cache_shapes(config)):
+        raise InputError(f"{file.path} belongs to another model than {config.name}: load that one.")
+    length = len(saved.tokens)
+    if not (
+        saved.kv in ELEMENT_NBYTES
+        and max(1, length) <= saved.context <= config.context
+        and saved.lost <= max(0, length - config.window + 1)
+        and all(token < config.vocab for token in saved.tokens)
+    ):
+        raise file.damaged("its header makes no sense")
+
+
+class GpuEngine:
+    """A session as `api.Gemma` uses it, with the model it runs on; forks share the model."""
+
+    def __init__(
+        self, gguf: Gguf, session: Session, sharing: "list[GpuEngine] | None" = None
+    ) -> None:
+        self.name = session.device.name
+        self._gguf = gguf
+        self._session = session
+        self._sharing = [] if sharing is None else sharing  # every open engine on this model
+        self._sharing.append(self)
+
+    async def logits(self, ids: Sequence[int]) -> bytes:
+        """Float32 logits after each of the ids: [len(ids), vocab]."""
+        return await self._session.logits(ids)
+
+    def generate(
+        self, ids: Sequence[int], sampling: Sampling, seed: int
+    ) -> AsyncIterator[tuple[int, float]]:
+        """Token after token with its log-probability."""
+        return self._session.generate(ids, sampling, seed)
+
+    def fork(self) -> "GpuEngine":
+        """An engine on the same model whose session goes on from here."""
+        return GpuEngine(self._gguf, self._session.fork(), self._sharing)
+
+    async def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the session to a file."""
+        await self._session.save(path)
+
+    async def restore(self, path: str | os.PathLike[str]) -> list[int]:
+        """Go on where a saved session was; gives its tokens."""
+        await self._session.take_over(path)
+        return list(self._session.tokens)
+
+    def close(self) -> None:
+        """Free the session and, with the last engine on it, the model and its device."""
+        if self not in self._sharing:
+            return
+        self._sharing.remove(self)
+        self._session.close()
+        if not self._sharing:
+            self._session.model.close()
+            self._session.device.close()
+            self._gguf.close()

@@ -1,0 +1,113 @@
+"""Models of the true shapes whose weights are zeros that nobody stores: with a NullDevice, the
+memory and the dispatches of a real model are counted on any machine."""
+
+from collections.abc import Callable
+from math import prod
+
+from webgemma.gemma.config import Config, Experts, Layer
+from webgemma.gemma.tensors import text_tensors
+from webgemma.gguf.formats import FORMATS
+from webgemma.gguf.reader import TensorInfo
+
+
+def q4_k_m(name: str) -> str:
+    """How llama.cpp's Q4_K_M stores a matrix, roughly."""
+    if name.endswith("_gate_inp.weight"):
+        return "F32"
+    if name in ("token_embd.weight", "per_layer_token_embd.weight"):
+        return "Q6_K"
+    if name == "per_layer_model_proj.weight":
+        return "F16"
+    return "Q5_0" if "_down_exps" in name else "Q4_K"
+
+
+class BlankGguf:
+    """What `Model.load` needs of a Gguf."""
+
+    name = "blank.gguf"
+
+    def __init__(self, config: Config, format_of: Callable[[str], str] = q4_k_m) -> None:
+        self.tensors: dict[str, TensorInfo] = {}
+        for name, shape, needed in text_tensors(config):
+            if needed or name.endswith("scale.weight"):
+                fmt = FORMATS["F32" if len(shape) == 1 else format_of(name)]
+                nbytes = fmt.row_nbytes(shape[0]) * prod(shape[1:])
+                self.tensors[name] = TensorInfo(name, shape, fmt, 0, nbytes)
+        self.largest_read_nbytes = 0
+
+    async def read(self, tensor: TensorInfo, offset: int = 0, nbytes: int | None = None) -> bytes:
+        """Zeros."""
+        nbytes = tensor.nbytes - offset if nbytes is None else nbytes
+        assert 0 <= offset <= offset + nbytes <= tensor.nbytes
+        self.largest_read_nbytes = max(self.largest_read_nbytes, nbytes)
+        return bytes(nbytes)
+
+
+def e2b() -> Config:
+    """Gemma 4 E2B: 35 layers, of which the last 20 read the caches of layers 13 and 14."""
+    layers = tuple(
+        Layer(
+            index=i,
+            sliding=(sliding := (i + 1) % 5 != 0),
+            heads=8,
+            kv_heads=1,
+            head_dim=256 if sliding else 512,
+            ffn=6144 if i < 15 else 12288,
+            kv_donor=i if i < 15 else (13 if sliding else 14),
+            k_is_v=False,
+            experts=False,
+        )
+        for i in range(35)
+    )
+    return _config("E2B", layers, width=1536, window=512, context=131072, ple=256)
+
+
+def a4b() -> Config:
+    """Gemma 4 26B-A4B: 30 layers of 128 experts."""
+    layers = tuple(
+        Layer(
+            index=i,
+            sliding=(sliding := (i + 1) % 6 != 0),
+            heads=16,
+            kv_heads=8 if sliding else 2,
+            head_dim=256 if sliding else 512,
+            ffn=2112,
+            kv_donor=i,
+            k_is_v=not sliding,
+            experts=True,
+        )
+        for i in range(30)
+    )
+    experts = Experts(count=128, used=8, ffn=704, fused=True)
+    return _config("26B", layers, width=2816, window=1024, context=262144, experts=experts)
+
+
+def _config(
+    name: str,
+    layers: tuple[Layer, ...],
+    *,
+    width: int,
+    window: int,
+    context: int,
+    ple: int = 0,
+    experts: Experts | None = None,
+) -> Config:
+    return Config(
+        architecture="gemma4",
+        name=name,
+        vocab=262144,
+        width=width,
+        context=context,
+        window=window,
+        layers=layers,
+        eps=1e-6,
+        softcap=30.0,
+        rope_base=1e6,
+        rope_base_sliding=1e4,
+        ple=ple,
+        experts=experts,
+        diffusion=None,
+        tied=True,
+        suppressed=(),
+        parameters=0,
+    )

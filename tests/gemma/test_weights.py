@@ -1,0 +1,361 @@
+"""Weights on the device: whole, in parts, the table on the host; little memory, clean failures."""
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from blank import BlankGguf, a4b, e2b
+from gpu import device
+from tiny import KINDS, MIXED, SMALL, random_tensor, tiny_gguf, tiny_metadata, tiny_tensors
+
+from webgemma import Gemma
+from webgemma.blocking import each, finish
+from webgemma.device import Device, Limits
+from webgemma.device.native import NativeDevice
+from webgemma.device.null import DEFAULT_LIMITS, NullDevice
+from webgemma.errors import DeviceError, GgufError, InputError
+from webgemma.gemma import weights
+from webgemma.gemma.config import Config
+from webgemma.gemma.weights import BATCH_ROWS, TABLE, Model, weights_nbytes
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import BytesSource
+from webgemma.gguf.writer import gguf_bytes
+from webgemma.sampler import Sampling
+from webgemma.session import CHUNK, Session
+
+LOGITS = 1e-5  # relative to the largest: only the order of float32 sums may differ
+IDS = [2, 270, 31, 31, 300, 5, 270, 319, 0, 2, 64]
+
+
+def opened(data: bytes) -> Gguf:
+    return finish(Gguf.aopen(BytesSource(data, "tiny.gguf")))
+
+
+def load(gguf: Gguf, on: Device | None = None, **options: object) -> Model:
+    return finish(Model.load(gguf, Config.from_gguf(gguf), on or device(), **options))
+
+
+def logits_of(model: Model, ids: list[int] = IDS) -> np.ndarray:
+    session = Session(model, 512, kv="f32")
+    found = np.frombuffer(finish(session.logits(ids)), np.float32).reshape(len(ids), -1)
+    session.close()
+    model.close()
+    return found
+
+
+def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=LOGITS * np.abs(wanted).max())
+
+
+# Parts
+
+
+@pytest.fixture
+def limited() -> Iterator[Callable[[int], NativeDevice]]:
+    """The test device as if its bindings were small."""
+    on = device()
+    before: Limits = on.limits
+
+    def limit(binding_nbytes: int) -> NativeDevice:
+        on.limits = replace(before, binding_nbytes=binding_nbytes)
+        return on
+
+    yield limit
+    on.limits = before
+
+
+@pytest.mark.parametrize("binding_nbytes", [8192, 65536])
+@pytest.mark.parametrize("kind", ["small", "moe", "mixed"])
+def test_a_model_in_parts_computes_the_same(
+    kind: str, binding_nbytes: int, limited: Callable[[int], NativeDevice]
+) -> None:
+    gguf = opened(tiny_gguf(KINDS[kind]))
+    whole = load(gguf)
+    assert all(len(weight.parts) == 1 for weight in whole.matrices.values())
+    wanted = logits_of(whole)
+    on = limited(binding_nbytes)
+    split = load(gguf, on)
+    parts = [part for weight in split.matrices.values() for part in weight.parts]
+    assert len(parts) > len(split.matrices)
+    assert all(part.data.buffer.nbytes <= binding_nbytes for part in parts)
+    on.limits = replace(on.limits, binding_nbytes=1 << 20)  # activations stay whole
+    assert_close(logits_of(split), wanted)
+
+
+@pytest.mark.parametrize("fmt", ["Q8_0", "MXFP4", "F16"])
+def test_parts_of_stacked_matrices_hold_every_row(
+    fmt: str, limited: Callable[[int], NativeDevice]
+) -> None:
+    """A part may end within a tensor, or hold the end of one and the top of the next."""
+    shapes = {"blk.0.attn_q.weight": 64, "blk.0.attn_k.weight": 16, "blk.0.attn_v.weight": 16}
+    tensors = [random_tensor(3, name, (96, rows), fmt) for name, rows in shapes.items()]
+    gguf = opened(gguf_bytes({}, tensors))
+    model = Model(None, limited(1600))
+    stacked = weights._stacks(dict(gguf.tensors))
+    assert list(stacked) == ["blk.0.attn_qkv.weight"]
+    weight = finish(model._matrix(gguf, "qkv", stacked["blk.0.attn_qkv.weight"]))
+    assert len(weight.parts) > 3
+    assert [p.first_row for p in weight.parts[1:]] == [p.first_row + p.rows for p in weight.parts][
+        :-1
+    ]
+    blocks = np.frombuffer(b"".join(t.data for t in tensors), np.uint8).reshape(96, -1)
+    for part in weight.parts:
+        held = finish(device().read(part.data.buffer).bytes())
+        own = blocks[part.first_row : part.first_row + part.rows]
+        planes = weight.format.planes or ((0, weight.format.nbytes),)
+        for (offset, nbytes), start in zip(planes, (0, *part.planes), strict=False):
+            cut = own.reshape(-1, weight.format.nbytes)[:, offset : offset + nbytes].tobytes()
+            assert held[4 * start : 4 * start + len(cut)] == cut
+    model.close()
+
+
+def test_a_binding_too_small_for_a_row() -> None:
+    limits = replace(DEFAULT_LIMITS, binding_nbytes=256)
+    on = NullDevice(limits=limits)
+    with pytest.raises(DeviceError, match=r"at most 256 bytes .* too few for the rows of token"):
+        load(opened(tiny_gguf(SMALL)), on)
+    assert not on.buffers
+
+
+# The table on the host
+
+
+def with_table(fmt: str) -> Gguf:
+    """The small model, its table in a format whose rows may end anywhere; 192 wide."""
+    tiny = replace(SMALL, ple=32)
+    tensors = [
+        random_tensor(3, t.name, t.shape, fmt) if t.name == TABLE else t for t in tiny_tensors(tiny)
+    ]
+    return opened(gguf_bytes(tiny_metadata(tiny), tensors))
+
+
+def greedy(model: Model, ids: list[int], count: int) -> list[tuple[int, float]]:
+    session = Session(model, 512)
+    stream = each(session.generate(ids, Sampling(temperature=0), 1))
+    found = [next(stream) for _ in range(count)]
+    stream.close()
+    again = each(session.generate([*ids, found[0][0], 7], Sampling(temperature=0), 1))
+    found += [next(again) for _ in range(3)]  # going on from a common beginning
+    again.close()
+    session.close()
+    model.close()
+    return found
+
+
+@pytest.mark.parametrize("fmt", ["F32", "BF16", "Q8_0", "MXFP4", "Q5_0"])
+def test_the_table_on_the_host_gives_the_same_logits(fmt: str) -> None:
+    gguf = with_table(fmt)
+    here, there = load(gguf, table="device"), load(gguf, table="host")
+    assert here.table is None
+    assert there.table is not None
+    np.testing.assert_array_equal(logits_of(there), logits_of(here))
+
+
+def test_the_table_on_the_host_gives_the_same_conversation() -> None:
+    gguf = with_table("Q5_0")
+    wanted = greedy(load(gguf, table="device"), IDS, 12)
+    assert greedy(load(gguf, table="host"), IDS, 12) == wanted
+    assert len(dict(wanted)) > 3  # the rows brought were different ones
+
+
+def test_a_long_prompt_brings_each_row_once() -> None:
+    """Two chunks, the first of them as large as the table's window; tokens come up again."""
+    gguf = with_table("Q8_0")
+    ids = [2, *(7 * i % 320 for i in range(CHUNK + 20))]
+    model = load(gguf, table="host")
+    asked: list[int] = []
+    read = gguf.read
+
+    async def watched(tensor, offset=0, nbytes=None):
+        asked.append(offset // nbytes)
+        return await read(tensor, offset, nbytes)
+
+    gguf.read = watched
+    session = Session(model, 600, kv="f32")
+    finish(session.logits(ids[:CHUNK]))
+    assert sorted(asked) == sorted(set(ids[:CHUNK]))
+    session.close()
+    model.close()
+
+
+def test_a_session_hands_over_no_more_than_the_table_holds() -> None:
+    assert CHUNK <= BATCH_ROWS
+
+
+@pytest.mark.parametrize(("missing_nbytes", "place"), [(0, "device"), (1, "host")])
+def test_the_budget_says_where_the_table_is(missing_nbytes: int, place: str) -> None:
+    config = e2b()
+    gguf, on = BlankGguf(config), NullDevice()
+    table, rest = weights_nbytes(gguf, config)
+    budget = table + rest - missing_nbytes
+    model = finish(Model.load(gguf, config, on, budget_nbytes=budget))
+    assert ("host" if model.table else "device") == place
+    window = BATCH_ROWS * 35 * 210  # Q6_K: the rows, and their planes
+    if place == "host":
+        assert rest + 2 * window <= on.nbytes < rest + 2 * window + 200_000
+    model.close()
+
+
+def test_a_model_without_a_table_has_none_on_the_host() -> None:
+    model = load(opened(tiny_gguf(KINDS["moe"])), NullDevice(), table="host")
+    assert model.table is None
+
+
+def test_no_such_place_for_the_table() -> None:
+    with pytest.raises(InputError, match="no table 'disk'; choose auto, device or host"):
+        load(opened(tiny_gguf(SMALL)), NullDevice(), table="disk")
+
+
+# Memory
+
+
+def test_loading_holds_a_few_chunks_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "CHUNK_NBYTES", 1 << 20)
+    config = replace(e2b(), layers=e2b().layers[:1], vocab=16384)
+    gguf = BlankGguf(config)
+    loading = Model.load(gguf, config, NullDevice())
+    tracemalloc.start()
+    finish(loading)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(weights_nbytes(gguf, config)) > 40 << 20
+    assert gguf.largest_read_nbytes <= 1 << 20
+    assert peak < 3 << 20  # a chunk, the next one while the first is let go, and small things
+
+
+def test_the_device_is_waited_for_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queue keeps what is written until it is copied; a whole model would be in there."""
+    monkeypatch.setattr(weights, "CHUNK_NBYTES", 1 << 16)
+    on = NullDevice()
+    held, most = 0, 0
+    write = on.write
+
+    def counted_write(buffer, data, offset=0):
+        nonlocal held, most
+        held += len(data)
+        most = max(most, held)
+        write(buffer, data, offset)
+
+    class Reading:
+        def __init__(self) -> None:
+            self.copied = held
+
+        async def bytes(self) -> bytes:
+            nonlocal held
+            held -= min(held, self.copied)
+            return bytes(4)
+
+    on.write, on.read = counted_write, lambda *_: Reading()
+    load(opened(tiny_gguf(MIXED)), on)
+    assert on.written_nbytes > 3 << 20
+    assert most < 6 << 16
+
+
+# Failures
+
+
+class CutSource:
+    """A file that ends, for whoever reads on, after `nbytes_left` bytes."""
+
+    def __init__(self, data: bytes, nbytes_left: int) -> None:
+        self.name, self.nbytes = "cut.gguf", len(data)
+        self._data, self._nbytes_left = data, nbytes_left
+
+    async def read(self, offset: int, nbytes: int) -> bytes:
+        self._nbytes_left -= nbytes
+        if self._nbytes_left < 0:
+            raise GgufError("cut.gguf: it became shorter while it was read.")
+        return self._data[offset : offset + nbytes]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("nbytes_left", [1 << 20, 2 << 20, 3 << 20])
+def test_a_file_cut_while_loading(nbytes_left: int) -> None:
+    gguf = finish(Gguf.aopen(CutSource(tiny_gguf(MIXED), nbytes_left)))
+    on = NullDevice()
+    with pytest.raises(GgufError, match="became shorter"):
+        load(gguf, on)
+    assert {buffer.raw for buffer in on.buffers} <= {"params"}  # these go with their plans
+    assert on.written_nbytes > 0
+
+
+def test_a_file_cut_while_talking() -> None:
+    """The conversation ends in a sentence, and can go on when the file is back."""
+    source = CutSource(tiny_gguf(replace(MIXED, ple=256)), 1 << 30)
+    gguf = finish(Gguf.aopen(source))
+    session = Session(load(gguf, NullDevice(), table="host"), 64)
+    stream = each(session.generate([2, 318], Sampling(), 1))
+    next(stream)
+    source._nbytes_left = -1
+    gguf._parts[0] = replace(gguf._parts[0], head=memoryview(b""))
+    with pytest.raises(GgufError, match="became shorter"):
+        next(stream)
+    source._nbytes_left = 1 << 30
+    assert next(each(session.generate([2, 318], Sampling(), 1)))[0] == 0
+
+
+@pytest.mark.parametrize("memory_nbytes", [10, 500_000, 1_000_000])
+def test_no_memory_left_while_loading(memory_nbytes: int) -> None:
+    on = NullDevice(memory_nbytes=memory_nbytes)
+    with pytest.raises(DeviceError, match="The GPU has no"):
+        load(opened(tiny_gguf(SMALL)), on)
+    assert not on.buffers
+
+
+def test_no_memory_left_for_the_cache() -> None:
+    on = NullDevice(memory_nbytes=1_200_000)
+    model = load(opened(tiny_gguf(SMALL)), on)
+    before = set(on.buffers)
+    with pytest.raises(DeviceError, match="bytes for cache"):
+        Session(model, 512)
+    assert on.buffers == before
+
+
+@pytest.mark.parametrize(
+    ("make", "kv", "largest"),
+    [(e2b, "f16", 1 << 17), (e2b, "f32", 1 << 16), (a4b, "f16", 1 << 16)],
+)
+def test_a_cache_larger_than_a_binding(make: Callable[[], Config], kv: str, largest: int) -> None:
+    """Only full layers keep every position: 512 numbers of E2B's, 1024 of 26B's, in 128 MiB."""
+    model = Model(make(), NullDevice())
+    Session(model, largest, kv=kv).close()
+    with pytest.raises(DeviceError, match=f"a context of {largest} or less"):
+        Session(model, largest + 1, kv=kv)
+
+
+# memory_gb of the public face
+
+
+@pytest.fixture(scope="module")
+def small_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "small.gguf"
+    path.write_bytes(tiny_gguf(SMALL))
+    return path
+
+
+@pytest.mark.parametrize(("memory_gb", "host"), [(1.0, False), (0.0011, True)])
+def test_memory_gb_moves_the_table(small_path: Path, memory_gb: float, host: bool) -> None:
+    """1.115 MB of weights, 0.123 of them in the table, and 0.016 of cache."""
+    with Gemma.load(small_path, "gpu", context=64, memory_gb=memory_gb) as gemma:
+        assert (gemma._engine._session.model.table is not None) is host
+        assert gemma.logits(IDS).shape == (len(IDS), 320)
+
+
+def test_memory_gb_refuses_what_cannot_fit(small_path: Path) -> None:
+    sentence = (
+        r"small.gguf needs 0.000992 GB for weights and 1.64e-05 GB for a cache of 64 tokens, "
+        r"but memory_gb=0.001; take a smaller"
+    )
+    with pytest.raises(DeviceError, match=sentence):
+        Gemma.load(small_path, "gpu", context=64, memory_gb=0.001)
+
+
+@pytest.mark.parametrize("memory_gb", [0, -1, float("nan"), float("inf")])
+def test_memory_gb_is_above_zero(small_path: Path, memory_gb: float) -> None:
+    with pytest.raises(InputError, match=r"memory_gb is .* above zero"):
+        Gemma.load(small_path, "gpu", memory_gb=memory_gb)

@@ -1,0 +1,33 @@
+"""What kernel tests share: a device, tensors from numpy and back."""
+
+import os
+from functools import cache
+
+import numpy as np
+
+os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # the Vulkan loader complains without one
+
+from webgemma.blocking import finish
+from webgemma.device.native import NativeDevice, adapters
+from webgemma.graph import Tensor
+
+
+@cache
+def device(without: frozenset[str] = frozenset()) -> NativeDevice:
+    """The first adapter of this machine (CI has a software one), without some features if asked."""
+    return NativeDevice(adapters()[0], without)
+
+
+def put(values: np.ndarray, on: NativeDevice | None = None) -> Tensor:
+    """An array on the device."""
+    data = np.ascontiguousarray(values)
+    buffer = (on or device()).buffer(data.nbytes, "test")
+    (on or device()).write(buffer, data.tobytes() + bytes(-data.nbytes % 4))
+    return Tensor(data.shape, data.nbytes, buffer)
+
+
+def get(tensor: Tensor, dtype: type = np.float32, on: NativeDevice | None = None) -> np.ndarray:
+    """The array that a tensor holds."""
+    nbytes = tensor.nbytes + -tensor.nbytes % 4
+    data = finish((on or device()).read(tensor.buffer, tensor.offset, nbytes).bytes())
+    return np.frombuffer(data[: tensor.nbytes], dtype).reshape(tensor.shape)

@@ -1,0 +1,170 @@
+"""Attention over the cache against the reference: for few queries in shares, for many in tiles."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from gpu import device, get, put
+from tolerance import F32_KERNEL
+
+from webgemma.graph import Recorder, Tensor
+from webgemma.kernels import link
+from webgemma.reference.text import attend
+
+POISON = np.float32(-77)
+FULL = 1 << 30
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch at some position, and the cache it reads."""
+
+    heads: int = 4
+    kv_heads: int = 1
+    head_dim: int = 16
+    kv: str = "kv_f32"
+    first: int = 0
+    batch: int = 5
+    window: int = FULL
+    ring: int = 160
+    count: int | None = None  # tokens of the batch that are real
+
+    @property
+    def tokens(self) -> int:
+        return self.batch if self.count is None else self.count
+
+
+class Inputs:
+    """Queries, keys and values; what a step has no business with is NaN."""
+
+    def __init__(self, case: Case) -> None:
+        rng = np.random.default_rng(case.first)
+        stored = np.float16 if case.kv == "kv_f16" else np.float32
+        end = case.first + case.tokens
+        self.case = case
+        self.q = rng.standard_normal((case.batch, case.heads, case.head_dim), np.float32)
+        self.q *= 4 / case.head_dim**0.5  # sharp enough that a wrong key shows
+        self.q[case.tokens :] = np.nan
+        kv = rng.standard_normal((2, end, case.kv_heads, case.head_dim), np.float32).astype(stored)
+        held = np.full((2, case.ring, *kv.shape[2:]), np.nan, stored)
+        for position in range(end):
+            held[:, position % case.ring] = kv[:, position]
+        self.kv = kv.astype(np.float32)
+        self.tensors = (
+            put(np.array([case.first, case.tokens], np.uint32)),
+            *(put(self.q), put(held[0]), put(held[1])),
+        )
+
+    def expected(self) -> np.ndarray:
+        case = self.case
+        return attend(self.q[: case.tokens], *self.kv, case.first, case.window)
+
+
+def prefill(inputs: Inputs, threads: int = 256, queries: int = 32, keys: int = 64) -> np.ndarray:
+    """out of attention_prefill, poisoned before."""
+    case = inputs.case
+    shape = {"THREADS": threads, "QUERIES": queries, "KEYS": keys, "HEAD_DIM": case.head_dim}
+    kernel = link(
+        "attention_prefill", device().features, constants=shape, pieces=("state", case.kv)
+    )
+    group = case.heads // case.kv_heads
+    grid = (case.kv_heads, -(-case.batch * group // queries))
+    params = [case.heads, case.kv_heads, case.ring, case.window, case.batch]
+    out = put(np.full_like(inputs.q, POISON))
+    recorder = Recorder(device())
+    recorder.call(kernel, grid, params, *inputs.tensors, out)
+    device().run(recorder.plan())
+    return get(out)
+
+
+def decode(inputs: Inputs, shares: int) -> np.ndarray:
+    """out of attention and attention_merge, poisoned before."""
+    case = inputs.case
+    constants = {"THREADS": 64, "HEAD_DIM": case.head_dim}
+    features, state = device().features, inputs.tensors[0]
+    attention = link("attention", features, constants=constants, pieces=("state", case.kv))
+    constants["SHARES"] = shares
+    merge = link("attention_merge", features, constants=constants, pieces=("state", "put_float"))
+    recorder = Recorder(device())
+    parts = recorder.scratch(case.batch, case.heads, shares, case.head_dim)
+    sums = recorder.scratch(case.batch, case.heads, shares, 2)
+    out: Tensor = put(np.full_like(inputs.q, POISON))
+    params = [case.heads, case.kv_heads, case.ring, case.window]
+    grid = (case.heads, case.batch)
+    recorder.call(attention, (*grid, shares), params, *inputs.tensors, parts, sums)
+    recorder.call(merge, grid, [case.heads], state, parts, sums, out)
+    device().run(recorder.plan())
+    return get(out)
+
+
+def assert_right(found: np.ndarray, inputs: Inputs) -> None:
+    """The tokens' rows agree with the reference; the others are untouched."""
+    expected, count = inputs.expected(), inputs.case.tokens
+    error = np.abs(found[:count] - expected).max()
+    assert error <= F32_KERNEL * np.abs(expected).max()
+    assert (found[count:] == POISON).all()
+
+
+KINDS = [
+    *(Case(heads, kv_heads, 16) for heads, kv_heads in ((4, 1), (4, 2), (2, 2), (8, 1))),
+    Case(8, 1, 32, "kv_f16"),
+    Case(4, 2, 64, "kv_f32"),
+    Case(8, 2, 128, "kv_f16"),
+    Case(2, 1, 512, "kv_f16"),
+]
+PLACES = {
+    "first token": Case(batch=1),
+    "first tokens": Case(batch=5),
+    "beginning": Case(batch=33),
+    "one in a history": Case(first=70, batch=1),
+    "history": Case(first=100, batch=33),
+    "window": Case(first=0, batch=33, window=8),
+    "window in a history": Case(first=90, batch=5, window=8),
+    "ring": Case(first=100, batch=33, window=8, ring=40),
+    "ring after many turns": Case(first=10_003, batch=5, window=64, ring=68),
+    "half a batch": Case(first=9, batch=33, count=17, window=8, ring=40),
+}
+EVERY_KIND = pytest.mark.parametrize(
+    "kind", KINDS, ids=lambda c: f"{c.heads}/{c.kv_heads}x{c.head_dim}-{c.kv}"
+)
+EVERY_PLACE = pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+
+
+def case(kind: Case, place: Case) -> Case:
+    """The heads and cache of one, the position of the other."""
+    shape = {name: getattr(kind, name) for name in ("heads", "kv_heads", "head_dim", "kv")}
+    return replace(place, **shape)
+
+
+@EVERY_KIND
+@EVERY_PLACE
+def test_many_queries(kind: Case, place: Case) -> None:
+    inputs = Inputs(case(kind, place))
+    assert_right(prefill(inputs), inputs)
+
+
+@EVERY_KIND
+@EVERY_PLACE
+@pytest.mark.parametrize("shares", [1, 3, 4])
+def test_few_queries(kind: Case, place: Case, shares: int) -> None:
+    inputs = Inputs(case(kind, place))
+    assert_right(decode(inputs, shares), inputs)
+
+
+@pytest.mark.parametrize(
+    ("threads", "queries", "keys"), [(256, 16, 64), (128, 16, 32), (64, 16, 16), (128, 8, 64)]
+)
+@pytest.mark.parametrize("place", ["history", "ring", "half a batch"])
+def test_other_tiles_of_many_queries(threads: int, queries: int, keys: int, place: str) -> None:
+    inputs = Inputs(replace(PLACES[place], head_dim=64, heads=6, kv_heads=2))
+    assert_right(prefill(inputs, threads, queries, keys), inputs)
+
+
+def test_a_query_that_prefers_one_far_key() -> None:
+    inputs = Inputs(Case(first=200, batch=3, ring=256, heads=1))
+    inputs.q[:] = 0
+    inputs.q[:, :, 0] = 50  # scores of some hundreds: only shifted exponents stay finite
+    state, _, keys, values = inputs.tensors
+    inputs.tensors = (state, put(inputs.q), keys, values)
+    assert_right(prefill(inputs), inputs)
+    assert_right(decode(inputs, 3), inputs)

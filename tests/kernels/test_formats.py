@@ -1,0 +1,176 @@
+"""Every weight format on the GPU: its weights, products, split matrices, a model of all formats."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gpu import device, get, put
+from tiny import MIXED, random_tensor, tiny_gguf
+from tolerance import DECODED, F32_KERNEL, GPU_LOGITS
+
+import webgemma.kernels
+from webgemma.blocking import finish
+from webgemma.gemma.config import Config
+from webgemma.gemma.text import Inputs, TextRecorder
+from webgemma.gemma.weights import Model
+from webgemma.gguf.formats import FORMATS
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import BytesSource
+from webgemma.gguf.writer import NewTensor, gguf_bytes
+from webgemma.graph import Recorder, Tensor
+from webgemma.kernels import unit
+from webgemma.reference.dequantise import DEQUANTISERS, dequantise
+from webgemma.reference.text import TextModel
+from webgemma.reference.weights import Weights
+
+USABLE = [name for name, fmt in FORMATS.items() if fmt.usable]
+EVERY_FORMAT = pytest.mark.parametrize("name", USABLE)
+
+
+def matrix(name: str, width: int, rows: int) -> NewTensor:
+    """Random weights in a format, every block with scales of its own."""
+    made = random_tensor(1, name, (width, rows), name)
+    blocks = np.frombuffer(made.data, DEQUANTISERS[name][0]).copy()
+    rng = np.random.default_rng(rows)
+    for scale in {"d", "m"} & set(blocks.dtype.names):
+        blocks[scale] *= rng.uniform(0.5, 2, len(blocks)).astype(np.float16)
+    if "e" in blocks.dtype.names:
+        blocks["e"] += rng.integers(0, 4, len(blocks), np.uint8)
+    return replace(made, data=blocks.tobytes())
+
+
+def truth(tensor: NewTensor) -> np.ndarray:
+    """The weights of a matrix: [rows, width]."""
+    width, rows = tensor.shape
+    return dequantise(tensor.data, FORMATS[tensor.format], (rows, width))
+
+
+def load(tensor: NewTensor) -> Model:
+    """A model of this matrix alone."""
+    gguf = finish(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
+    model = Model(None, device())
+    stack = [gguf.tensors[tensor.name]]
+    model.matrices[tensor.name] = finish(model._matrix(gguf, tensor.name, stack))
+    return model
+
+
+def recorder(model: Model, ids: list[int]) -> TextRecorder:
+    """Records over a batch with room for one token more than there is."""
+    state = put(np.array([0, len(ids)], np.uint32))
+    inputs = Inputs(state, put(np.array([*ids, 0], np.uint32)), {}, {})
+    return TextRecorder(model, Recorder(model.device), inputs, len(ids) + 1, "kv_f32")
+
+
+def result(text: TextRecorder, out: Tensor) -> np.ndarray:
+    """Runs what was recorded; the rows of `out` that belong to tokens."""
+    text.model.device.run(text.recorder.plan())
+    return get(out)[: text.batch - 1]
+
+
+def embedded(model: Model, name: str, ids: list[int], scale: float = 1.0) -> np.ndarray:
+    text = recorder(model, ids)
+    return result(text, text.embed(name, scale))
+
+
+def product(model: Model, name: str, x: np.ndarray) -> np.ndarray:
+    text = recorder(model, [0] * len(x))
+    padded = np.concatenate([x, np.full_like(x[:1], np.nan)])
+    return result(text, text.linear(put(padded), model.matrices[name]))
+
+
+def assert_product(tensor: NewTensor, model: Model, tokens: int) -> None:
+    x = np.random.default_rng(2).standard_normal((tokens, tensor.shape[0])).astype(np.float32)
+    expected = x.astype(np.float64) @ truth(tensor).T.astype(np.float64)
+    error = np.abs(product(model, tensor.name, x) - expected).max()
+    assert error <= F32_KERNEL * np.abs(expected).max()
+
+
+def test_there_is_a_file_for_every_usable_format() -> None:
+    folder = Path(webgemma.kernels.__file__).parent / "wgsl" / "formats"
+    assert {path.stem for path in folder.glob("*.wgsl")} == {name.lower() for name in USABLE}
+
+
+@EVERY_FORMAT
+def test_a_unit_is_a_part_of_a_block_or_four_floats(name: str) -> None:
+    block = FORMATS[name].block
+    assert unit(name) == 4 if block == 1 else block % unit(name) == 0
+
+
+@EVERY_FORMAT
+def test_embed_gives_the_weights_of_the_reference(name: str) -> None:
+    tensor = matrix(name, 768, 67)
+    ids = [66, 0, 31, 7, 66]
+    expected = truth(tensor)[ids]
+    got = embedded(load(tensor), tensor.name, ids)
+    np.testing.assert_allclose(got, expected, rtol=DECODED, atol=0)
+
+
+def test_embed_scales() -> None:
+    tensor = matrix("Q4_K", 768, 67)
+    got = embedded(load(tensor), tensor.name, [5], 12.5)
+    np.testing.assert_allclose(got, 12.5 * truth(tensor)[[5]], rtol=DECODED)
+
+
+def test_exponents_at_the_edge_of_float32() -> None:
+    blocks = np.frombuffer(matrix("MXFP4", 32, 6).data, DEQUANTISERS["MXFP4"][0]).copy()
+    blocks["e"] = [0, 1, 2, 3, 250, 251]
+    tensor = NewTensor("w", (32, 6), "MXFP4", blocks.tobytes())
+    got, expected = embedded(load(tensor), "w", list(range(6))), truth(tensor)
+    np.testing.assert_array_equal(got[2:], expected[2:])
+    # many devices have no subnormal numbers
+    assert ((got[:2] == expected[:2]) | (got[:2] == 0)).all()
+
+
+@EVERY_FORMAT
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 1), (37, 3)])
+def test_product_over_one_block_of_256(name: str, rows: int, tokens: int) -> None:
+    tensor = matrix(name, 256, rows)
+    assert_product(tensor, load(tensor), tokens)
+
+
+@pytest.mark.parametrize("name", [name for name in USABLE if FORMATS[name].block < 256])
+def test_product_over_a_single_unit(name: str) -> None:
+    tensor = matrix(name, unit(name), 19)
+    assert_product(tensor, load(tensor), 2)
+
+
+def test_product_over_a_long_row() -> None:
+    tensor = matrix("Q6_K", 21504, 5)
+    assert_product(tensor, load(tensor), 2)
+
+
+@EVERY_FORMAT
+def test_a_matrix_in_parts_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, fmt = 45, FORMATS[name]
+    tensor = matrix(name, 256, rows)
+    whole = load(tensor)
+    room = 20 * fmt.row_nbytes(256)
+    monkeypatch.setattr(device(), "limits", replace(device().limits, binding_nbytes=room))
+    parted = load(tensor)
+    parts = parted.matrices[name].parts
+    each = 16 if fmt.planes else 19  # a plane's chunk begins at a whole word
+    firsts = range(0, rows, each)
+    assert [part.first_row for part in parts] == list(firsts)
+    assert [part.rows for part in parts] == [min(each, rows - first) for first in firsts]
+    assert all(part.data.nbytes <= room for part in parts)
+    ids = [44, 0, 15, 16, 31, 32]
+    np.testing.assert_array_equal(embedded(parted, name, ids), embedded(whole, name, ids))
+    x = np.random.default_rng(3).standard_normal((2, 256)).astype(np.float32)
+    np.testing.assert_array_equal(product(parted, name, x), product(whole, name, x))
+
+
+def test_a_model_of_all_formats_gives_the_logits_of_the_reference() -> None:
+    ids = [2, *range(30, 41)]
+    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(MIXED))))
+    config = Config.from_gguf(gguf)
+    model = finish(Model.load(gguf, config, device()))
+    text = recorder(model, ids)
+    for layer in config.layers:
+        empty = np.zeros((32, layer.kv_heads, layer.head_dim), np.float32)
+        text.inputs.caches[layer.index] = (put(empty), put(empty))
+        text.inputs.ring[layer.index] = 32
+    got = result(text, text.softcap(text.head(text.body())))
+    expected = TextModel(config, Weights(gguf)).forward(ids)
+    assert np.abs(got - expected).max() <= GPU_LOGITS * np.abs(expected).max()
+    np.testing.assert_array_equal(got.argmax(1), expected.argmax(1))

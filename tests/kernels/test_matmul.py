@@ -1,0 +1,141 @@
+"""matmul.wgsl against numpy: formats, tile shapes, and sizes that fill no tile."""
+
+import numpy as np
+import pytest
+from gpu import device, get, put
+from tiny import random_tensor
+from tolerance import F32_KERNEL
+
+from webgemma.gguf.formats import FORMATS
+from webgemma.graph import Recorder, Tensor
+from webgemma.kernels import link, unit
+from webgemma.reference.dequantise import dequantise
+from webgemma.reference.text import gelu
+
+POISON = np.float32(-77)
+
+TILES = {  # THREADS, TILE_ROWS, TILE_TOKENS, ROWS_EACH, TOKENS_EACH, SLICE
+    "wide": (256, 64, 64, 8, 8, 32),
+    "narrow": (64, 32, 16, 4, 4, 32),
+    "long": (64, 32, 32, 4, 4, 64),
+    "tall": (128, 128, 32, 8, 8, 16),
+}
+NAMES = ("THREADS", "TILE_ROWS", "TILE_TOKENS", "ROWS_EACH", "TOKENS_EACH", "SLICE")
+
+
+class Matrix:
+    """Random weights in a format: as numbers, and as the device holds them."""
+
+    def __init__(self, name: str, rows: int, width: int) -> None:
+        self.format, self.rows, self.width = FORMATS[name], rows, width
+        data = random_tensor(rows, "w", (width, rows), name).data
+        self.weights = dequantise(data, self.format, (rows, width))
+        blocks = np.frombuffer(data, np.uint8).reshape(-1, self.format.nbytes)
+        nbytes, self.planes = b"", [0, 0, 0, 0]
+        for i, (offset, size) in enumerate(self.format.planes or [(0, self.format.nbytes)]):
+            self.planes[i] = len(nbytes) // 4
+            nbytes += blocks[:, offset : offset + size].tobytes()
+            nbytes += bytes(-len(nbytes) % 16)
+        self.data = put(np.frombuffer(nbytes, np.uint8))
+
+    def times(self, x: np.ndarray) -> np.ndarray:
+        """x Wᵀ, with sums in float64."""
+        return x.astype(np.float64) @ self.weights.T.astype(np.float64)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape[0]).standard_normal(shape, np.float32)
+
+
+def matmul(
+    matrix: Matrix,
+    x: np.ndarray,
+    *,
+    tile: str = "wide",
+    count: int | None = None,
+    first_row: int = 0,
+    stride: int | None = None,
+    widest: int = 32768,
+    up: np.ndarray | None = None,
+    up_first: int = 0,
+) -> np.ndarray:
+    """What y [batch, stride] holds after the kernel, poisoned before."""
+    constants = dict(zip(NAMES, TILES[tile], strict=True))
+    batch, stride = len(x), stride or matrix.rows
+    pieces = ("state", "finish_plain") if up is None else ("state", "gelu", "finish_gated")
+    name = matrix.format.name
+    kernel = link("matmul", device().features, format=name, constants=constants, pieces=pieces)
+    tiles = -(-matrix.rows // constants["TILE_ROWS"])
+    columns = min(tiles, widest)
+    grid = (columns, -(-batch // constants["TILE_TOKENS"]), -(-tiles // columns))
+    units = matrix.width // unit(name)
+    params = [
+        *(matrix.width // matrix.format.block, *matrix.planes[1:3], first_row, matrix.rows),
+        *(units, stride, 0 if up is None else up.shape[1], up_first, batch),
+    ]
+    y = put(np.full((batch, stride), POISON))
+    state = put(np.array([0, batch if count is None else count], np.uint32))
+    others: tuple[Tensor, ...] = () if up is None else (put(up),)
+    recorder = Recorder(device())
+    recorder.call(kernel, grid, params, matrix.data, state, put(x), y, *others)
+    device().run(recorder.plan())
+    return get(y)
+
+
+def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=F32_KERNEL * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64, 100, 257])
+@pytest.mark.parametrize("batch", [2, 3, 17, 64, 65])
+def test_rows_and_tokens_need_not_fill_a_tile(rows: int, batch: int) -> None:
+    matrix, x = Matrix("F32", rows, 36), numbers(batch, 36)
+    assert_close(matmul(matrix, x), matrix.times(x))
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        *(("F32", width) for width in (4, 36, 256)),
+        *(("Q8_0", width) for width in (32, 96, 160)),
+        *(("Q4_K", width) for width in (256, 768)),
+    ],
+)
+def test_every_length_of_row_in_every_tile(name: str, width: int, tile: str) -> None:
+    matrix, x = Matrix(name, 70, width), numbers(19, width)
+    assert_close(matmul(matrix, x, tile=tile), matrix.times(x))
+
+
+@pytest.mark.parametrize("name", ["F32", "Q4_K"])
+def test_a_long_row(name: str) -> None:
+    matrix, x = Matrix(name, 3, 21504), numbers(2, 21504)
+    assert_close(matmul(matrix, x), matrix.times(x))
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_tokens_beyond_the_count_are_neither_used_nor_stored(tile: str) -> None:
+    matrix, x = Matrix("F32", 70, 36), numbers(65, 36)
+    expected = matrix.times(x)
+    x[18:] = np.nan
+    y = matmul(matrix, x, tile=tile, count=18)
+    assert_close(y[:18], expected[:18])
+    assert (y[18:] == POISON).all()
+
+
+def test_columns_of_a_wider_output() -> None:
+    matrix, x = Matrix("Q8_0", 100, 96), numbers(17, 96)
+    y = matmul(matrix, x, first_row=7, stride=120)
+    assert_close(y[:, 7:107], matrix.times(x))
+    assert (np.delete(y, np.s_[7:107], axis=1) == POISON).all()
+
+
+def test_many_rows_fold_into_the_third_axis() -> None:
+    matrix, x = Matrix("F32", 257, 36), numbers(65, 36)
+    assert_close(matmul(matrix, x, widest=3), matrix.times(x))
+
+
+def test_a_gate_over_a_slice_of_longer_rows() -> None:
+    matrix, x, up = Matrix("F32", 70, 36), numbers(19, 36), numbers(19, 200)
+    y = matmul(matrix, x, up=up, up_first=90)
+    assert_close(y, gelu(matrix.times(x)) * up[:, 90:160])

@@ -1,0 +1,59 @@
+"""Blocks to planes: the bytes on the device against the same bytes cut by numpy."""
+
+import numpy as np
+import pytest
+from gpu import device, get
+
+from webgemma.blocking import finish
+from webgemma.gemma import weights
+from webgemma.gguf.formats import FORMATS, Format
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import BytesSource
+from webgemma.gguf.writer import NewTensor, gguf_bytes
+
+PLANED = [fmt for fmt in FORMATS.values() if fmt.planes]
+EVERY_PLANED = pytest.mark.parametrize("fmt", PLANED, ids=str)
+
+
+def assert_planes(fmt: Format, blocks_in_row: int, rows: int) -> None:
+    """Loads a matrix of random bytes and looks at each of its planes."""
+    blocks = np.random.default_rng(4).integers(
+        0, 256, (rows * blocks_in_row, fmt.nbytes), dtype=np.uint8
+    )
+    tensor = NewTensor("w", (fmt.block * blocks_in_row, rows), fmt.name, blocks.tobytes())
+    gguf = finish(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
+    model = weights.Model(None, device())
+    (part,) = finish(model._matrix(gguf, "w", [gguf.tensors["w"]])).parts
+    part.data.shape = (part.data.nbytes,)
+    held = get(part.data, np.uint8)
+    starts = (0, *(4 * word for word in part.planes))
+    for (offset, nbytes), start in zip(fmt.planes, starts, strict=False):
+        expected = blocks[:, offset : offset + nbytes].ravel()
+        assert start % 16 == 0
+        np.testing.assert_array_equal(held[start : start + len(expected)], expected)
+
+
+@EVERY_PLANED
+def test_planes_hold_every_byte_of_a_block_once(fmt: Format) -> None:
+    held = [byte for offset, nbytes in fmt.planes for byte in range(offset, offset + nbytes)]
+    assert sorted(held) == list(range(fmt.nbytes))
+    assert len(fmt.planes) <= 3  # params.plane1 and params.plane2 say where two of them begin
+
+
+@EVERY_PLANED
+@pytest.mark.parametrize("blocks", [1, 37])
+def test_one_chunk(fmt: Format, blocks: int) -> None:
+    assert_planes(fmt, 1, blocks)
+
+
+@EVERY_PLANED
+@pytest.mark.parametrize("in_chunk", [16, 32])
+def test_several_chunks(fmt: Format, in_chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks end within rows; the last one is shorter and ends within a word."""
+    nbytes = in_chunk * fmt.nbytes + 5
+    monkeypatch.setattr(weights, "CHUNK_NBYTES", nbytes)
+    assert_planes(fmt, 3, 23)
+
+
+def test_more_workgroups_than_one_axis_has() -> None:
+    assert_planes(FORMATS["Q8_0"], 512, 520)

@@ -1,0 +1,202 @@
+"""The public face on a GPU, a software one if need be: transformers' logits, conversations."""
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import wgpu
+from conftest import FIXTURES, SHARED, needs_shared
+from gpu import device
+from tiny import KINDS, SMALL, tiny_gguf
+from tolerance import GPU_LOGITS_OF_TRANSFORMERS
+
+from webgemma import Gemma, InputError
+from webgemma.blocking import finish
+from webgemma.gemma.config import Config
+from webgemma.gemma.weights import Model
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import BytesSource
+from webgemma.session import Session
+
+# With keys and values in float16, absolute: 0.04 to 0.12 was measured, of logits up to 16.
+F16_LOGITS_OF_TRANSFORMERS = 0.2
+
+
+def check_logits(logits: np.ndarray, truth: np.ndarray, within: float) -> None:
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(logits, truth, rtol=0, atol=within)
+
+
+def tokens(gemma: Gemma, ids: list[int], count: int, **settings: object) -> list[int]:
+    pieces = gemma.generate(ids, **{"temperature": 0, "max_tokens": count, **settings})
+    return [piece.token for piece in pieces]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiny_models_are_transformers(kind: str, tmp_path: Path) -> None:
+    truth = np.load(FIXTURES / "tiny" / f"{kind}.npz")
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(tiny_gguf(KINDS[kind]))
+    with Gemma.load(path, "gpu", kv="f32") as gemma:
+        check_logits(gemma.logits(truth["ids"]), truth["logits"], GPU_LOGITS_OF_TRANSFORMERS)
+        assert tokens(gemma, truth["ids"], len(truth["greedy"])) == truth["greedy"].tolist()
+
+
+@needs_shared
+@pytest.mark.parametrize("name", ["e2b", "moe"])
+def test_llama_cpps_files_are_transformers(name: str) -> None:
+    def numbers(file: str) -> list[int]:
+        return [int(word) for word in (SHARED / name / file).read_text().split()]
+
+    truth = np.load(SHARED / name / "Q4_K_M.logits.npy")
+    ids, wanted = numbers("ids.txt"), numbers("Q4_K_M.greedy.txt")
+    with Gemma.load(SHARED / name / f"{name}-Q4_K_M.gguf", "gpu", kv="f32") as gemma:
+        check_logits(gemma.logits(ids), truth, GPU_LOGITS_OF_TRANSFORMERS)
+        assert tokens(gemma, ids, len(wanted)) == wanted
+
+
+def session_of(kind: str, kv: str = "f32", without: frozenset[str] = frozenset()) -> Session:
+    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(KINDS[kind]), "tiny.gguf")))
+    model = finish(Model.load(gguf, Config.from_gguf(gguf), device(without)))
+    return Session(model, 512, kv=kv)
+
+
+def check_session(session: Session, kind: str, within: float) -> None:
+    truth = np.load(FIXTURES / "tiny" / f"{kind}.npz")
+    ids = truth["ids"].tolist()
+    logits = np.frombuffer(finish(session.logits(ids)), np.float32).reshape(len(ids), -1)
+    check_logits(logits, truth["logits"], within)
+    session.close()
+    session.model.close()
+
+
+@pytest.mark.parametrize("batches", [(32,), (1, 7), (3, 5), (1,)], ids=str)
+@pytest.mark.parametrize("kind", ["small", "large", "moe"])
+def test_in_pieces_as_in_one(
+    kind: str, batches: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webgemma.session.CHUNK", batches[-1])
+    monkeypatch.setattr("webgemma.session.BATCHES", batches)
+    check_session(session_of(kind), kind, GPU_LOGITS_OF_TRANSFORMERS)
+
+
+@pytest.mark.parametrize("kind", ["small", "large", "moe"])
+def test_keys_and_values_in_half_the_memory(kind: str) -> None:
+    check_session(session_of(kind, "f16"), kind, F16_LOGITS_OF_TRANSFORMERS)
+
+
+@pytest.mark.parametrize("kind", ["small", "moe"])
+def test_plain_webgpu(kind: str) -> None:
+    without = frozenset({"subgroups", "shader-f16", "timestamp-query"})
+    assert not device(without).features
+    check_session(session_of(kind, without=without), kind, GPU_LOGITS_OF_TRANSFORMERS)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("models") / "small.gguf"
+    made.write_bytes(tiny_gguf(SMALL))
+    return made
+
+
+@pytest.fixture(scope="module")
+def gemma(path: Path) -> Iterator[Gemma]:
+    with Gemma.load(path, "gpu", context=400, kv="f32") as loaded:
+        yield loaded
+
+
+def test_it_says_what_computes(gemma: Gemma) -> None:
+    assert gemma.device == device().name
+
+
+def test_the_cpu_says_the_same(gemma: Gemma, path: Path) -> None:
+    settings = {"seed": 3, "temperature": 1.5, "top_k": 20, "repetition_penalty": 1.2}
+    with Gemma.load(path, "cpu") as cpu:
+        assert tokens(gemma, [2, 30], 20, **settings) == tokens(cpu, [2, 30], 20, **settings)
+
+
+def test_a_saved_conversation_goes_on(gemma: Gemma, path: Path, tmp_path: Path) -> None:
+    first = tokens(gemma, [2, 30, 31, 32], 8)
+    gemma.save(tmp_path / "saved")
+    wanted = tokens(gemma, [2, 30, 31, 32, *first, 40], 8)
+    with Gemma.load(path, "gpu", context=100, kv="f32") as other:
+        assert other.restore(tmp_path / "saved") == [2, 30, 31, 32, *first]
+        assert tokens(other, [2, 30, 31, 32, *first, 40], 8) == wanted
+
+
+def test_a_fork_is_a_conversation_of_its_own(path: Path) -> None:
+    gemma = Gemma.load(path, "gpu", context=100)
+    first = tokens(gemma, [2, 30, 31], 4)
+    fork = gemma.fork()
+    streams = [
+        gemma.generate([2, 30, 31, *first, 50], temperature=0, max_tokens=6),
+        fork.generate([2, 30, 31, *first, 60], temperature=0, max_tokens=6),
+    ]
+    pairs = [(a.token, b.token) for a, b in zip(*streams, strict=True)]
+    gemma.close()
+    gemma.close()
+    assert tokens(fork, [2, 30, 31, *first, 50], 6) == [a for a, _ in pairs]
+    assert tokens(fork, [2, 30, 31, *first, 60], 6) == [b for _, b in pairs]
+    fork.close()
+    with pytest.raises(InputError, match="This session is closed"):
+        tokens(fork, [2, 30], 1)
+
+
+def test_two_generations_at_once_need_a_fork(gemma: Gemma) -> None:
+    one = gemma.generate([2, 30], temperature=0, max_tokens=9)
+    next(one)
+    next(gemma.generate([2, 50], temperature=0, max_tokens=9))
+    with pytest.raises(InputError, match="need a session each"):
+        next(one)
+
+
+FOR_THE_GPU: list[Callable[[Gemma, Path], object]] = [
+    lambda gemma, path: gemma.save(path),
+    lambda gemma, path: gemma.restore(path),
+    lambda gemma, _: gemma.fork(),
+]
+
+
+@pytest.mark.parametrize("attempt", FOR_THE_GPU)
+def test_what_needs_the_gpu(
+    attempt: Callable[[Gemma, Path], object], path: Path, tmp_path: Path
+) -> None:
+    with (
+        Gemma.load(path, "cpu") as cpu,
+        pytest.raises(InputError, match=r"needs the GPU; this model is loaded on the CPU"),
+    ):
+        attempt(cpu, tmp_path / "saved")
+
+
+def alive() -> dict[str, int]:
+    """How many buffers, pipelines, bind groups and so on there are, on all devices."""
+    gc.collect()
+    kinds = wgpu.diagnostics.object_counts.get_dict()
+    return {kind: counts["count"] for kind, counts in kinds.items()}
+
+
+def test_memory_stays_as_it_is(gemma: Gemma) -> None:
+    for _ in range(2):  # the second time, the prompt is known but for its last token
+        tokens(gemma, [2, 30, 31], 20, logit_bias={77: 100.0})
+    before, blocks = alive(), sys.getallocatedblocks()
+    assert tokens(gemma, [2, 30, 31], 300, logit_bias={77: 100.0}) == [77] * 300
+    assert alive() == before
+    assert sys.getallocatedblocks() - blocks < 1000
+
+
+def test_unloading_frees_all(path: Path) -> None:
+    counts, blocks = [], []
+    for _ in range(4):
+        with Gemma.load(path, "gpu", context=64) as gemma:
+            tokens(gemma, [2, 30, 31], 4)
+            loaded = alive()
+        del gemma
+        counts.append(alive())
+        blocks.append(sys.getallocatedblocks())
+        assert counts[-1]["Buffer"] < loaded["Buffer"]
+        assert counts[-1]["Device"] < loaded["Device"]
+    assert counts[1:] == [counts[1]] * 3
+    assert blocks[-1] - blocks[1] < 1000
