@@ -47,7 +47,8 @@ class TextModel:
     def __init__(self, config: Config, weights: Weights) -> None:
         self.config = config
         self.weights = weights
-        self._frequencies = {sliding: self._rope_frequencies(sliding) for sliding in (False, True)}
+        kinds = {layer.sliding: layer.head_dim for layer in config.layers}
+        self._frequencies = {kind: self._rope_frequencies(kind, kinds[kind]) for kind in kinds}
 
     def forward(
         self,
@@ -194,11 +195,10 @@ class TextModel:
     def _norm(self, x: Floats, name: str) -> Floats:
         return rms(x, self.weights[name + ".weight"], self.config.eps)
 
-    def _rope_frequencies(self, sliding: bool) -> np.ndarray:
-        """Radians per position of each pair of dimensions: [head_dim / 2]."""
-        size = next((x.head_dim for x in self.config.layers if x.sliding == sliding), 0)
+    def _rope_frequencies(self, sliding: bool, size: int) -> np.ndarray:
+        """Radians per position of each pair of a head's `size` dimensions: [size / 2]."""
         base = self.config.rope_base_sliding if sliding else self.config.rope_base
-        frequencies = base ** (-np.arange(size // 2) * 2.0 / max(size, 1))
+        frequencies = base ** (-np.arange(size // 2) * 2.0 / size)
         if sliding:
             return frequencies
         if "rope_freqs.weight" in self.weights:  # 1 rotates, 1e30 stands still
