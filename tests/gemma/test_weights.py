@@ -10,6 +10,7 @@ import pytest
 from blank import BlankGguf, a4b, e2b
 from gpu import device
 from tiny import KINDS, MIXED, SMALL, random_tensor, tiny_gguf, tiny_metadata, tiny_tensors
+from tolerance import GPU_LOGITS_OF_ITSELF
 
 from webgemma import Gemma
 from webgemma.blocking import each, finish
@@ -26,7 +27,6 @@ from webgemma.gguf.writer import gguf_bytes
 from webgemma.sampler import Sampling
 from webgemma.session import CHUNK, Session
 
-LOGITS = 1e-5  # relative to the largest: only the order of float32 sums may differ
 IDS = [2, 270, 31, 31, 300, 5, 270, 319, 0, 2, 64]
 
 
@@ -47,7 +47,9 @@ def logits_of(model: Model, ids: list[int] = IDS) -> np.ndarray:
 
 
 def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=LOGITS * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        found, wanted, rtol=0, atol=GPU_LOGITS_OF_ITSELF * np.abs(wanted).max()
+    )
 
 
 # Parts

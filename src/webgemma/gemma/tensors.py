@@ -1,7 +1,7 @@
 """Which tensors a Gemma 4 has: one name for each, whoever wrote the file, and its shape."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from webgemma.errors import GgufError
@@ -134,6 +134,17 @@ def _layer_tensors(config: "Config", layer: "Layer") -> Iterator[tuple[str, tupl
         yield "ffn_down_exps.scale", (experts.count,), False
         for norm in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
             yield f"{norm}.weight", (width,), True
+
+
+def check_rope_factors(gguf: Gguf, factors: Iterable[float]) -> list[float]:
+    """The divisors of the rotary frequencies, when every one can divide."""
+    checked = [float(factor) for factor in factors]
+    if not all(factor > 0 for factor in checked):  # NaN is not
+        raise GgufError(
+            f"{gguf.name}: rope_freqs.weight holds something else than numbers above zero; "
+            "the file is damaged: get it again."
+        )
+    return checked
 
 
 def gate_and_up(fused: bool, ffn: int) -> tuple[tuple[str, int], ...]:

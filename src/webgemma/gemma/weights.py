@@ -11,7 +11,7 @@ from typing import Literal
 from webgemma.device import Buffer, Device, Plan, Reading
 from webgemma.errors import DeviceError, GgufError, InputError
 from webgemma.gemma.config import Config
-from webgemma.gemma.tensors import canonical_tensors, text_tensors
+from webgemma.gemma.tensors import canonical_tensors, check_rope_factors, text_tensors
 from webgemma.gguf.formats import Format
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.gguf.sources import Bytes
@@ -22,6 +22,7 @@ CHUNK_NBYTES = 32 << 20  # what passes through host memory at a time
 SAMPLE_NBYTES = 1 << 16  # of a tensor, for the fingerprint
 CHUNKS_AHEAD = 2  # chunks that the device's queue may hold before it has copied them
 TABLE = "per_layer_token_embd.weight"
+HEAD_DIMS = (16, 32, 64, 128, 256, 512)  # that attention.wgsl can share out among its threads
 BATCH_ROWS = 512  # of a table on the host that the device sees at a time: the largest batch
 
 
@@ -91,6 +92,7 @@ class Model:
             )
             table = "host" if exceeded else "device"
         tensors = canonical_tensors(gguf)
+        _check_kernels_fit(gguf, config)
         model = cls(config, device)
         try:
             for name, stacked in _stacks(_wanted(gguf, config)).items():
@@ -128,7 +130,7 @@ class Model:
             if not sliding:
                 scale = [1.0] * (size // 8) + [math.inf] * (size // 2 - size // 8)
                 if factors is not None:
-                    scale = await _floats(gguf, factors)
+                    scale = check_rope_factors(gguf, await _floats(gguf, factors))
             turns = [base ** (-2 * j / size) / scale[j] / (2 * math.pi) for j in range(size // 2)]
             words = [part for turn in turns for part in divmod(round(turn * 2**64) % 2**64, 2**32)]
             packed = struct.pack(f"<{len(words)}I", *words)
@@ -338,6 +340,22 @@ def _stack(
             break  # a plane's chunk would begin within a word
         whole += stacks.pop(name.replace(old, other))
     stacks[name.replace(old, new)] = whole
+
+
+def _check_kernels_fit(gguf: Gguf, config: Config) -> None:
+    """Refuse shapes that no Gemma 4 has and that the kernels would compute wrongly."""
+    for layer in config.layers:
+        if layer.head_dim not in HEAD_DIMS:
+            raise DeviceError(
+                f"{gguf.name}: heads of {layer.head_dim} dimensions are not possible on the GPU, "
+                f"which has kernels for {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}; use device='cpu'."
+            )
+    for name, tensor in _wanted(gguf, config).items():
+        if len(tensor.shape) > 1 and tensor.width % 4:
+            raise DeviceError(
+                f"{gguf.name}: the rows of {name} have {tensor.width} weights, but the GPU reads "
+                "four at a time; use device='cpu'."
+            )
 
 
 def _whole_words(data: Bytes) -> Bytes:

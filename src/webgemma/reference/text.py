@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from webgemma.gemma.config import Config, Layer
+from webgemma.gemma.tensors import check_rope_factors
 from webgemma.reference.weights import Floats, Weights
 
 QUERY_BLOCK = (
@@ -202,7 +203,8 @@ class TextModel:
         if sliding:
             return frequencies
         if "rope_freqs.weight" in self.weights:  # 1 rotates, 1e30 stands still
-            return frequencies / self.weights["rope_freqs.weight"]
+            factors = self.weights["rope_freqs.weight"]
+            return frequencies / check_rope_factors(self.weights.gguf, factors)
         return np.where(np.arange(size // 2) < size // 8, frequencies, 0.0)
 
 

@@ -1,0 +1,56 @@
+"""Files that describe what no Gemma 4 is: the GPU refuses, nobody computes something else."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny import SMALL, Tiny, tiny_gguf, tiny_metadata, tiny_tensors
+
+from webgemma import DeviceError, GgufError
+from webgemma.blocking import finish
+from webgemma.device.null import NullDevice
+from webgemma.gemma.config import Config
+from webgemma.gemma.weights import Model
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import BytesSource
+from webgemma.gguf.writer import gguf_bytes
+from webgemma.reference.text import TextModel
+from webgemma.reference.weights import Weights
+
+
+def opened(data: bytes) -> Gguf:
+    return finish(Gguf.aopen(BytesSource(data, "odd.gguf")))
+
+
+@pytest.mark.parametrize(
+    ("tiny", "sentence"),
+    [
+        (replace(SMALL, width=30), "rows of .* have 30 weights"),
+        (replace(SMALL, ffn=50), "rows of .*ffn_down.weight have 50 weights"),
+        (replace(SMALL, head_dims=(8, 16)), "heads of 8 dimensions"),
+        (replace(SMALL, head_dims=(16, 48)), "heads of 48 dimensions"),
+    ],
+    ids=["width", "ffn", "small heads", "odd heads"],
+)
+def test_shapes_without_a_kernel_are_refused_on_the_gpu_alone(tiny: Tiny, sentence: str) -> None:
+    gguf = opened(tiny_gguf(tiny))
+    config = Config.from_gguf(gguf)
+    with pytest.raises(DeviceError, match=sentence):
+        finish(Model.load(gguf, config, NullDevice()))
+    assert np.isfinite(TextModel(config, Weights(gguf)).forward([2, 30, 31])).all()
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan")])
+def test_rotary_factors_that_cannot_divide(factor: float) -> None:
+    tensors = [
+        replace(t, data=np.full(16, factor, "<f4").tobytes())
+        if t.name == "rope_freqs.weight"
+        else t
+        for t in tiny_tensors(SMALL)
+    ]
+    gguf = opened(gguf_bytes(tiny_metadata(SMALL), tensors))
+    config = Config.from_gguf(gguf)
+    with pytest.raises(GgufError, match=r"rope_freqs\.weight"):
+        finish(Model.load(gguf, config, NullDevice()))
+    with pytest.raises(GgufError, match=r"rope_freqs\.weight"):
+        TextModel(config, Weights(gguf))
