@@ -160,7 +160,7 @@ def test_the_table_on_the_host_gives_the_same_conversation() -> None:
     gguf = with_table("Q5_0")
     wanted = greedy(load(gguf, table="device"), IDS, 12)
     assert greedy(load(gguf, table="host"), IDS, 12) == wanted
-    assert len(dict(wanted)) > 3  # the rows brought were different ones
+    assert len({step.token for step in wanted}) > 3  # the rows brought were different ones
 
 
 def test_a_long_prompt_brings_each_row_once() -> None:
