@@ -10,8 +10,10 @@ import wgpu  # type: ignore[import-untyped]
 from wgpu.backends.wgpu_native import GPUShaderModule, ffi, lib  # type: ignore[import-untyped]
 from wgpu.backends.wgpu_native._api import libf  # type: ignore[import-untyped]
 
+from webgemma.blocking import finish
 from webgemma.device import Buffer, Kernel, Limits, Plan
 from webgemma.device.commands import Commands, NativeReading
+from webgemma.device.neighbours import shuffles
 from webgemma.errors import DeviceError
 
 FEATURES = {
@@ -82,6 +84,8 @@ class NativeDevice:
         self._layouts: dict[tuple[str, ...], tuple[Any, Any]] = {}
         self._pipelines: dict[Kernel, NativePipeline] = {}
         self._commands = Commands(self._device, self.name)
+        if "subgroups" in self.features:
+            self.features |= finish(shuffles(self)) - without
 
     def buffer(self, nbytes: int, label: str = "") -> Buffer:
         """Memory of the device, zero at first; its size is rounded up to 16 bytes."""
@@ -176,4 +180,3 @@ class NativeDevice:
             layout = self._device.create_pipeline_layout(bind_group_layouts=[group])
             self._layouts[bindings] = (group, layout)
         return self._layouts[bindings]
-
