@@ -7,6 +7,9 @@ import pytest
 from gpu import device, get, put
 from tolerance import F32_KERNEL
 
+from webgemma.gemma import loops, text
+from webgemma.gemma.config import Layer
+from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
 from webgemma.reference.text import attend
@@ -60,19 +63,23 @@ class Inputs:
         return attend(self.q[: case.tokens], *self.kv, case.first, case.window)
 
 
-def prefill(inputs: Inputs, threads: int = 256, queries: int = 32, keys: int = 64) -> np.ndarray:
-    """out of attention_prefill, poisoned before."""
+def prefill(
+    inputs: Inputs, threads: int = 256, queries: int = 32, keys: int = 64, at_once: int = 0
+) -> np.ndarray:
+    """out of attention_prefill, poisoned before; if told, `at_once` keys in a dispatch."""
     case = inputs.case
     shape = {"THREADS": threads, "QUERIES": queries, "KEYS": keys, "HEAD_DIM": case.head_dim}
-    kernel = link(
-        "attention_prefill", device().features, constants=shape, pieces=("state", case.kv)
-    )
+    pieces = ("state", case.kv, "attend_some" if at_once else "attend_all")
+    kernel = link("attention_prefill", device().features, constants=shape, pieces=pieces)
     group = case.heads // case.kv_heads
     grid = (case.kv_heads, -(-case.batch * group // queries))
     params = [case.heads, case.kv_heads, case.ring, case.window, case.batch]
     out = put(np.full_like(inputs.q, POISON))
     recorder = Recorder(device())
-    recorder.call(kernel, grid, params, *inputs.tensors, out)
+    left = [recorder.scratch(*grid, 2, queries)] if at_once else []
+    for begin in range(0, case.first + case.batch, at_once or FULL):
+        some = [*params, begin, begin + at_once]
+        recorder.call(kernel, grid, some, *inputs.tensors, out, *left)
     device().run(recorder.plan())
     return get(out)
 
@@ -145,6 +152,13 @@ def test_many_queries(kind: Case, place: Case) -> None:
 
 @EVERY_KIND
 @EVERY_PLACE
+def test_many_queries_in_several_dispatches(kind: Case, place: Case) -> None:
+    inputs = Inputs(case(kind, place))
+    assert_right(prefill(inputs, at_once=64), inputs)
+
+
+@EVERY_KIND
+@EVERY_PLACE
 @pytest.mark.parametrize("shares", [1, 3, 4])
 def test_few_queries(kind: Case, place: Case, shares: int) -> None:
     inputs = Inputs(case(kind, place))
@@ -168,3 +182,52 @@ def test_a_query_that_prefers_one_far_key() -> None:
     inputs.tensors = (state, put(inputs.q), keys, values)
     assert_right(prefill(inputs), inputs)
     assert_right(decode(inputs, 3), inputs)
+
+
+def attended(inputs: Inputs) -> tuple[np.ndarray, int]:
+    """out of attention as a model records it, and how many dispatches that takes."""
+    case = inputs.case
+    layer = Layer(
+        index=0,
+        sliding=False,
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        ffn=0,
+        kv_donor=0,
+        k_is_v=False,
+        experts=False,
+    )
+    state, *tensors = inputs.tensors
+    recorder = Recorder(device())
+    model = Model(None, device())
+    plan = text.TextRecorder(
+        model, recorder, text.Inputs(state, state, {}, {}), case.batch, case.kv
+    )
+    attend = plan._attend_one if case.batch == 1 else plan._attend_many
+    out = attend(layer, *tensors, case.ring)
+    device().run(recorder.plan())
+    return get(out).reshape(inputs.q.shape), len(recorder.calls)
+
+
+LONG = [
+    *(Case(2, 1, 16, "kv_f32", first=100_000 - n, batch=n, ring=100_000) for n in (1, 5)),
+    *(Case(2, 1, 512, "kv_f16", first=30_000 - n, batch=n, ring=30_000) for n in (1, 5)),
+]
+
+
+@pytest.mark.parametrize("case", LONG, ids=lambda c: f"{c.ring}x{c.head_dim}-{c.batch}")
+def test_positions_beyond_what_the_loops_of_a_software_adapter_reach(case: Case) -> None:
+    inputs = Inputs(case)
+    found, dispatches = attended(inputs)
+    assert_right(found, inputs)
+    if device().software:
+        most = loops.attention_prefill_keys(case.head_dim, 256, 32, 64)
+        assert dispatches == (2 if case.batch == 1 else -(-case.ring // most))
+
+
+def test_the_same_dispatch_would_turn_too_often() -> None:
+    """Else there is nothing to guard against, and the dispatches are many for nothing."""
+    inputs = Inputs(LONG[1])
+    if device().software:
+        assert np.abs(prefill(inputs) - inputs.expected()).max() > 0.1

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from webgemma.device import Kernel
+from webgemma.gemma import loops
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.integers import GROUP, Integers, multiplies_integers, pieces_of
 from webgemma.gemma.moe import feed_forward_with_experts
@@ -18,6 +19,8 @@ THREADS = 64
 ROW_THREADS = 256  # where one workgroup handles a whole row
 EVERYTHING = 1 << 30  # a window that no context reaches
 MANY_THREADS = 3 << 14  # in flight, to hide the latency of memory
+# In software a barrier costs more than all else, and a value of x serves as many rows as may be.
+SOFTWARE_THREADS, SOFTWARE_EACH = 16, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class TextRecorder:
         self.kv = kv
         self.precision = precision if batch == 1 else "exact"
         self.features = model.device.features
+        self.software = model.device.software
 
     def body(self, out: Tensor | None = None) -> Tensor:
         """Everything below the head: [batch, width], normed, into `out` if it is to be kept."""
@@ -139,14 +143,15 @@ class TextRecorder:
         With `up` (a tensor, its stride, its first column) the result is gelu(x Wᵀ) * up."""
         tokens = x.shape[0]
         y = out or self.recorder.scratch(tokens, weight.rows)
-        each = 2 if weight.rows >= 1024 else 1
+        threads = SOFTWARE_THREADS if self.software else THREADS
+        each = SOFTWARE_EACH if self.software else 2 if weight.rows >= 1024 else 1
         lanes, units = self._lanes(weight, weight.rows, each)
         finish = ("gelu", "finish_gated") if up else ("finish_plain",)
         name = weight.format.name
-        tile = Tile.for_batch(tokens)
+        tile = Tile.for_batch(tokens, self.software)
         if tile is None:
             parts = ("state", "lanes", *pieces_of("x", x), *finish)
-            kernel = self._link("matvec", name, parts, LANES=lanes, EACH=each)
+            kernel = self._link("matvec", name, parts, LANES=lanes, EACH=each, THREADS=threads)
         else:
             kernel = self._link("matmul", name, ("state", *finish), **tile.constants)
         others = (up[0],) if up else ()
@@ -158,7 +163,7 @@ class TextRecorder:
                 *(() if tile is None else (tokens,)),
             ]
             if tile is None:
-                grid = (*self._fold(-(-part.rows * lanes // (THREADS * each))), tokens)
+                grid = (*self._fold(-(-part.rows * lanes // (threads * each))), tokens)
             else:
                 columns, layers = self._fold(-(-part.rows // tile.rows))
                 grid = (columns, -(-tokens // tile.tokens), layers)
@@ -167,8 +172,13 @@ class TextRecorder:
 
     def _lanes(self, weight: Weight, rows: int, each: int) -> tuple[int, int]:
         """How many threads share `each` rows, enough to fill a GPU; and the units of a row."""
-        units = weight.width // unit_of(weight.format.name)
-        lanes = 1 if units < 4 else 4
+        unit = unit_of(weight.format.name)
+        units = weight.width // unit
+        lanes = 1 if units < 4 or self.software else 4
+        if self.software:  # adding up is slow there, and cores are few
+            while loops.matvec(units, unit // 4, lanes, each) > loops.MOST:
+                lanes *= 2
+            return lanes, units
         while lanes < THREADS and 2 * lanes <= units and rows * lanes < each * MANY_THREADS:
             lanes *= 2
         return lanes, units
@@ -248,7 +258,7 @@ class TextRecorder:
         matrices = self.model.matrices
         weight = matrices[name + "ffn_gate_up.weight"]
         both = weight.rows == 2 * layer.ffn
-        if both and len(weight.parts) == 1 and self.batch <= FEW_TOKENS:
+        if both and len(weight.parts) == 1 and self.batch <= FEW_TOKENS and not self.software:
             hidden = self._room(layer.ffn, name + "ffn_down.weight")
             self.gate_up(n, weight, hidden)
         else:
@@ -334,8 +344,12 @@ class TextRecorder:
         self, layer: Layer, q: Tensor, keys: Tensor, values: Tensor, ring: int
     ) -> Tensor:
         """One token: the positions are shared out among workgroups, then put together."""
-        shares = 16 if layer.sliding else 32
+        threads = 128
         window = self.config.window if layer.sliding else EVERYTHING
+        shares = 16 if layer.sliding else 32
+        if self.software:
+            most = loops.attention_keys(layer.head_dim, threads)
+            shares = max(shares, -(-min(ring, window) // most))
         parts = self.recorder.scratch(1, layer.heads * shares * layer.head_dim)
         sums = self.recorder.scratch(1, layer.heads * shares * 2)
         self._call(
@@ -345,7 +359,7 @@ class TextRecorder:
             *(self.inputs.state, q, keys, values, parts, sums),
             pieces=("state", self.kv),
             HEAD_DIM=layer.head_dim,
-            THREADS=128,
+            THREADS=threads,
         )
         out = self.recorder.scratch(1, layer.heads * layer.head_dim)
         if layer.head_dim % GROUP == 0:
@@ -365,21 +379,25 @@ class TextRecorder:
         self, layer: Layer, q: Tensor, keys: Tensor, values: Tensor, ring: int
     ) -> Tensor:
         """Many tokens: a workgroup takes a tile of queries; keys and values serve all of them."""
-        queries, keys_at_once = 32, 64
+        shape = {"HEAD_DIM": layer.head_dim, "THREADS": 256, "QUERIES": 32, "KEYS": 64}
+        queries = shape["QUERIES"]
         group = layer.heads // layer.kv_heads
         window = self.config.window if layer.sliding else EVERYTHING
         out = self.recorder.scratch(self.batch, layer.heads * layer.head_dim)
-        self._call(
-            "attention_prefill",
-            (layer.kv_heads, -(-self.batch * group // queries)),
-            [layer.heads, layer.kv_heads, ring, window, self.batch],
-            *(self.inputs.state, q, keys, values, out),
-            pieces=("state", self.kv),
-            HEAD_DIM=layer.head_dim,
-            THREADS=256,
-            QUERIES=queries,
-            KEYS=keys_at_once,
-        )
+        grid = (layer.kv_heads, -(-self.batch * group // queries))
+        params = [layer.heads, layer.kv_heads, ring, window, self.batch]
+        tensors = (self.inputs.state, q, keys, values, out)
+        most = loops.attention_prefill_keys(*shape.values()) if self.software else EVERYTHING
+        seen = min(ring, window + queries)  # by one workgroup
+        if seen <= most:
+            pieces = ("state", self.kv, "attend_all")
+            self._call("attention_prefill", grid, params, *tensors, pieces=pieces, **shape)
+            return out
+        pieces = ("state", self.kv, "attend_some")
+        left = self.recorder.scratch(*grid, 2, queries)
+        for begin in range(0, seen, most):
+            some = [*params, begin, begin + most]
+            self._call("attention_prefill", grid, some, *tensors, left, pieces=pieces, **shape)
         return out
 
     def head_norms(self, layer: Layer) -> Tensor:

@@ -51,7 +51,7 @@ fn main(
     let last = state.first + t;
     let seen = min(last + 1u, params.window);
     let begin = last + 1u - seen;
-    let share = (seen + shares - 1u) / shares;
+    let share = (seen + shares * KEYS - 1u) / (shares * KEYS) * KEYS; // whole tiles
     let low = begin + min(seen, share * group.z);
     let high = begin + min(seen, share * (group.z + 1u));
     let team = thread / FOURS;
