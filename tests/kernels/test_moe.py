@@ -14,7 +14,7 @@ from webgemma.blocking import finish
 from webgemma.device import DeviceError
 from webgemma.device.native import NativeDevice
 from webgemma.gemma.config import Config, Experts
-from webgemma.gemma.moe import Mixture, experts, feed_forward_with_experts, merge_norms
+from webgemma.gemma.moe import Mixture, feed_forward_with_experts
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
@@ -45,6 +45,7 @@ class Both:
         record: Callable[[TextRecorder, Tensor], Tensor],
         count: int | None = None,
         on: NativeDevice | None = None,
+        precision: str = "exact",
     ) -> np.ndarray:
         """What `record` leaves of x [batch, width] when `count` of its tokens are real."""
         on = on or device()
@@ -52,23 +53,33 @@ class Both:
         state = put(np.array([0, len(x) if count is None else count], np.uint32), on)
         inputs = Inputs(state, put(np.zeros(len(x), np.uint32), on), {}, {})
         recorder = Recorder(on)
-        out = record(TextRecorder(model, recorder, inputs, len(x), "kv_f32"), put(x, on))
+        text = TextRecorder(model, recorder, inputs, len(x), "kv_f32", precision)
+        out = record(text, put(x, on))
         on.run(recorder.plan())
         result = get(out, on=on)
         model.close()
         return result
 
     def experts(
-        self, x: np.ndarray, count: int | None = None, on: NativeDevice | None = None
+        self,
+        x: np.ndarray,
+        count: int | None = None,
+        on: NativeDevice | None = None,
+        precision: str = "exact",
     ) -> np.ndarray:
-        return self.run(x, lambda text, t: experts(text, self.layer, t), count, on)
+        def record(text: TextRecorder, t: Tensor) -> Tensor:
+            mixture = Mixture(text, self.layer)
+            _, m, s = mixture.fork(t, put(0 * x, on))
+            return mixture.answer(m, mixture.scores(s))
+
+        return self.run(x, record, count, on, precision)
 
     def route(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids and shares: two of [batch, used]."""
 
         def record(text: TextRecorder, t: Tensor, which: int) -> Tensor:
             mixture = Mixture(text, self.layer)
-            return mixture.route(mixture.norms(t)[0])[which]
+            return mixture.route(mixture.scores(mixture.fork(t, put(0 * x))[2]))[which]
 
         ids, shares = (self.run(x, lambda text, t, w=w: record(text, t, w)) for w in (0, 1))
         return ids.view(np.uint32), shares
@@ -202,24 +213,28 @@ def test_when_all_are_equal_the_first_are_asked() -> None:
     assert_close(shares, both.reference.route(LAYER, x)[1])
 
 
-def test_merge_norms() -> None:
-    both, a = Both(ONE_LAYER), residual(ONE_LAYER, 3)
-    b = np.ascontiguousarray(a[::-1, ::-1]) - np.float32(2)
-    names = (LAYER + "post_ffw_norm_1.weight", LAYER + "post_ffw_norm_2.weight")
-    found = both.run(a, lambda text, x: merge_norms(text, x, put(b), *names))
-    weights, eps = both.reference.weights, both.config.eps
-    assert_close(found, rms(a, weights[names[0]], eps) + rms(b, weights[names[1]], eps))
-
-
 @pytest.mark.parametrize("batch", [1, 7])
-def test_feed_forward_with_experts(batch: int) -> None:
+def test_a_layer_forks_and_joins(batch: int) -> None:
+    """With what attention gave, through both branches, to what the next layer reads."""
     both, x = Both(ONE_LAYER), residual(ONE_LAYER, batch)
-    n = x[:, ::-1] / np.float32(3)
-    found = both.run(x, lambda text, t: feed_forward_with_experts(text, both.layer, t, put(n)))
-    model, eps = both.reference, both.config.eps
-    dense = rms(model.feed_forward(LAYER, n), model.weights[LAYER + "post_ffw_norm_1.weight"], eps)
-    chosen = rms(model.experts(LAYER, x), model.weights[LAYER + "post_ffw_norm_2.weight"], eps)
-    assert_close(found, dense + chosen)
+    a = x[:, ::-1] / np.float32(3)
+    names = ("post_ffw_norm.weight", "attn_norm.weight", "layer_output_scale.weight")
+    model = both.reference
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        return rms(x, model.weights[f"{LAYER}{name}.weight"], both.config.eps)
+
+    def record(text: TextRecorder, t: Tensor) -> Tensor:
+        branches = feed_forward_with_experts(text, both.layer, t, put(a))
+        return text.residual(t, branches, *(LAYER + name for name in names))
+
+    found = both.run(x, record)
+    x = x + norm(a, "post_attention_norm")
+    dense = norm(model.feed_forward(LAYER, norm(x, "ffn_norm")), "post_ffw_norm_1")
+    chosen = norm(model.experts(LAYER, x), "post_ffw_norm_2")
+    x = x + norm(dense + chosen, "post_ffw_norm")
+    x = x * model.weights[LAYER + "layer_output_scale.weight"]
+    assert_close(found, norm(x, "attn_norm"))
 
 
 @pytest.mark.parametrize("many", [Experts(257, 8, 32, True), Experts(64, 17, 32, True)])
@@ -229,5 +244,5 @@ def test_more_experts_than_the_kernels_hold(many: Experts) -> None:
     model = Model(both.config, device())
     text = TextRecorder(model, Recorder(device()), Inputs(*[model.one] * 2, {}, {}), 1, "kv_f32")
     with pytest.raises(DeviceError, match=f"uses {many.used} of {many.count} experts"):
-        experts(text, both.layer, model.one)
+        Mixture(text, both.layer)
     model.close()
