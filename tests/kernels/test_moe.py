@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gpu import device, get, put
 from tiny import MOE, Tiny, random_tensor, tiny_metadata, tiny_tensors, uniform
-from tolerance import F32_KERNEL
+from tolerance import F32_KERNEL, ROUNDING
 
 from webgemma.blocking import finish
 from webgemma.device import DeviceError
@@ -91,8 +91,8 @@ def residual(tiny: Tiny, batch: int) -> np.ndarray:
     return (x * np.linspace(1, 5, batch)[:, None]).astype(np.float32)
 
 
-def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=F32_KERNEL * np.abs(wanted).max())
+def assert_close(found: np.ndarray, wanted: np.ndarray, bound: float = F32_KERNEL) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=bound * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 40])
@@ -140,6 +140,33 @@ def test_weights_in_parts_that_split_experts(rows: int, fused: bool, batch: int)
     assert model.matrices[LAYER + "ffn_down_exps.weight"].parts[1].first_row % tiny.width
     model.close()
     assert_close(both.experts(x, on=small), both.reference.experts(LAYER, x))
+
+
+FORMATS = [
+    *[("Q4_K", "Q5_0"), ("Q6_K", "Q8_0"), ("Q5_K", "Q5_1"), ("Q3_K", "Q4_0"), ("Q2_K", "Q4_1")],
+    *[("IQ4_XS", "IQ4_NL"), ("MXFP4", "F16"), ("BF16", "MXFP4")],
+]
+
+
+@pytest.mark.parametrize("precision", ["int16", "int8"])
+@pytest.mark.parametrize(("up", "down"), FORMATS)
+def test_experts_with_integers(up: str, down: str, precision: str) -> None:
+    tiny = replace(ONE_LAYER, width=256, experts=(6, 2, 96), formats=("Q8_0",))
+    both, x = Both(tiny, in_formats(tiny, up, down)), residual(tiny, 1)
+    found, wanted = both.experts(x, precision=precision), both.reference.experts(LAYER, x)
+    assert_close(found, wanted, ROUNDING[precision])
+    assert np.abs(found - both.experts(x)).max() > 0
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_parts_with_integers(fused: bool) -> None:
+    tiny = replace(ONE_LAYER, experts=(6, 2, 96), fused=fused, formats=("Q8_0",))
+    small = copy.copy(device())
+    small.limits = replace(small.limits, binding_nbytes=4096)
+    both, x = Both(tiny), residual(tiny, 1)
+    wanted = both.reference.experts(LAYER, x)
+    assert_close(both.experts(x, on=small, precision="int16"), wanted, ROUNDING["int16"])
+    assert_close(both.experts(x, precision="int16"), wanted, ROUNDING["int16"])
 
 
 def changed(tiny: Tiny, ending: str, change: Callable[[np.ndarray], None]) -> list[NewTensor]:
@@ -213,10 +240,21 @@ def test_when_all_are_equal_the_first_are_asked() -> None:
     assert_close(shares, both.reference.route(LAYER, x)[1])
 
 
-@pytest.mark.parametrize("batch", [1, 7])
-def test_a_layer_forks_and_joins(batch: int) -> None:
+@pytest.mark.parametrize(
+    ("dense", "chosen", "precision", "batch"),
+    [
+        ("F32", "F32", "exact", 1),
+        ("F32", "F32", "exact", 7),
+        ("Q8_0", "Q4_0", "exact", 40),
+        ("Q8_0", "Q4_0", "int16", 1),
+        ("Q8_0", "F16", "int16", 1),
+        ("F16", "Q8_0", "int16", 1),
+    ],
+)
+def test_a_layer_forks_and_joins(dense: str, chosen: str, precision: str, batch: int) -> None:
     """With what attention gave, through both branches, to what the next layer reads."""
-    both, x = Both(ONE_LAYER), residual(ONE_LAYER, batch)
+    tiny = replace(ONE_LAYER, width=1056, formats=(dense,))
+    both, x = Both(tiny, in_formats(tiny, chosen, chosen)), residual(tiny, batch)
     a = x[:, ::-1] / np.float32(3)
     names = ("post_ffw_norm.weight", "attn_norm.weight", "layer_output_scale.weight")
     model = both.reference
@@ -228,13 +266,12 @@ def test_a_layer_forks_and_joins(batch: int) -> None:
         branches = feed_forward_with_experts(text, both.layer, t, put(a))
         return text.residual(t, branches, *(LAYER + name for name in names))
 
-    found = both.run(x, record)
+    found = both.run(x, record, precision=precision)
     x = x + norm(a, "post_attention_norm")
-    dense = norm(model.feed_forward(LAYER, norm(x, "ffn_norm")), "post_ffw_norm_1")
-    chosen = norm(model.experts(LAYER, x), "post_ffw_norm_2")
-    x = x + norm(dense + chosen, "post_ffw_norm")
+    f = norm(model.feed_forward(LAYER, norm(x, "ffn_norm")), "post_ffw_norm_1")
+    x = x + norm(f + norm(model.experts(LAYER, x), "post_ffw_norm_2"), "post_ffw_norm")
     x = x * model.weights[LAYER + "layer_output_scale.weight"]
-    assert_close(found, norm(x, "attn_norm"))
+    assert_close(found, norm(x, "attn_norm"), ROUNDING.get(precision, F32_KERNEL))
 
 
 @pytest.mark.parametrize("many", [Experts(257, 8, 32, True), Experts(64, 17, 32, True)])
