@@ -1,5 +1,7 @@
 """The Recorder's memory: who shares a buffer with whom."""
 
+from itertools import pairwise
+
 from gpu import device
 
 from webgemma.graph import SMALL_NBYTES, Recorder, Tensor
@@ -10,7 +12,7 @@ COPY = link("copy", frozenset(), constants={"THREADS": 64, "EACH": 1})
 
 def chain(*tensors: Tensor, recorder: Recorder) -> None:
     """Each is written from the one before it."""
-    for source, target in zip(tensors, tensors[1:], strict=False):
+    for source, target in pairwise(tensors):
         recorder.call(COPY, (1,), [1], source, target)
     recorder.plan()
 

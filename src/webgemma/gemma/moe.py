@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 THREADS = 64
 ROW_THREADS = 256  # where one workgroup handles a whole row, or each finds its expert by itself
-UP_LANES, DOWN_LANES = 8, 32  # threads that share rows: enough to fill a GPU
-DOWN_ROWS = 2  # that they share
+UP_LANES = 8  # of a pair of rows; with 32 pairs for a workgroup, as many threads as it may have
+DOWN = {"LANES": 32, "EACH": 2, "THREADS": 64}  # threads that share some rows
 TILE_ROWS = 32  # of expert_matmul.wgsl
 MOST = {"MOST_EXPERTS": 256, "MOST_USED": 16}
 ROUTE = ("state", "order", "route")
@@ -114,20 +114,15 @@ class Mixture:
 
     def one_by_one(self, m: Tensor, scores: Tensor, beside: Tensor | None = None) -> Tensor:
         """Every place finds its expert and reads the weights of it."""
-        text, used = self.text, self.experts.used
-        ids, shares = self._asked()
-        hidden = text.recorder.scratch(text.batch, used * self.experts.ffn)
+        text, (ids, shares) = self.text, self._asked()
+        hidden = text.recorder.scratch(text.batch, self.experts.used * self.experts.ffn)
         if text.batch == 1 and self.experts.fused and len(self.gate.parts) == 1:
             hidden = text._room(hidden.shape[1], self.down.name)
-        if beside is not None:
+        if beside is not None:  # the first of them that is read waits for both
             text.recorder.together(beside, hidden)
         self._up(m, hidden, scores, ids, shares)
         y = text.recorder.scratch(text.batch, self.width)
-        grid = (-(-self.width * DOWN_LANES // (THREADS * DOWN_ROWS)), 1, text.batch)
-        constants = {"LANES": DOWN_LANES, "EACH": DOWN_ROWS}
-        pieces = ("state", "lanes", *pieces_of("x", hidden))
-        tensors = (text.inputs.state, hidden, ids, shares, y)
-        self._multiply("expert_down", self.down, grid, [used], tensors, pieces, constants)
+        self._down(hidden, ids, shares, y)
         return y
 
     def _up(self, m: Tensor, hidden: Tensor, scores: Tensor, ids: Tensor, shares: Tensor) -> None:
@@ -137,20 +132,23 @@ class Mixture:
         halves = [(self.gate, 0, NOWHERE), (self.up, NOWHERE, 0)]
         if self.experts.fused:
             halves = [(self.gate, 0, ffn)]
-        # Integers are made by whole groups, one for a workgroup.
-        lanes = UP_LANES
-        constants = {
-            "THREADS": GROUP * lanes,
-            "LANES": lanes,
-            "EACH": 2 if self.experts.fused else 1,
-            **MOST,
-        }
+        each = 2 if self.experts.fused else 1
+        # A workgroup makes a whole group of integers.
+        shape = {"LANES": UP_LANES, "EACH": each, "THREADS": GROUP * UP_LANES, **MOST}
         pieces = (*ROUTE, "lanes", "gelu", *pieces_of("x", m), *pieces_of("row", hidden))
         grid = (-(-ffn // GROUP), self.experts.used, text.batch)
         tensors = (text.inputs.state, m, hidden, scores, scale, ids, shares)
         for weight, *firsts in halves:
             params = [*firsts, ffn, *routing]
-            self._multiply("expert_up", weight, grid, params, tensors, pieces, constants)
+            self._multiply("expert_up", weight, grid, params, tensors, pieces, shape)
+
+    def _down(self, hidden: Tensor, ids: Tensor, shares: Tensor, y: Tensor) -> None:
+        """The sum over slots of share * W_down hidden."""
+        text, rows = self.text, DOWN["THREADS"] // DOWN["LANES"] * DOWN["EACH"]
+        grid = (-(-self.width // rows), 1, text.batch)
+        pieces = ("state", "lanes", *pieces_of("x", hidden))
+        tensors, params = (text.inputs.state, hidden, ids, shares, y), [self.experts.used]
+        self._multiply("expert_down", self.down, grid, params, tensors, pieces, DOWN)
 
     def _asked(self) -> tuple[Tensor, Tensor]:
         """Where to put each token's experts and their shares."""
