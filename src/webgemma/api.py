@@ -11,7 +11,7 @@ from webgemma.engines import Engine, EngineOptions, open_engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.models import find_model
-from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText
+from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText, top_tokens
 from webgemma.sampler import Sampling
 from webgemma.session import GpuEngine
 from webgemma.text.chat import Chat, encode_parts, opens_thought
@@ -258,15 +258,16 @@ class Gemma:
         seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         ends = self._tokenizer.ends if self._tokenizer else frozenset[int]()
         count = 0
-        async for token, logprob in self._engine.generate(ids, sampling, seed):
+        async for token, logprob, likeliest in self._engine.generate(ids, sampling, seed):
             count += 1
+            top = top_tokens(self._tokenizer, likeliest)
             if token in ends:
-                yield reader.last(token, logprob, "stop")
+                yield reader.last(token, logprob, "stop", top)
                 return
             if count == limit:
-                yield reader.last(token, logprob, "length")
+                yield reader.last(token, logprob, "length", top)
                 return
-            piece = reader.read(token, logprob)
+            piece = reader.read(token, logprob, top)
             yield piece
             if piece.finish:
                 return

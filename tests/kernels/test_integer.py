@@ -267,7 +267,7 @@ def test_e2b_with_int16_writes_what_transformers_writes() -> None:
     session = Session(model, 256, kv="f32", precision="int16")
     written = each(session.generate(saved_ids("ids"), Sampling(temperature=0), 0))
     expected = saved_ids("Q4_K_M.greedy")[:32]
-    assert [token for (token, _), _ in zip(written, expected, strict=False)] == expected
+    assert [chosen.token for chosen, _ in zip(written, expected, strict=False)] == expected
 
 
 @needs_shared

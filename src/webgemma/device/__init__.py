@@ -65,7 +65,7 @@ class Device(Protocol):
     """All that the engine asks of a GPU."""
 
     name: str
-    features: frozenset[str]  # of "subgroups", "shader-f16", "timestamp-query"
+    features: frozenset[str]  # "subgroups", "shuffle4" to "shuffle32" (see neighbours.py), ...
     limits: Limits
     software: bool  # the "GPU" is this machine's CPU
 

@@ -42,5 +42,5 @@ def pieces_of(role: str, tensor: Tensor) -> tuple[str, ...]:
     """What of lib/ reads a tensor ("x") or writes it ("put", "row") in the form that it has."""
     if not isinstance(tensor, Integers):
         return (f"{role}_float",)
-    put = ("put_integer",) if role == "row" else ()
-    return tensor.precision, *put, f"{role}_integer"
+    below = {"row": ("eight", "put_integer"), "put": ("eight",)}.get(role, ())
+    return tensor.precision, *below, f"{role}_integer"

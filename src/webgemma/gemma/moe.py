@@ -135,7 +135,8 @@ class Mixture:
         each = 2 if self.experts.fused else 1
         # A workgroup makes a whole group of integers.
         shape = {"LANES": UP_LANES, "EACH": each, "THREADS": GROUP * UP_LANES, **MOST}
-        pieces = (*ROUTE, "lanes", "gelu", *pieces_of("x", m), *pieces_of("row", hidden))
+        forms = (*pieces_of("x", m), *pieces_of("row", hidden))
+        pieces = (*ROUTE, "lanes", "row_products", "gelu", *forms)
         grid = (-(-ffn // GROUP), self.experts.used, text.batch)
         tensors = (text.inputs.state, m, hidden, scores, scale, ids, shares)
         for weight, *firsts in halves:
@@ -148,7 +149,8 @@ class Mixture:
         grid = (-(-self.width // rows), 1, text.batch)
         pieces = ("state", "lanes", *pieces_of("x", hidden))
         tensors, params = (text.inputs.state, hidden, ids, shares, y), [self.experts.used]
-        self._multiply("expert_down", self.down, grid, params, tensors, pieces, DOWN)
+        shape = {**DOWN, "WHOLE": int(len(self.down.parts) == 1)}
+        self._multiply("expert_down", self.down, grid, params, tensors, pieces, shape)
 
     def _asked(self) -> tuple[Tensor, Tensor]:
         """Where to put each token's experts and their shares."""

@@ -145,7 +145,7 @@ class TextRecorder:
         name = weight.format.name
         tile = Tile.for_batch(tokens)
         if tile is None:
-            parts = ("state", "lanes", *pieces_of("x", x), *finish)
+            parts = ("state", "lanes", "row_products", *pieces_of("x", x), *finish)
             kernel = self._link("matvec", name, parts, LANES=lanes, EACH=each)
         else:
             kernel = self._link("matmul", name, ("state", *finish), **tile.constants)
@@ -277,7 +277,8 @@ class TextRecorder:
         if isinstance(out, Integers):  # a workgroup makes a whole group of them
             lanes = min(lanes, ROW_THREADS // GROUP)
             threads = GROUP * lanes
-        parts = ("state", "lanes", "gelu", *pieces_of("x", n), *pieces_of("row", out))
+        parts = ("state", "lanes", "row_products", "gelu")
+        parts += (*pieces_of("x", n), *pieces_of("row", out))
         kernel = self._link("gate_up", weight.format.name, parts, LANES=lanes, THREADS=threads)
         part = weight.parts[0]
         params = [weight.width // weight.format.block, *part.planes, ffn, units]

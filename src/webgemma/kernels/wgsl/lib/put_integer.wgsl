@@ -7,23 +7,12 @@ alias Stored = u32;
 const GROUP_WORDS: u32 = 8u * BYTES + 4u;
 const NOTHING: f32 = 1e-30; // a group that stays below it is 0: its scale would have no inverse
 
-var<workgroup> peaks: array<f32, THREADS>;
-var<workgroup> totals: array<i32, THREADS>;
-
 fn put_four(place: u32, four: vec4<f32>, live: bool, thread: u32) {
     let size = abs(four);
-    workgroupBarrier(); // those of an earlier four have been read
-    peaks[thread] = max(max(size.x, size.y), max(size.z, size.w));
-    workgroupBarrier();
-    let first = thread - thread % 8u;
-    var peak = 0.0;
-    for (var i = 0u; i < 8u; i++) {
-        peak = max(peak, peaks[first + i]);
-    }
+    let peak = eight_max(max(max(size.x, size.y), max(size.z, size.w)), thread);
     let inverse = select(LARGEST / peak, 0.0, peak < NOTHING);
     let v = vec4<i32>(round(four * inverse));
-    totals[thread] = v.x + v.y + v.z + v.w;
-    workgroupBarrier();
+    let sums = four_sums(v.x + v.y + v.z + v.w, thread);
     if (!live) {
         return;
     }
@@ -39,14 +28,10 @@ fn put_four(place: u32, four: vec4<f32>, live: bool, thread: u32) {
         let scale = select(peak / LARGEST, 0.0, peak < NOTHING);
         let sizes = at + 8u * BYTES;
         h[sizes] = bitcast<u32>(scale);
-        h[sizes + 1u] = bitcast<u32>(scale * f32(sum_of_four(first)));
-        h[sizes + 2u] = bitcast<u32>(scale * f32(sum_of_four(first + 4u)));
+        h[sizes + 1u] = bitcast<u32>(scale * f32(sums.x));
+        h[sizes + 2u] = bitcast<u32>(scale * f32(sums.y));
         h[sizes + 3u] = 0u;
     }
-}
-
-fn sum_of_four(first: u32) -> i32 {
-    return totals[first] + totals[first + 1u] + totals[first + 2u] + totals[first + 3u];
 }
 
 // Four floats of h, which needs no other thread; place counts fours of floats.

@@ -54,9 +54,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let up_here = n < params.ffn && row + params.up < params.rows;
     var sums: array<f32, EACH>;
     if (gate_here || up_here) {
-        for (var unit = thread % LANES; unit < params.units; unit += LANES) {
-            add_products(t, unit, row, &sums);
-        }
+        add_row(t, row, thread % LANES, &sums);
     }
     var g = lanes_sum(sums[0], thread);
     let u = lanes_sum(sums[EACH - 1u], thread);
