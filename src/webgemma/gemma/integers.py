@@ -8,6 +8,7 @@ from webgemma.graph import Tensor
 
 GROUP = 32  # values with one scale
 VALUE_NBYTES = {"int16": 2, "int8": 1}
+GROUP_NBYTES = {name: GROUP * nbytes + 16 for name, nbytes in VALUE_NBYTES.items()}
 
 
 @dataclass(eq=False, slots=True)
@@ -20,8 +21,7 @@ class Integers(Tensor):
     def of(cls, shape: tuple[int, int], precision: str) -> "Integers":
         """A scratch tensor: of each group the integers, then a scale and two sums."""
         rows, width = shape
-        nbytes = rows * width // GROUP * (GROUP * VALUE_NBYTES[precision] + 16)
-        return cls(shape, nbytes, precision=precision)
+        return cls(shape, rows * width // GROUP * GROUP_NBYTES[precision], precision=precision)
 
 
 def chosen_precision(precision: str, software: bool) -> str:

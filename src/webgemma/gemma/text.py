@@ -8,7 +8,7 @@ from webgemma.device import Kernel
 from webgemma.gemma import loops
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.integers import GROUP, Integers, multiplies_integers, pieces_of
-from webgemma.gemma.moe import feed_forward_with_experts
+from webgemma.gemma.moe import Branches, feed_forward_with_experts
 from webgemma.gemma.tiles import FEW_TOKENS, Team, Tile
 from webgemma.gemma.weights import Model, Weight
 from webgemma.graph import Recorder, Tensor
@@ -91,13 +91,13 @@ class TextRecorder:
         scale = name + "layer_output_scale.weight"
         out = out or self._input_of(following)
         a = self.attention(layer, h)
-        n = self._room(self.config.width, name + "ffn_gate_up.weight", name + "ffn_up.weight")
-        self.residual(x, a, name + "post_attention_norm.weight", name + "ffn_norm.weight", out=n)
-        f = (
-            feed_forward_with_experts(self, layer, x, n)
-            if layer.experts
-            else self.feed_forward(layer, n)
-        )
+        f: Tensor | Branches
+        if layer.experts:
+            f = feed_forward_with_experts(self, layer, x, a)
+        else:
+            n = self._room(self.config.width, name + "ffn_gate_up.weight", name + "ffn_up.weight")
+            post, norm = name + "post_attention_norm.weight", name + "ffn_norm.weight"
+            f = self.feed_forward(layer, self.residual(x, a, post, norm, out=n))
         if ple is None:
             return self.residual(x, f, name + "post_ffw_norm.weight", next_norm, scale, out)
         self.residual(x, f, name + "post_ffw_norm.weight", next_norm)
@@ -196,13 +196,14 @@ class TextRecorder:
             self.model.vector(name),
             h,
             pieces=("sum", "state", *pieces_of("put", h)),
+            THREADS=ROW_THREADS,
         )
         return h
 
     def residual(
         self,
         x: Tensor,
-        y: Tensor,
+        y: Tensor | Branches,
         post: str,
         following: str,
         scale: str = "",
@@ -211,14 +212,16 @@ class TextRecorder:
         """x = (x + rms(y) * post) * scale, in place; gives rms(x) * next."""
         h = out or self.recorder.scratch(*x.shape)
         vector = self.model.vector
-        tensors = (self.inputs.state, y, vector(post), vector(scale), vector(following), x, h)
+        added = (y,) if isinstance(y, Tensor) else y
+        form = "y_one" if len(added) == 1 else "y_two"
+        tensors = (x, h, vector(post), vector(scale), vector(following), *added)
         params = [x.shape[1], self.config.eps]
         self._call(
             "residual",
             (self.batch,),
             params,
             *tensors,
-            pieces=("sum", "state", *pieces_of("put", h)),
+            pieces=("sum", form, "next_one", *pieces_of("put", h)),
             THREADS=ROW_THREADS,
         )
         return h
@@ -237,6 +240,11 @@ class TextRecorder:
 
     def feed_forward(self, layer: Layer, n: Tensor) -> Tensor:
         """W_down(gelu(W_gate n) * W_up n)."""
+        hidden = self.hidden(layer, n)
+        return self.linear(hidden, self.model.matrices[f"blk.{layer.index}.ffn_down.weight"])
+
+    def hidden(self, layer: Layer, n: Tensor) -> Tensor:
+        """gelu(W_gate n) * W_up n: [batch, ffn]."""
         name = f"blk.{layer.index}."
         matrices = self.model.matrices
         weight = matrices[name + "ffn_gate_up.weight"]
@@ -252,7 +260,7 @@ class TextRecorder:
             hidden = self.geglu(
                 hidden, gate_stride, up, up.shape[1], 0 if split else layer.ffn, layer.ffn
             )
-        return self.linear(hidden, matrices[name + "ffn_down.weight"])
+        return hidden
 
     def gate_up(self, n: Tensor, weight: Weight, out: Tensor) -> None:
         """gelu(W_gate n) * W_up n, from both matrices in one."""

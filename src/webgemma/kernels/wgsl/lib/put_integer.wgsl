@@ -33,3 +33,11 @@ fn put_four(place: u32, four: vec4<f32>, live: bool, thread: u32) {
         h[sizes + 3u] = 0u;
     }
 }
+
+// Four floats of h, which needs no other thread; place counts fours of floats.
+fn put_floats(place: u32, four: vec4<f32>) {
+    let words = bitcast<vec4<u32>>(four);
+    for (var i = 0u; i < 4u; i++) {
+        h[4u * place + i] = words[i];
+    }
+}
