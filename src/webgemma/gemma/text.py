@@ -100,7 +100,7 @@ class TextRecorder:
             f = self.feed_forward(layer, self.residual(x, a, post, norm, out=n))
         if ple is None:
             return self.residual(x, f, name + "post_ffw_norm.weight", next_norm, scale, out)
-        self.residual(x, f, name + "post_ffw_norm.weight", next_norm)
+        self.residual(x, f, name + "post_ffw_norm.weight")
         width = self.config.ple
         up = (ple, len(self.config.layers) * width, layer.index * width)
         gated = self.linear(x, self.model.matrices[name + "inp_gate.weight"], up=up)
@@ -205,24 +205,24 @@ class TextRecorder:
         x: Tensor,
         y: Tensor | Branches,
         post: str,
-        following: str,
+        following: str = "",
         scale: str = "",
         out: Tensor | None = None,
     ) -> Tensor:
-        """x = (x + rms(y) * post) * scale, in place; gives rms(x) * next."""
-        h = out or self.recorder.scratch(*x.shape)
+        """x = (x + rms(y) * post) * scale, in place; gives rms(x) * next, if there is one."""
+        h = out or self.recorder.scratch(*(x.shape if following else (4,)))
+        put = ("next_one", *pieces_of("put", h)) if following else ("next_none",)
         vector = self.model.vector
         added = (y,) if isinstance(y, Tensor) else y
         form = "y_one" if len(added) == 1 else "y_two"
-        tensors = (x, h, vector(post), vector(scale), vector(following), *added)
-        params = [x.shape[1], self.config.eps]
         self._call(
             "residual",
             (self.batch,),
-            params,
-            *tensors,
-            pieces=("sum", form, "next_one", *pieces_of("put", h)),
+            [self.config.eps, 0, 0],
+            *(x, h, vector(post), vector(scale), vector(following), *added),
+            pieces=("sum", form, *put),
             THREADS=ROW_THREADS,
+            WIDTH=x.shape[1],
         )
         return h
 
