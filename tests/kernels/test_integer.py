@@ -151,8 +151,8 @@ def test_products_of_many_rows_and_of_extremes(precision: str) -> None:
 def test_there_is_a_product_for_every_quantised_format() -> None:
     for name, fmt in FORMATS.items():
         if fmt.usable and multiplies_integers(fmt):
-            kernel = link("matvec", frozenset(), format=name, pieces=("x_integer",))
-            assert "fn integer_dot" in kernel.wgsl
+            kernel = link("matvec", frozenset(), format=name, pieces=("integer",))
+            assert "fn integer_unit" in kernel.wgsl
 
 
 class Blueprint:
@@ -298,7 +298,7 @@ def products(tiny: Tiny, batch: int, precision: str) -> tuple[int, int]:
     text.head(text.body())
     kernels = [call.kernel for call in text.recorder.calls]
     linked = [k.wgsl for k in kernels if k.name.startswith(("matvec/", "matmul/", "gate_up/"))]
-    with_integers = sum("fn integer_dot" in wgsl for wgsl in linked)
+    with_integers = sum("fn integer_unit" in wgsl for wgsl in linked)
     return len(linked) - with_integers, with_integers
 
 

@@ -1,4 +1,4 @@
-"""Activations as integers: what the big products of a decode step read instead of floats."""
+"""Activations as integers: what the big products read instead of floats."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ VALUE_NBYTES = {"int16": 2, "int8": 1}
 
 @dataclass(eq=False, slots=True)
 class Integers(Tensor):
-    """Rows of values in groups of 32, as x_integer.wgsl reads them; `precision` is their size."""
+    """Rows of values in groups of 32, as integer.wgsl reads them; `precision` is their size."""
 
     precision: str = "int16"
 
@@ -39,8 +39,8 @@ def multiplies_integers(fmt: Format) -> bool:
 
 
 def pieces_of(role: str, tensor: Tensor) -> tuple[str, ...]:
-    """What of lib/ reads a tensor ("x") or writes it ("put", "row") in the form that it has."""
+    """What of lib/ reads a tensor ("x", "tile") or writes it ("put", "row") in its form."""
     if not isinstance(tensor, Integers):
         return (f"{role}_float",)
-    put = ("put_integer",) if role == "row" else ()
-    return tensor.precision, *put, f"{role}_integer"
+    below = {"row": ("put_integer",), "x": ("integer",), "tile": ("integer",)}.get(role, ())
+    return tensor.precision, *below, f"{role}_integer"

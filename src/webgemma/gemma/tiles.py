@@ -17,13 +17,14 @@ class Tile:
     slice: int
 
     @classmethod
-    def for_batch(cls, tokens: int) -> "Tile | None":
+    def for_batch(cls, tokens: int, integers: bool) -> "Tile | None":
         """None: so few tokens that each is better multiplied by itself."""
+        step = 64 if integers else 32
         if tokens <= FEW_TOKENS:
             return None
         if tokens <= 16:
-            return cls(64, 32, 16, 4, 4, 32)
-        return cls(128, 64, 32, 4, 4, 32) if tokens <= 32 else cls(128, 64, 64, 4, 8, 32)
+            return cls(64, 32, 16, 4, 4, step)
+        return cls(128, 64, 32, 4, 4, step) if tokens <= 32 else cls(128, 64, 64, 4, 8, step)
 
     @property
     def constants(self) -> dict[str, int]:
