@@ -16,7 +16,7 @@ const_assert SPLIT == 1u || THREADS <= 3u * GROUPS * TILE_ROWS; // a sum of each
 
 // What a thread brings of a slice: while it is on its way, the one before is multiplied.
 struct Ahead {
-    weights: array<array<Weights, UNIT_GROUPS>, W_EACH>,
+    words: array<Words, W_EACH>, // undecoded, so that nothing waits for them
     tokens: array<vec4<u32>, X_EACH>,
 }
 
@@ -32,7 +32,7 @@ fn fetch(ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
         if (item < W_ITEMS) {
             let row = min(tile.row + item / SLICE_UNITS, params.rows - 1u);
             let unit = min(slice * SLICE_UNITS + item % SLICE_UNITS, params.units - 1u);
-            (*ahead).weights[i] = integer_unit(row, unit);
+            (*ahead).words[i] = words_of(row, unit);
         }
     }
     let length = params.units * UNIT_GROUPS * QUARTERS;
@@ -40,20 +40,26 @@ fn fetch(ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
         let item = thread + i * THREADS;
         let t = min(tile.token + item / SLICE_QUARTERS, tile.count - 1u);
         let at = slice * SLICE_QUARTERS + item % SLICE_QUARTERS;
-        (*ahead).tokens[i] = select(vec4(0u), x[t * length + min(at, length - 1u)], at < length);
+        if (at < length) {
+            (*ahead).tokens[i] = x[t * length + at];
+        } else {
+            (*ahead).tokens[i] = vec4(0u);
+        }
     }
 }
 
 fn stage(ahead: ptr<function, Ahead>, tile: Tile, thread: u32) {
     for (var i = 0u; i < W_EACH; i++) {
         let item = thread + i * THREADS;
-        for (var j = 0u; j < UNIT_GROUPS && item < W_ITEMS; j++) {
-            let group = item % SLICE_UNITS * UNIT_GROUPS + j;
-            let at = 3u * (group * TILE_ROWS + item / SLICE_UNITS);
-            let weights = (*ahead).weights[i][j];
-            w_tile[at] = weights.first;
-            w_tile[at + 1u] = weights.last;
-            w_tile[at + 2u] = bitcast<vec4<u32>>(weights.sizes);
+        if (item < W_ITEMS) {
+            var weights = integer_unit((*ahead).words[i]);
+            for (var j = 0u; j < UNIT_GROUPS; j++) {
+                let group = item % SLICE_UNITS * UNIT_GROUPS + j;
+                let at = 3u * (group * TILE_ROWS + item / SLICE_UNITS);
+                w_tile[at] = weights[j].first;
+                w_tile[at + 1u] = weights[j].last;
+                w_tile[at + 2u] = bitcast<vec4<u32>>(weights[j].sizes);
+            }
         }
     }
     for (var i = 0u; i < X_EACH; i++) {

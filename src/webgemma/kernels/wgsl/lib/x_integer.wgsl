@@ -16,7 +16,7 @@ fn slice_of(group: u32) -> Slice {
 }
 
 fn integer_dot(row: u32, unit: u32, x: Slice) -> f32 {
-    var w = integer_unit(row, unit);
+    var w = integer_unit(words_of(row, unit));
     var sum = 0.0;
     for (var i = 0u; i < UNIT / 32u; i++) {
         sum += product(w[i], x[2u * i], x[2u * i + 1u]);

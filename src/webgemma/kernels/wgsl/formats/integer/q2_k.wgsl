@@ -3,10 +3,9 @@
 const SCALED: u32 = 16u; // weights with one scale
 const OFFSETS: bool = true;
 
-fn integer_unit(row: u32, unit: u32) -> array<Weights, 2> {
-    let block = row * params.row_blocks + unit / 4u;
-    let q = quants(block, unit % 4u);
-    let s = scales_and_offsets(block, unit % 4u);
+fn integer_unit(words: Words) -> array<Weights, 2> {
+    let q = quants(words);
+    let s = scales_and_offsets(words);
     return array<Weights, 2>(
         Weights(q[0], q[1], vec4(s[0].xy, s[1].xy)),
         Weights(q[2], q[3], vec4(s[0].zw, s[1].zw)),
