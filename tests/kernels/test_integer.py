@@ -278,7 +278,7 @@ def products(tiny: Tiny, batch: int, precision: str) -> tuple[int, int]:
     return len(linked) - with_integers, with_integers
 
 
-def test_all_big_products_are_with_integers() -> None:
+def test_all_big_products_are_with_integers(monkeypatch: pytest.MonkeyPatch) -> None:
     """In each of six layers four, and the head; exact: two of per-layer embeddings, one before.
 
     A batch multiplies everything with integers; its gate and up are one product, too."""
@@ -288,6 +288,9 @@ def test_all_big_products_are_with_integers() -> None:
     assert products(tiny, 1, "exact")[1] == products(tiny, 8, "exact")[1] == 0
     for batch in (1, 8):
         assert products(replace(tiny, formats=("F16",)), batch, "int16")[1] == 0
+    monkeypatch.setattr(device(), "packed_dots", False)
+    assert products(tiny, 1, "int16") == (13, 25)
+    assert products(tiny, 8, "int16") == (38, 0)
 
 
 def test_a_session_chooses_its_precision() -> None:

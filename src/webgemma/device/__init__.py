@@ -68,6 +68,7 @@ class Device(Protocol):
     features: frozenset[str]  # of "subgroups", "shader-f16", "timestamp-query"
     limits: Limits
     software: bool  # the "GPU" is this machine's CPU
+    packed_dots: bool  # dot4I8Packed is an instruction
 
     def buffer(self, nbytes: int, label: str = "") -> Buffer: ...
 

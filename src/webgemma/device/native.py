@@ -59,6 +59,7 @@ class NativeDevice:
         limits = adapter.limits
         self.name: str = describe(adapter)
         self.software: bool = info["adapter_type"] == "CPU"
+        self.packed_dots: bool = info["backend_type"] != "Metal"  # which has nothing for bytes
         self.features = frozenset(wanted)
         self._device = adapter.request_device_sync(
             required_features=list(wanted.values()),

@@ -42,6 +42,7 @@ class NullDevice:
     ) -> None:
         self.name = "no GPU"
         self.software = True
+        self.packed_dots = True
         self.features = features
         self.limits = limits
         self.memory_nbytes = memory_nbytes

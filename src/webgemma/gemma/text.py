@@ -48,7 +48,8 @@ class TextRecorder:
         self.inputs = inputs
         self.batch = batch
         self.kv = kv
-        self.precision = precision
+        # Where packed dots are made of other instructions, a batch is slower with them.
+        self.precision = precision if batch == 1 or model.device.packed_dots else "exact"
         self.features = model.device.features
 
     def body(self, out: Tensor | None = None) -> Tensor:
