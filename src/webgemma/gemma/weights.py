@@ -18,9 +18,9 @@ from webgemma.gguf.sources import Bytes
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
 
-CHUNK_NBYTES = 32 << 20  # what passes through host memory at a time
+CHUNK_NBYTES = 8 << 20  # what passes through host memory at a time: larger ones are no faster
 SAMPLE_NBYTES = 1 << 16  # of a tensor, for the fingerprint
-CHUNKS_AHEAD = 2  # chunks that the device's queue may hold before it has copied them
+CHUNKS_AHEAD = 8  # chunks that the device's queue may hold before it has copied them
 TABLE = "per_layer_token_embd.weight"
 HEAD_DIMS = (16, 32, 64, 128, 256, 512)  # that attention.wgsl can share out among its threads
 BATCH_ROWS = 512  # of a table on the host that the device sees at a time: the largest batch
