@@ -11,7 +11,7 @@ from wgpu.backends.wgpu_native import GPUShaderModule, ffi, lib  # type: ignore[
 from wgpu.backends.wgpu_native._api import libf  # type: ignore[import-untyped]
 
 from webgemma.device import Buffer, Kernel, Limits, Plan
-from webgemma.errors import DeviceError
+from webgemma.errors import DeviceError, DeviceMemoryError
 
 FEATURES = {
     "subgroups": "subgroup",
@@ -59,6 +59,8 @@ class NativeDevice:
         limits = adapter.limits
         self.name: str = describe(adapter)
         self.software: bool = info["adapter_type"] == "CPU"
+        self.unified: bool = info["adapter_type"] in ("CPU", "IntegratedGPU")
+        self.nbytes = 0  # of the buffers that are not freed
         self.features = frozenset(wanted)
         self._device = adapter.request_device_sync(
             required_features=list(wanted.values()),
@@ -92,7 +94,9 @@ class NativeDevice:
                 size=nbytes, usage=USAGE | wgpu.BufferUsage.UNIFORM, label=label
             )
         except wgpu.GPUError as error:
-            raise DeviceError(f"The GPU has no {nbytes} bytes for {label}: {error}.") from error
+            why = f"The GPU has no {nbytes} bytes for {label} beside {self.nbytes}: {error}."
+            raise DeviceMemoryError(why, self.nbytes) from error
+        self.nbytes += nbytes
         return Buffer(raw, nbytes)
 
     def write(self, buffer: Buffer, data: Any, offset: int = 0) -> None:
@@ -169,6 +173,7 @@ class NativeDevice:
     def free(self, buffer: Buffer) -> None:
         """Give memory back at once."""
         buffer.raw.destroy()
+        self.nbytes -= buffer.nbytes
 
     def close(self) -> None:
         """Let the device go."""

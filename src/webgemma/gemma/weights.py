@@ -58,6 +58,8 @@ class Model:
     def __init__(self, config: Config, device: Device) -> None:
         self.config = config
         self.device = device
+        self.name = ""  # its file's
+        self.closed = False
         self.fingerprint = ""  # tells this model from others
         self.matrices: dict[str, Weight] = {}
         self.vectors: dict[str, Tensor] = {}
@@ -80,7 +82,22 @@ class Model:
         table: Literal["auto", "device", "host"] = "auto",
         budget_nbytes: int | None = None,
     ) -> "Model":
-        """Bring every tensor of the text model to the device, chunk by chunk.
+        """Make room for every tensor of the text model and bring it there: `reserve`, `fill`."""
+        model = cls.reserve(gguf, config, device, table=table, budget_nbytes=budget_nbytes)
+        await model.fill(gguf, progress)
+        return model
+
+    @classmethod
+    def reserve(
+        cls,
+        gguf: Gguf,
+        config: Config,
+        device: Device,
+        *,
+        table: Literal["auto", "device", "host"] = "auto",
+        budget_nbytes: int | None = None,
+    ) -> "Model":
+        """A model whose memory is there, but not yet its weights; DeviceError if it is too small.
 
         The table of per-layer embeddings may stay in the file, which must then stay open ("host");
         with "auto" it does if the weights together would exceed `budget_nbytes`."""
@@ -91,28 +108,42 @@ class Model:
                 budget_nbytes is not None and sum(weights_nbytes(gguf, config)) > budget_nbytes
             )
             table = "host" if exceeded else "device"
-        tensors = canonical_tensors(gguf)
         _check_kernels_fit(gguf, config)
         model = cls(config, device)
+        model.name = gguf.name
         try:
             for name, stacked in _stacks(_wanted(gguf, config)).items():
                 if len(stacked[0].shape) == 1:
-                    model.vectors[name] = model._vector(await _floats(gguf, stacked[0]))
+                    size = stacked[0].weights
+                    model.vectors[name] = Tensor((size,), 4 * size, model.keep(4 * size, name))
                 elif name == TABLE and table == "host":
                     model.table = HostTable(model, gguf, stacked[0])
                     model.matrices[name] = model.table.weight
                 else:
-                    model.matrices[name] = await model._matrix(gguf, name, stacked)
-                if progress is not None:
-                    progress(sum(tensor.nbytes for tensor in stacked))
-            await model._derive(gguf, tensors)
-            model.fingerprint = await _fingerprint(gguf, config)
-            while model._copies:
-                await model._copies.popleft().bytes()
+                    model.matrices[name] = model.room(name, stacked)
         except BaseException:
             model.close()
             raise
         return model
+
+    async def fill(self, gguf: Gguf, progress: Callable[[int], None] | None = None) -> None:
+        """Bring every tensor to the device, chunk by chunk; a model for which that fails closes."""
+        try:
+            for name, stacked in _stacks(_wanted(gguf, self.config)).items():
+                if name in self.vectors:
+                    data = _packed(await _floats(gguf, stacked[0]))
+                    self.device.write(self.vectors[name].buffer, data)
+                elif not (name == TABLE and self.table):
+                    await self.fill_matrix(gguf, self.matrices[name], stacked)
+                if progress is not None:
+                    progress(sum(tensor.nbytes for tensor in stacked))
+            await self._derive(gguf, canonical_tensors(gguf))
+            self.fingerprint = await _fingerprint(gguf, self.config)
+            while self._copies:
+                await self._copies.popleft().bytes()
+        except BaseException:
+            self.close()
+            raise
 
     async def _derive(self, gguf: Gguf, tensors: dict[str, TensorInfo]) -> None:
         """What kernels want put together: head norms side by side, rotations in turns."""
@@ -159,6 +190,9 @@ class Model:
 
     def close(self) -> None:
         """Give the memory back."""
+        self.closed = True
+        if self.table is not None:
+            self.table.close()
         while self._buffers:
             self.device.free(self._buffers.pop())
         self._copies.clear()
@@ -172,22 +206,26 @@ class Model:
         return Tensor(shape, len(data), buffer)
 
     def _vector(self, values: list[float]) -> Tensor:
-        return self._tensor(struct.pack(f"<{len(values)}f", *values), "vector", len(values))
+        return self._tensor(_packed(values), "vector", len(values))
 
-    async def _matrix(self, gguf: Gguf, name: str, stacked: list[TensorInfo]) -> Weight:
-        """One matrix, or several of one format and width put on top of each other."""
+    def room(self, name: str, stacked: list[TensorInfo]) -> Weight:
+        """Memory for one matrix, or several of one format and width on top of each other."""
         fmt, width = stacked[0].format, stacked[0].width
         rows = sum(tensor.rows for tensor in stacked)
         at_once = self._rows_at_once(name, fmt, width, rows)
-        parts = []
-        for first in range(0, rows, at_once):
-            part = self.part(name, fmt, width, first, min(at_once, rows - first))
+        parts = [
+            self.part(name, fmt, width, first, min(at_once, rows - first))
+            for first in range(0, rows, at_once)
+        ]
+        return Weight(name, fmt, width, rows, tuple(parts))
+
+    async def fill_matrix(self, gguf: Gguf, weight: Weight, stacked: list[TensorInfo]) -> None:
+        """Bring the tensors that are put on top of each other to their matrix."""
+        for part in weight.parts:
             top = 0  # the row of the whole at which a tensor begins
             for tensor in stacked:
-                await self._fill(gguf, tensor, top, part, fmt)
+                await self._fill(gguf, tensor, top, part, weight.format)
                 top += tensor.rows
-            parts.append(part)
-        return Weight(name, fmt, width, rows, tuple(parts))
 
     def _rows_at_once(self, name: str, fmt: Format, width: int, rows: int) -> int:
         """How many rows of a matrix one binding can hold."""
@@ -231,7 +269,9 @@ class Model:
             recorder = Recorder(self.device)
             source = Tensor((len(chunk),), buffer.nbytes, buffer)
             record_repack(recorder, source, len(chunk) // fmt.nbytes, part, fmt, first_block)
-            self.device.run(recorder.plan())
+            plan = recorder.plan()
+            self.device.run(plan)
+            plan.close(self.device)
         finally:
             self.device.free(buffer)
 
@@ -286,6 +326,12 @@ class HostTable:
             record_repack(recorder, self._rows, blocks, part, fmt)
             self._plans[rows] = recorder.plan()
         return self._plans[rows]
+
+    def close(self) -> None:
+        """Give the memory of the plans back; the rest is the model's."""
+        for plan in self._plans.values():
+            plan.close(self._device)
+        self._plans.clear()
 
 
 def record_repack(
@@ -356,6 +402,10 @@ def _check_kernels_fit(gguf: Gguf, config: Config) -> None:
                 f"{gguf.name}: the rows of {name} have {tensor.width} weights, but the GPU reads "
                 "four at a time; use device='cpu'."
             )
+
+
+def _packed(values: Sequence[float]) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
 
 
 def _whole_words(data: Bytes) -> Bytes:

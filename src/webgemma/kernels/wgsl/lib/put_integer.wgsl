@@ -5,22 +5,24 @@
 alias Stored = u32;
 
 const GROUP_WORDS: u32 = 8u * BYTES + 4u;
-const NOTHING: f32 = 1e-30; // a group that stays below it is 0: its scale would have no inverse
+const NOTHING: u32 = 0x0da24260u; // 1e-30: a group below it is 0, its scale would have no inverse
 
-var<workgroup> peaks: array<f32, THREADS>;
+// As bits, floats from 0 on keep their order, and NaN is the largest: so its group's scale is NaN.
+var<workgroup> peaks: array<u32, THREADS>;
 var<workgroup> totals: array<i32, THREADS>;
 
 fn put_four(place: u32, four: vec4<f32>, live: bool, thread: u32) {
-    let size = abs(four);
+    let size = bitcast<vec4<u32>>(four) & vec4(0x7fffffffu);
     workgroupBarrier(); // those of an earlier four have been read
     peaks[thread] = max(max(size.x, size.y), max(size.z, size.w));
     workgroupBarrier();
     let first = thread - thread % 8u;
-    var peak = 0.0;
+    var bits = 0u;
     for (var i = 0u; i < 8u; i++) {
-        peak = max(peak, peaks[first + i]);
+        bits = max(bits, peaks[first + i]);
     }
-    let inverse = select(LARGEST / peak, 0.0, peak < NOTHING);
+    let peak = bitcast<f32>(bits);
+    let inverse = select(LARGEST / peak, 0.0, bits < NOTHING);
     let v = vec4<i32>(round(four * inverse));
     totals[thread] = v.x + v.y + v.z + v.w;
     workgroupBarrier();
@@ -36,7 +38,7 @@ fn put_four(place: u32, four: vec4<f32>, live: bool, thread: u32) {
         h[at + 8u + j] = pack4xI8(v); // its low bytes
     }
     if (j == 0u) {
-        let scale = select(peak / LARGEST, 0.0, peak < NOTHING);
+        let scale = select(peak / LARGEST, 0.0, bits < NOTHING);
         let sizes = at + 8u * BYTES;
         h[sizes] = bitcast<u32>(scale);
         h[sizes + 1u] = bitcast<u32>(scale * f32(sum_of_four(first)));
