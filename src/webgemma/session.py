@@ -50,6 +50,7 @@ class Session:
         self._unread: deque[Reading] = deque()  # results that nobody waits for
         self._logits: dict[int, Tensor] = {}
         self._plans: dict[tuple[str, int], Plan] = {}
+        self._check_open()
         with ExitStack() as owned:
             self._owned = owned
             self._make_room()

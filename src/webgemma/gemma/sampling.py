@@ -20,7 +20,7 @@ COLDEST = 1e-6  # a temperature below it leaves the best token only, in float32
 
 # The kernels in the order they run, and the pieces of lib/ that each is linked with.
 PIECES = {
-    "penalise": ("best", "partial", "sane", "settings", "state", "sum"),
+    "penalise": ("best", "finite", "partial", "settings", "state", "sum"),
     "top": ("best", "partial", "settings", "state", "sum"),
     "greedy": ("best", "partial", "state", "sum", "take"),
     "weigh": ("best", "order", "partial", "settings", "sum", "tally"),

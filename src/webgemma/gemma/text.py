@@ -77,7 +77,7 @@ class TextRecorder:
         """cap * tanh(logits / cap), in place."""
         count = logits.nbytes // 4
         self._call(
-            "softcap", self._flat(count), [count, self.config.softcap], logits, pieces=("sane",)
+            "softcap", self._flat(count), [count, self.config.softcap], logits, pieces=("finite",)
         )
         return logits
 

@@ -192,7 +192,7 @@ class TextModel:
         table = "token_embd.weight" if self.config.tied else "output.weight"
         cap = np.float32(self.config.softcap)
         logits = self.weights.linear(h, table)
-        if not (logits < np.inf).all():  # NaN is not
+        if not np.isfinite(logits).all():
             raise GgufError(
                 f"{self.weights.gguf.name} computes NaN or infinity: its weights are "
                 "damaged; check the file with `webgemma verify`."

@@ -3,7 +3,7 @@
 struct Partial {
     best: Best, // of the changed logits
     own: Best, // of the model's own
-    sum: f32, // of exp(own logit - own.value), at least 1; below 0 where a logit is not sane
+    sum: f32, // of exp(own logit - own.value), at least 1; below 0 where a logit is not finite
 }
 
 const ALARM: f32 = -1.0e30; // outweighs every sum
@@ -16,7 +16,7 @@ fn best_changed(parts: u32, thread: u32) -> Best {
     return workgroup_best(mine, thread);
 }
 
-// The logarithm of the sum of exp over the model's own logits; LOWEST if one of them is not sane,
+// The logarithm of the sum of exp over the model's own logits; LOWEST if one of them is not finite,
 // which makes log-probabilities impossibly large: the host sees it in what it reads anyway.
 fn log_total(parts: u32, thread: u32) -> f32 {
     var mine = Best(LOWEST, NOBODY);

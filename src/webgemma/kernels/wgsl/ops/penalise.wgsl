@@ -1,6 +1,6 @@
 // own = cap * tanh(logit / cap), suppressed tokens at LOWEST; changed = own after the repetition and
 // presence penalties on the recent tokens, plus the bias. One workgroup for each CHUNK of tokens, which
-// also finds the best of both and the sum of exp(own). Logits that are not sane count as 0 and raise
+// also finds the best of both and the sum of exp(own). Logits that are not finite count as 0 and raise
 // the alarm of partial.wgsl. Leaves the bins of `weigh` empty.
 
 struct Params {
@@ -72,7 +72,7 @@ fn main(
     var alarm = 0.0;
     for (var at = thread; at < count; at += THREADS) {
         let logit = logits[first + at];
-        if (is_sane(logit)) {
+        if (is_finite(logit)) {
             held[at] = capped(logit);
         } else {
             held[at] = 0.0;
