@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from webgemma.device import Buffer, Device, Plan, Reading
-from webgemma.errors import DeviceError, GgufError, InputError
+from webgemma.errors import DeviceError, InputError
 from webgemma.gemma.config import Config
-from webgemma.gemma.tensors import canonical_tensors, check_rope_factors, text_tensors
+from webgemma.gemma.tensors import (
+    canonical_tensors,
+    check_rope_factors,
+    read_floats,
+    text_tensors,
+)
 from webgemma.gguf.formats import Format
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.gguf.sources import Bytes
@@ -131,7 +136,7 @@ class Model:
         try:
             for name, stacked in _stacks(_wanted(gguf, self.config)).items():
                 if name in self.vectors:
-                    data = _packed(await _floats(gguf, stacked[0]))
+                    data = _packed(await read_floats(gguf, stacked[0]))
                     self.device.write(self.vectors[name].buffer, data)
                 elif not (name == TABLE and self.table):
                     await self.fill_matrix(gguf, self.matrices[name], stacked)
@@ -149,9 +154,9 @@ class Model:
         """What kernels want put together: head norms side by side, rotations in turns."""
         for layer in self.config.layers:
             name = f"blk.{layer.index}."
-            norms = await _floats(gguf, tensors[name + "attn_q_norm.weight"])
+            norms = await read_floats(gguf, tensors[name + "attn_q_norm.weight"])
             if not layer.shares_kv:
-                norms += await _floats(gguf, tensors[name + "attn_k_norm.weight"])
+                norms += await read_floats(gguf, tensors[name + "attn_k_norm.weight"])
             self.head_norms[layer.index] = self._vector(norms)
         factors = tensors.get("rope_freqs.weight")
         for sliding in {layer.sliding for layer in self.config.layers}:
@@ -161,7 +166,7 @@ class Model:
             if not sliding:
                 scale = [1.0] * (size // 8) + [math.inf] * (size // 2 - size // 8)
                 if factors is not None:
-                    scale = check_rope_factors(gguf, await _floats(gguf, factors))
+                    scale = check_rope_factors(gguf, await read_floats(gguf, factors))
             turns = [base ** (-2 * j / size) / scale[j] / (2 * math.pi) for j in range(size // 2)]
             words = [part for turn in turns for part in divmod(round(turn * 2**64) % 2**64, 2**32)]
             packed = struct.pack(f"<{len(words)}I", *words)
@@ -429,23 +434,3 @@ async def _fingerprint(gguf: Gguf, config: Config) -> str:
             digest.update(await gguf.read(tensor, 0, nbytes))
             digest.update(await gguf.read(tensor, tensor.nbytes - nbytes, nbytes))
     return digest.hexdigest()
-
-
-async def _floats(gguf: Gguf, tensor: TensorInfo) -> list[float]:
-    """A vector of a file as numbers; norms and scales are stored as plain floats."""
-    data = bytes(await gguf.read(tensor))
-    match tensor.format.name:
-        case "F32":
-            return list(struct.unpack(f"<{tensor.weights}f", data))
-        case "F16":
-            return list(struct.unpack(f"<{tensor.weights}e", data))
-        case "BF16":
-            words = struct.unpack(f"<{tensor.weights}H", data)
-            return list(
-                struct.unpack(
-                    f"<{len(words)}f", struct.pack(f"<{len(words)}I", *(w << 16 for w in words))
-                )
-            )
-    raise GgufError(
-        f"{gguf.name}: the vector {tensor.name} is stored as {tensor.format}, not as floats."
-    )
