@@ -78,7 +78,9 @@ class TextRecorder:
     def softcap(self, logits: Tensor) -> Tensor:
         """cap * tanh(logits / cap), in place."""
         count = logits.nbytes // 4
-        self._call("softcap", self._flat(count), [count, self.config.softcap], logits)
+        self._call(
+            "softcap", self._flat(count), [count, self.config.softcap], logits, pieces=("finite",)
+        )
         return logits
 
     def block(
