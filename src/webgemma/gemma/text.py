@@ -288,10 +288,10 @@ class TextRecorder:
         """gelu(W_gate n) * W_up n, from both matrices in one."""
         ffn = weight.rows // 2
         units = weight.width // unit_of(weight.format.name)
-        team = Team.for_pairs(weight, self.features)
+        team = Team.for_pairs(weight)
         products = ("lanes", "row_products", *pieces_of("x", n))
         parts = ("state", "gelu", *products, *pieces_of("row", out))
-        shape = {"THREADS": team.threads, "LANES": team.lanes, "PAIRS": team.each}
+        shape = {"THREADS": team.threads, "LANES": team.lanes}
         kernel = self._link("gate_up", weight.format.name, parts, **shape)
         part = weight.parts[0]
         params = [weight.width // weight.format.block, *part.planes, ffn, units]

@@ -42,12 +42,9 @@ class Team:
         return cls(64, lanes, each)
 
     @classmethod
-    def for_pairs(cls, weight: Weight, features: frozenset[str]) -> "Team":
-        """Of gate_up, where `each` is pairs: a workgroup makes a whole group of integers."""
-        units = weight.width // unit_of(weight.format.name)
-        if "shuffle32" in features and units >= 16:
-            return cls(256, 32, 4)
-        lanes = 1 if units < 4 else 8
+    def for_pairs(cls, weight: Weight) -> "Team":
+        """Of gate_up, where `each` is a pair: a workgroup makes a whole group of integers."""
+        lanes = 1 if weight.width // unit_of(weight.format.name) < 4 else 8
         return cls(GROUP * lanes, lanes, 1)
 
     @property
