@@ -10,6 +10,7 @@ LOGITS_INCREMENTAL = 5e-4
 # Kernels against the reference or numpy, relative to the largest value.
 F32_KERNEL = 1e-5
 DECODED = 1e-6  # of each weight
+F16_ROUNDING = 1e-3  # of a value that is kept in float16: one unit in its last place
 ROUNDING = {"int16": 1e-4, "int8": 2e-2}  # of a product with activations as integers
 
 # The GPU engine against transformers (absolute, float32 cache) and our reference (relative).

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from webgemma.device import Kernel
+from webgemma.gemma import loops
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.integers import GROUP, Integers, multiplies_integers, pieces_of
 from webgemma.gemma.moe import Branches, feed_forward_with_experts
-from webgemma.gemma.tiles import FEW_TOKENS, Tile
+from webgemma.gemma.tiles import FEW_TOKENS, Team, Tile
 from webgemma.gemma.weights import Model, Weight
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
@@ -17,7 +18,6 @@ from webgemma.kernels import unit as unit_of
 THREADS = 64
 ROW_THREADS = 256  # where one workgroup handles a whole row
 EVERYTHING = 1 << 30  # a window that no context reaches
-MANY_THREADS = 3 << 14  # in flight, to hide the latency of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class TextRecorder:
         self.kv = kv
         self.precision = precision if batch == 1 else "exact"
         self.features = model.device.features
+        self.software = model.device.software
 
     def body(self, out: Tensor | None = None) -> Tensor:
         """Everything below the head: [batch, width], normed, into `out` if it is to be kept."""
@@ -139,14 +140,14 @@ class TextRecorder:
         With `up` (a tensor, its stride, its first column) the result is gelu(x Wᵀ) * up."""
         tokens = x.shape[0]
         y = out or self.recorder.scratch(tokens, weight.rows)
-        each = 2 if weight.rows >= 1024 else 1
-        lanes, units = self._lanes(weight, weight.rows, each)
+        team = Team.for_weight(weight, self.features, self.software)
+        units = weight.width // unit_of(weight.format.name)
         finish = ("gelu", "finish_gated") if up else ("finish_plain",)
         name = weight.format.name
-        tile = Tile.for_batch(tokens)
+        tile = Tile.for_batch(tokens, self.software)
         if tile is None:
             parts = ("state", "lanes", "row_products", *pieces_of("x", x), *finish)
-            kernel = self._link("matvec", name, parts, LANES=lanes, EACH=each)
+            kernel = self._link("matvec", name, parts, **team.constants)
         else:
             kernel = self._link("matmul", name, ("state", *finish), **tile.constants)
         others = (up[0],) if up else ()
@@ -158,20 +159,12 @@ class TextRecorder:
                 *(() if tile is None else (tokens,)),
             ]
             if tile is None:
-                grid = (*self._fold(-(-part.rows * lanes // (THREADS * each))), tokens)
+                grid = (*self._fold(team.groups(part.rows)), tokens)
             else:
                 columns, layers = self._fold(-(-part.rows // tile.rows))
                 grid = (columns, -(-tokens // tile.tokens), layers)
             self.recorder.call(kernel, grid, params, part.data, self.inputs.state, x, y, *others)
         return y
-
-    def _lanes(self, weight: Weight, rows: int, each: int) -> tuple[int, int]:
-        """How many threads share `each` rows, enough to fill a GPU; and the units of a row."""
-        units = weight.width // unit_of(weight.format.name)
-        lanes = 1 if units < 4 else 4
-        while lanes < THREADS and 2 * lanes <= units and rows * lanes < each * MANY_THREADS:
-            lanes *= 2
-        return lanes, units
 
     def _room(self, width: int, *readers: str) -> Tensor:
         """Where to put what these matrices read: integers if all of them can multiply those."""
@@ -256,7 +249,7 @@ class TextRecorder:
         matrices = self.model.matrices
         weight = matrices[name + "ffn_gate_up.weight"]
         both = weight.rows == 2 * layer.ffn
-        if both and len(weight.parts) == 1 and self.batch <= FEW_TOKENS:
+        if both and len(weight.parts) == 1 and self.batch <= FEW_TOKENS and not self.software:
             hidden = self._room(layer.ffn, name + "ffn_down.weight")
             self.gate_up(n, weight, hidden)
         else:
@@ -272,13 +265,11 @@ class TextRecorder:
     def gate_up(self, n: Tensor, weight: Weight, out: Tensor) -> None:
         """gelu(W_gate n) * W_up n, from both matrices in one."""
         ffn = weight.rows // 2
-        lanes, units = self._lanes(weight, ffn, 1)
-        threads = THREADS
-        if isinstance(out, Integers):  # a workgroup makes a whole group of them
-            lanes = min(lanes, ROW_THREADS // GROUP)
-            threads = GROUP * lanes
-        parts = ("state", "lanes", "row_products", "gelu")
-        parts += (*pieces_of("x", n), *pieces_of("row", out))
+        units = weight.width // unit_of(weight.format.name)
+        lanes = 1 if units < 4 else 8
+        threads = GROUP * lanes  # a workgroup makes a whole group, if they are to be integers
+        products = ("lanes", "row_products", *pieces_of("x", n))
+        parts = ("state", "gelu", *products, *pieces_of("row", out))
         kernel = self._link("gate_up", weight.format.name, parts, LANES=lanes, THREADS=threads)
         part = weight.parts[0]
         params = [weight.width // weight.format.block, *part.planes, ffn, units]
@@ -325,36 +316,33 @@ class TextRecorder:
                 self.linear(h, weight, raw, first)
                 first += weight.rows
         keys, values = inputs.caches[layer.kv_donor]
-        ring = inputs.ring[layer.kv_donor]
-        q = self.recorder.scratch(self.batch, layer.heads * layer.head_dim)
-        self._call(
-            "heads",
-            (layer.heads + 2 * layer.kv_heads * (own > 0), self.batch),
-            [layer.heads, layer.kv_heads, raw_heads, ring, self.config.eps],
-            *(inputs.state, raw, self.head_norms(layer), self.turns(layer), q, keys, values),
-            pieces=("sum", "state", self.kv),
-            HEAD_DIM=layer.head_dim,
-        )
         attend = self._attend_one if self.batch == 1 else self._attend_many
-        out = attend(layer, q, keys, values, ring)
+        out = attend(layer, raw, keys, values)
         return self.linear(out, matrices[name + "attn_output.weight"])
 
-    def _attend_one(
-        self, layer: Layer, q: Tensor, keys: Tensor, values: Tensor, ring: int
-    ) -> Tensor:
+    def _attend_one(self, layer: Layer, raw: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """One token: the positions are shared out among workgroups, then put together."""
-        shares = 16 if layer.sliding else 32
+        threads, ring = 128, self.inputs.ring[layer.kv_donor]
         window = self.config.window if layer.sliding else EVERYTHING
+        shares = 16 if layer.sliding else 32
+        if self.software:
+            most = loops.attention_keys(layer.head_dim, threads)
+            shares = max(shares, -(-min(ring, window) // most))
+        own = int(not layer.shares_kv)
+        shares += own  # the token itself
+        raw_heads = raw.shape[1] // layer.head_dim
         parts = self.recorder.scratch(1, layer.heads * shares * layer.head_dim)
         sums = self.recorder.scratch(1, layer.heads * shares * 2)
         self._call(
             "attention",
-            (layer.heads, 1, shares),
-            [layer.heads, layer.kv_heads, ring, window],
-            *(self.inputs.state, q, keys, values, parts, sums),
-            pieces=("state", self.kv),
+            (layer.heads, shares),
+            [layer.heads, layer.kv_heads, raw_heads, ring, window, self.config.eps],
+            *(self.inputs.state, raw, self.head_norms(layer), self.turns(layer)),
+            *(keys, values, parts, sums),
+            pieces=("sum", "state", "rope", self.kv),
             HEAD_DIM=layer.head_dim,
-            THREADS=128,
+            OWN_CACHE=own,
+            THREADS=threads,
         )
         out = self.recorder.scratch(1, layer.heads * layer.head_dim)
         if layer.head_dim % GROUP == 0:
@@ -370,25 +358,44 @@ class TextRecorder:
         )
         return out
 
-    def _attend_many(
-        self, layer: Layer, q: Tensor, keys: Tensor, values: Tensor, ring: int
-    ) -> Tensor:
+    def _heads(self, layer: Layer, raw: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Queries normed and turned, keys and values into the cache."""
+        q = self.recorder.scratch(self.batch, layer.heads * layer.head_dim)
+        raw_heads, ring = raw.shape[1] // layer.head_dim, self.inputs.ring[layer.kv_donor]
+        heads = layer.heads + 2 * layer.kv_heads * (not layer.shares_kv)
+        self._call(
+            "heads",
+            (heads, self.batch),
+            [layer.heads, layer.kv_heads, raw_heads, ring, self.config.eps],
+            *(self.inputs.state, raw, self.head_norms(layer), self.turns(layer), q, keys, values),
+            pieces=("sum", "state", "rope", self.kv),
+            HEAD_DIM=layer.head_dim,
+        )
+        return q
+
+    def _attend_many(self, layer: Layer, raw: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Many tokens: a workgroup takes a tile of queries; keys and values serve all of them."""
-        queries, keys_at_once = 32, 64
+        q = self._heads(layer, raw, keys, values)
+        ring = self.inputs.ring[layer.kv_donor]
+        shape = {"HEAD_DIM": layer.head_dim, "THREADS": 256, "QUERIES": 32, "KEYS": 64}
+        queries = shape["QUERIES"]
         group = layer.heads // layer.kv_heads
         window = self.config.window if layer.sliding else EVERYTHING
         out = self.recorder.scratch(self.batch, layer.heads * layer.head_dim)
-        self._call(
-            "attention_prefill",
-            (layer.kv_heads, -(-self.batch * group // queries)),
-            [layer.heads, layer.kv_heads, ring, window, self.batch],
-            *(self.inputs.state, q, keys, values, out),
-            pieces=("state", self.kv),
-            HEAD_DIM=layer.head_dim,
-            THREADS=256,
-            QUERIES=queries,
-            KEYS=keys_at_once,
-        )
+        grid = (layer.kv_heads, -(-self.batch * group // queries))
+        params = [layer.heads, layer.kv_heads, ring, window, self.batch]
+        tensors = (self.inputs.state, q, keys, values, out)
+        most = loops.attention_prefill_keys(*shape.values()) if self.software else EVERYTHING
+        seen = min(ring, window + queries)  # by one workgroup
+        if seen <= most:
+            pieces = ("state", self.kv, "attend_all")
+            self._call("attention_prefill", grid, params, *tensors, pieces=pieces, **shape)
+            return out
+        pieces = ("state", self.kv, "attend_some")
+        left = self.recorder.scratch(*grid, 2, queries)
+        for begin in range(0, seen, most):
+            some = [*params, begin, begin + most]
+            self._call("attention_prefill", grid, some, *tensors, left, pieces=pieces, **shape)
         return out
 
     def head_norms(self, layer: Layer) -> Tensor:
