@@ -69,8 +69,8 @@ class Gemma:
         `context` is how many positions prompt and reply may take together: 32768, or what the
         model was made for if that is less, unless more is asked for. `adapter` names the GPU, `kv`
         is how the GPU keeps keys and values, and `progress` is told how many bytes of how many are
-        loaded. `precision` is that of the activations while the GPU writes: exact (float32), int16
-        (each product off by 3e-5), int8 (by 6e-3); auto is int16 on a real GPU. `memory_gb` is
+        loaded. `precision` is that of the activations on the GPU: exact (float32), int16 (each
+        product off by 3e-5), int8 (by 6e-3); auto is int16 on a real GPU. `memory_gb` is
         what weights and cache may take of the GPU's memory (10**9 bytes each; a step works in some
         hundred megabytes more): above it the table of per-layer embeddings stays in the file,
         which makes each token a little slower, and a model that still does not fit is refused

@@ -60,7 +60,10 @@ class NativeDevice:
         limits = adapter.limits
         self.name: str = describe(adapter)
         self.software: bool = info["adapter_type"] == "CPU"
-        self.features = frozenset(wanted)
+        dots = frozenset(
+            {"packed-dots"} if info["backend_type"] != "Metal" else ()
+        )  # which has none
+        self.features = frozenset(wanted) | (dots - without)
         self._device = adapter.request_device_sync(
             required_features=list(wanted.values()),
             required_limits={

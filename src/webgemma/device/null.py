@@ -36,7 +36,7 @@ class NullDevice:
 
     def __init__(
         self,
-        features: frozenset[str] = frozenset(),
+        features: frozenset[str] = frozenset({"packed-dots"}),
         limits: Limits = DEFAULT_LIMITS,
         memory_nbytes: int | None = None,
     ) -> None:

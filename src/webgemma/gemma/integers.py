@@ -1,4 +1,4 @@
-"""Activations as integers: what the big products of a decode step read instead of floats."""
+"""Activations as integers: what the big products read instead of floats."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ GROUP_NBYTES = {name: GROUP * nbytes + 16 for name, nbytes in VALUE_NBYTES.items
 
 @dataclass(eq=False, slots=True)
 class Integers(Tensor):
-    """Rows of values in groups of 32, as x_integer.wgsl reads them; `precision` is their size."""
+    """Rows of values in groups of 32, as integer.wgsl reads them; `precision` is their size."""
 
     precision: str = "int16"
 
@@ -39,8 +39,13 @@ def multiplies_integers(fmt: Format) -> bool:
 
 
 def pieces_of(role: str, tensor: Tensor) -> tuple[str, ...]:
-    """What of lib/ reads a tensor ("x") or writes it ("put", "row") in the form that it has."""
+    """What of lib/ reads a tensor ("x", "tile") or writes it ("put", "row") in its form."""
     if not isinstance(tensor, Integers):
         return (f"{role}_float",)
-    below = {"row": ("eight", "put_integer"), "put": ("eight",)}.get(role, ())
+    below = {
+        "row": ("eight", "put_integer"),
+        "put": ("eight",),
+        "x": ("integer",),
+        "tile": ("integer",),
+    }[role]
     return tensor.precision, *below, f"{role}_integer"

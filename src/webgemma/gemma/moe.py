@@ -84,10 +84,10 @@ class Mixture:
         if isinstance(m, Integers):
             m_place = m.offset // GROUP_NBYTES[m.precision] * (GROUP // 4)
         post = text.model.vector(name + "post_attention_norm.weight")
-        params = [self.width, text.config.eps, m_place, s.offset // 16]
+        params = [text.config.eps, m_place, s.offset // 16]
         tensors = (x, h, post, text.model.one, text.model.fork_norms[self.index], a)
         pieces = ("sum", "y_one", "next_three", *pieces_of("put", n))
-        constants = {"THREADS": ROW_THREADS, "ALIKE": int(alike)}
+        constants = {"THREADS": ROW_THREADS, "WIDTH": self.width, "ALIKE": int(alike)}
         _call(text, "residual", (text.batch,), params, tensors, pieces, constants)
         return n, m, s
 

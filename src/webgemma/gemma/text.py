@@ -48,8 +48,9 @@ class TextRecorder:
         self.inputs = inputs
         self.batch = batch
         self.kv = kv
-        self.precision = precision if batch == 1 else "exact"
         self.features = model.device.features
+        # Where packed dots are made of other instructions, a batch is slower with them.
+        self.precision = precision if batch == 1 or "packed-dots" in self.features else "exact"
         self.software = model.device.software
 
     def body(self, out: Tensor | None = None) -> Tensor:
@@ -100,7 +101,7 @@ class TextRecorder:
             f = self.feed_forward(layer, self.residual(x, a, post, norm, out=n))
         if ple is None:
             return self.residual(x, f, name + "post_ffw_norm.weight", next_norm, scale, out)
-        self.residual(x, f, name + "post_ffw_norm.weight", next_norm)
+        self.residual(x, f, name + "post_ffw_norm.weight")
         width = self.config.ple
         up = (ple, len(self.config.layers) * width, layer.index * width)
         gated = self.linear(x, self.model.matrices[name + "inp_gate.weight"], up=up)
@@ -139,17 +140,20 @@ class TextRecorder:
 
         With `up` (a tensor, its stride, its first column) the result is gelu(x Wᵀ) * up."""
         tokens = x.shape[0]
+        if tokens > FEW_TOKENS:
+            x = self._as_integers(x, weight)
         y = out or self.recorder.scratch(tokens, weight.rows)
         team = Team.for_weight(weight, self.features, self.software)
         units = weight.width // unit_of(weight.format.name)
         finish = ("gelu", "finish_gated") if up else ("finish_plain",)
         name = weight.format.name
-        tile = Tile.for_batch(tokens, self.software)
+        tile = Tile.for_batch(tokens, isinstance(x, Integers), self.software)
         if tile is None:
             parts = ("state", "lanes", "row_products", *pieces_of("x", x), *finish)
             kernel = self._link("matvec", name, parts, **team.constants)
         else:
-            kernel = self._link("matmul", name, ("state", *finish), **tile.constants)
+            parts = ("state", *pieces_of("tile", x), *finish)
+            kernel = self._link("matmul", name, parts, **tile.constants)
         others = (up[0],) if up else ()
         for part in weight.parts:
             params = [
@@ -172,6 +176,18 @@ class TextRecorder:
         if self.precision == "exact" or not all(multiplies_integers(w.format) for w in weights):
             return self.recorder.scratch(self.batch, width)
         return Integers.of((self.batch, width), self.precision)
+
+    def _as_integers(self, x: Tensor, weight: Weight) -> Tensor:
+        """x as this weight is best multiplied with it."""
+        floats = self.precision == "exact" or not multiplies_integers(weight.format)
+        if floats or isinstance(x, Integers):
+            return x
+        tokens, width = x.shape
+        h = Integers.of((tokens, width), self.precision)
+        grid = (-(-width // (4 * THREADS)), tokens)
+        pieces = ("state", *pieces_of("put", h))
+        self._call("quantise", grid, [width], self.inputs.state, x, h, pieces=pieces)
+        return h
 
     def _input_of(self, index: int) -> Tensor:
         """Where to put what a layer reads, or the head after the last one."""
@@ -205,38 +221,44 @@ class TextRecorder:
         x: Tensor,
         y: Tensor | Branches,
         post: str,
-        following: str,
+        following: str = "",
         scale: str = "",
         out: Tensor | None = None,
     ) -> Tensor:
-        """x = (x + rms(y) * post) * scale, in place; gives rms(x) * next."""
-        h = out or self.recorder.scratch(*x.shape)
+        """x = (x + rms(y) * post) * scale, in place; gives rms(x) * next, if there is one."""
+        h = out or self.recorder.scratch(*(x.shape if following else (4,)))
+        put = ("next_one", *pieces_of("put", h)) if following else ("next_none",)
         vector = self.model.vector
         added = (y,) if isinstance(y, Tensor) else y
         form = "y_one" if len(added) == 1 else "y_two"
-        tensors = (x, h, vector(post), vector(scale), vector(following), *added)
-        params = [x.shape[1], self.config.eps]
         self._call(
             "residual",
             (self.batch,),
-            params,
-            *tensors,
-            pieces=("sum", form, "next_one", *pieces_of("put", h)),
+            [self.config.eps, 0, 0],
+            *(x, h, vector(post), vector(scale), vector(following), *added),
+            pieces=("sum", form, *put),
             THREADS=ROW_THREADS,
+            WIDTH=x.shape[1],
         )
         return h
 
     def geglu(
-        self, gate: Tensor, gate_stride: int, up: Tensor, up_stride: int, up_first: int, width: int
+        self,
+        gate: Tensor,
+        gate_stride: int,
+        up: Tensor,
+        up_stride: int,
+        up_first: int,
+        width: int,
+        out: Tensor | None = None,
     ) -> Tensor:
         """gelu(gate) * up, each the first `width` columns (up: from `up_first` on) of its rows."""
-        out = self.recorder.scratch(self.batch, width)
-        grid = (-(-width // THREADS), self.batch)
+        h = out or self.recorder.scratch(self.batch, width)
+        grid = (-(-width // (4 * THREADS)), self.batch)
         params = [width, gate_stride, up_stride, up_first]
-        self._call(
-            "geglu", grid, params, self.inputs.state, gate, up, out, pieces=("state", "gelu")
-        )
-        return out
+        pieces = ("state", "gelu", *pieces_of("put", h))
+        self._call("geglu", grid, params, self.inputs.state, gate, up, h, pieces=pieces)
+        return h
 
     def feed_forward(self, layer: Layer, n: Tensor) -> Tensor:
         """W_down(gelu(W_gate n) * W_up n)."""
@@ -249,17 +271,15 @@ class TextRecorder:
         matrices = self.model.matrices
         weight = matrices[name + "ffn_gate_up.weight"]
         both = weight.rows == 2 * layer.ffn
+        hidden = self._room(layer.ffn, name + "ffn_down.weight")
         if both and len(weight.parts) == 1 and self.batch <= FEW_TOKENS and not self.software:
-            hidden = self._room(layer.ffn, name + "ffn_down.weight")
             self.gate_up(n, weight, hidden)
         else:
-            hidden = self.linear(n, weight)
+            gate = self.linear(n, weight)
             split = weight.rows == layer.ffn
-            up = self.linear(n, matrices[name + "ffn_up.weight"]) if split else hidden
-            gate_stride = hidden.shape[1]
-            hidden = self.geglu(
-                hidden, gate_stride, up, up.shape[1], 0 if split else layer.ffn, layer.ffn
-            )
+            up = self.linear(n, matrices[name + "ffn_up.weight"]) if split else gate
+            first = 0 if split else layer.ffn
+            self.geglu(gate, gate.shape[1], up, up.shape[1], first, layer.ffn, hidden)
         return hidden
 
     def gate_up(self, n: Tensor, weight: Weight, out: Tensor) -> None:

@@ -61,15 +61,16 @@ class Tile:
     slice: int
 
     @classmethod
-    def for_batch(cls, tokens: int, software: bool = False) -> "Tile | None":
+    def for_batch(cls, tokens: int, integers: bool, software: bool = False) -> "Tile | None":
         """None: so few tokens that each is better multiplied by itself."""
+        step = 64 if integers else 32
         if tokens <= FEW_TOKENS:
             return None
         if software:  # few threads that do much, since barriers are slow
             return cls(8, 64, 8, 8, 8, 32) if tokens <= 16 else cls(32, 64, 64, 16, 8, 32)
         if tokens <= 16:
-            return cls(64, 32, 16, 4, 4, 32)
-        return cls(128, 64, 32, 4, 4, 32) if tokens <= 32 else cls(128, 64, 64, 4, 8, 32)
+            return cls(64, 32, 16, 4, 4, step)
+        return cls(128, 64, 32, 4, 4, step) if tokens <= 32 else cls(128, 64, 64, 4, 8, step)
 
     @property
     def constants(self) -> dict[str, int]:

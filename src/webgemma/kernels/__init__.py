@@ -29,14 +29,14 @@ def link(
     """The program of one operation, for one weight format where it reads weights.
 
     `pieces` names files of lib/, each joined once; of "sum", "lanes" and "eight" the one that the
-    device's features decide, and "x_integer" brings the format's product with integers.
+    device's features decide, and "integer" brings the format's weights as integers.
     """
     constants = constants or {}
     chosen = [_provider(piece, features, constants) for piece in pieces]
     parts = [_constant(name, value) for name, value in constants.items()]
     parts += [_source(f"lib/{piece}") for piece in dict.fromkeys(chosen)]
     parts += [_source(f"formats/{format.lower()}")] if format else []
-    parts += [_source(f"formats/integer/{format.lower()}")] if "x_integer" in chosen else []
+    parts += [_source(f"formats/integer/{format.lower()}")] if "integer" in chosen else []
     parts.append(_source(f"ops/{op}"))
     wgsl = "\n".join(parts)
     name = "/".join([op, *([format] if format else [])])

@@ -1,4 +1,4 @@
-// put_four: four values of a row of h, as integers in the groups that x_integer.wgsl reads; place
+// put_four: four values of a row of h, as integers in the groups that integer.wgsl reads; place
 // counts the fours. All threads of a workgroup call it together, eight neighbours for a group:
 // place and thread agree modulo 8, and all eight are live or none is.
 

@@ -1,18 +1,23 @@
-// y_four: four values of what is added to the residual, rms(a) * norms[0] + rms(b) * norms[1], once
-// y_sizes has measured both rows.
+// y_row: what is added to the residual, rms(a) * norms[0] + rms(b) * norms[1].
 
 @group(0) @binding(6) var<storage, read> a: array<vec4<f32>>;
 @group(0) @binding(7) var<storage, read> b: array<vec4<f32>>;
 @group(0) @binding(8) var<storage, read> norms: array<vec4<f32>>;
 
-fn y_sizes(at: u32, thread: u32) -> vec2<f32> {
-    var squares = vec2(0.0);
-    for (var i = thread; i < params.width / 4u; i += THREADS) {
-        squares += vec2(dot(a[at + i], a[at + i]), dot(b[at + i], b[at + i]));
+fn y_row(at: u32, thread: u32) -> Row {
+    var first: Row;
+    var second: Row;
+    for (var each = 0u; each < EACH; each++) {
+        let four = four_of(each, thread);
+        first[each] = select(vec4(0.0), a[at + four], is_live(each, thread));
+        second[each] = select(vec4(0.0), b[at + four], is_live(each, thread));
     }
-    return vec2(inverse_root(squares.x, thread), inverse_root(squares.y, thread));
-}
-
-fn y_four(at: u32, i: u32, sizes: vec2<f32>) -> vec4<f32> {
-    return a[at + i] * sizes.x * norms[i] + b[at + i] * sizes.y * norms[params.width / 4u + i];
+    let first_root = inverse_root(first, thread);
+    let second_root = inverse_root(second, thread);
+    for (var each = 0u; each < EACH; each++) {
+        let four = four_of(each, thread);
+        first[each] *= first_root * norms[four];
+        first[each] += second[each] * second_root * norms[FOURS + four];
+    }
+    return first;
 }
