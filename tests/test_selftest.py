@@ -31,7 +31,7 @@ class Liar:
         return getattr(self._device, name)
 
     def buffer(self, nbytes: int, label: str = "") -> Buffer:
-        self.held += label == "self-test"
+        self.held += 1
         return self._device.buffer(nbytes, label)
 
     def free(self, buffer: Buffer) -> None:

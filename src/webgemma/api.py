@@ -13,7 +13,7 @@ from webgemma.gemma.config import Config
 from webgemma.models import find_model
 from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText, top_tokens
 from webgemma.sampler import Sampling
-from webgemma.session import GpuEngine
+from webgemma.session import GpuEngine, no_numbers
 from webgemma.text.chat import Chat, encode_parts, opens_thought
 from webgemma.text.parser import ReplyParser
 from webgemma.text.tokenizer import Tokenizer
@@ -140,6 +140,10 @@ class Gemma:
             import numpy as np  # natively
 
             values = np.frombuffer(values, np.float32).reshape(len(checked), self.config.vocab)
+            wrong = ~np.isfinite(values)
+            wrong[:, list(self.config.suppressed)] = False  # these are at -inf
+            if wrong.any():
+                raise no_numbers(self.name, self.device)
         result: NDArray[np.float32] = values
         return result
 

@@ -156,7 +156,9 @@ async def copy_rate(device: Device) -> float:
         start = time.perf_counter()
         device.run(plan)
         await device.read(to.buffer, 0, 16).bytes()
-        return time.perf_counter() - start
+        taken = time.perf_counter() - start
+        plan.close(device)
+        return taken
 
     try:
         await seconds(1)  # the memory is zeroed and the kernel compiled

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from webgemma.device import Device
-from webgemma.errors import GgufError, InputError
+from webgemma.errors import InputError
 from webgemma.gemma import cache
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.text import Inputs, TextRecorder
@@ -91,11 +91,6 @@ def reference_stages(gguf: Gguf, config: Config, way: Way, ids: Sequence[int]) -
     reference = TextModel(config, Weights(gguf, budget_nbytes=0))
     held = _HalfCache(config) if way.kv == "f16" else Cache(config)
     logits = reference.forward(ids, held, trace=stages)
-    if np.isnan(logits).any():
-        raise GgufError(
-            f"{gguf.name}: the model computes no numbers (NaN); "
-            "its weights are damaged: check the file with `webgemma verify`."
-        )
     return [*stages, logits]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from webgemma.device import Device, open_device
-from webgemma.errors import DeviceError, InputError, WebgemmaError
+from webgemma.errors import DeviceError, DeviceMemoryError, InputError, WebgemmaError
 from webgemma.gemma.cache import ELEMENT_NBYTES
 from webgemma.gemma.config import Config
 from webgemma.gemma.integers import chosen_precision
@@ -84,25 +84,95 @@ async def _gpu_engine(
 
     try:
         await selftest(device)
-        budget = _weights_budget(gguf, config, context, options)
-        model = await Model.load(gguf, config, device, advance, budget_nbytes=budget)
-        session = Session(model, context, kv=options.kv, precision=options.precision)
+        needs = Needs.of(gguf, config, context, options)
+        session = _reserve(gguf, config, device, needs, options)
+        await session.model.fill(gguf, advance)
         return GpuEngine(gguf, session)
     except BaseException:
         device.close()
         raise
 
 
-def _weights_budget(gguf: Gguf, config: Config, context: int, options: EngineOptions) -> int | None:
-    """Bytes that the cache leaves for the weights; DeviceError when they do not suffice."""
-    if options.memory_gb is None:
-        return None
-    cache = config.kv_nbytes(context, element_nbytes=ELEMENT_NBYTES[options.kv])
-    _, weights = weights_nbytes(gguf, config)  # the table may stay in the file
-    if weights + cache > options.memory_gb * 1e9:
-        raise DeviceError(
-            f"{gguf.name} needs {weights / 1e9:.3g} GB for weights and {cache / 1e9:.3g} GB for a "
-            f"cache of {context} tokens, but memory_gb={options.memory_gb:g}; "
-            "take a smaller model or quantisation, or a shorter context."
+def _reserve(
+    gguf: Gguf, config: Config, device: Device, needs: "Needs", options: EngineOptions
+) -> Session:
+    """All memory for weights and cache, before the first byte is loaded, or a DeviceError."""
+    if device.unified:  # it promises more memory than there is, and then the process is killed
+        needs.check_machine(device.name)
+    try:
+        model = Model.reserve(gguf, config, device, budget_nbytes=needs.weights_budget())
+        return Session(model, needs.context, kv=options.kv, precision=options.precision)
+    except DeviceMemoryError as error:
+        had = f"{device.name} could give only {_gb(error.held_nbytes)}"
+        raise needs.refusal(had, error.held_nbytes) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a model takes of a device's memory; a step works in some hundred megabytes more."""
+
+    name: str
+    weights_nbytes: int  # without the table of per-layer embeddings
+    table_nbytes: int
+    cache_nbytes: int
+    context: int
+    memory_gb: float | None
+
+    @classmethod
+    def of(cls, gguf: Gguf, config: Config, context: int, options: EngineOptions) -> "Needs":
+        """The needs of a model with a context."""
+        table, weights = weights_nbytes(gguf, config)
+        cache = config.kv_nbytes(context, element_nbytes=ELEMENT_NBYTES[options.kv])
+        return cls(gguf.name, weights, table, cache, context, options.memory_gb)
+
+    def weights_budget(self) -> int | None:
+        """Bytes that the cache leaves for the weights; DeviceError when they do not suffice."""
+        if self.memory_gb is None:
+            return None
+        if self.least_nbytes > self.memory_gb * 1e9:
+            raise self.refusal(f"memory_gb={self.memory_gb:g}", 0)
+        return int(self.memory_gb * 1e9) - self.cache_nbytes
+
+    @property
+    def least_nbytes(self) -> int:
+        """With the table in the file."""
+        return self.weights_nbytes + self.cache_nbytes
+
+    def check_machine(self, device: str) -> None:
+        """DeviceError when the machine's own memory is too small, where that can be known."""
+        free_nbytes = machine_free_nbytes()
+        needed = self.least_nbytes + self.table_nbytes
+        if self.memory_gb is not None and needed > self.memory_gb * 1e9:
+            needed = self.least_nbytes
+        if free_nbytes is not None and needed > free_nbytes:
+            had = f"{device} computes in this machine's memory, of which {_gb(free_nbytes)} is free"
+            raise self.refusal(had, free_nbytes)
+
+    def refusal(self, had: str, free_nbytes: int) -> DeviceError:
+        """The sentence for a model that does not fit: what it needs, what there is, what to do."""
+        table = self.memory_gb is None and self.table_nbytes > 0
+        weights = self.weights_nbytes + (self.table_nbytes if table else 0)
+        advice = "take a smaller model or quantisation, or a shorter context"
+        if table and self.least_nbytes < free_nbytes:
+            advice = (
+                f"load it with memory_gb={free_nbytes // 10**8 / 10:g}, which leaves "
+                f"{_gb(self.table_nbytes)} of the weights in the file, or {advice}"
+            )
+        return DeviceError(
+            f"{self.name} needs {_gb(weights)} for weights and {_gb(self.cache_nbytes)} for a "
+            f"cache of {self.context} tokens, but {had}; {advice}."
         )
-    return int(options.memory_gb * 1e9) - cache
+
+
+def machine_free_nbytes() -> int | None:
+    """The memory that programs can still have, where the system tells: on Linux."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            facts = dict(line.split(":", 1) for line in file)
+        return int(facts["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.3g} GB"

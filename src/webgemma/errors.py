@@ -19,3 +19,11 @@ class InputError(WebgemmaError):
 
 class DeviceError(WebgemmaError):
     """The GPU is missing, lost, out of memory, or refuses a kernel."""
+
+
+class DeviceMemoryError(DeviceError):
+    """The GPU has no memory left; `held_nbytes` of it were in use then."""
+
+    def __init__(self, sentence: str, held_nbytes: int) -> None:
+        super().__init__(sentence)
+        self.held_nbytes = held_nbytes

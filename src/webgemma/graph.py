@@ -42,6 +42,7 @@ class Recorder:
 
     device: Device
     calls: list[_Call] = field(default_factory=list)
+    _made: list[Buffer] = field(default_factory=list)
 
     def scratch(self, *shape: int) -> Tensor:
         """A float32 tensor that lives from its first to its last use in this plan."""
@@ -73,17 +74,25 @@ class Recorder:
         self.calls.append(_Call(kernel, packed, tensors, (x, y, z)))
 
     def plan(self) -> Plan:
-        """The recorded calls, ready to run."""
-        self._place_scratch()
+        """The recorded calls, ready to run; the plan owns their params and scratch."""
+        plan = Plan(buffers=self._made)
+        try:
+            self._place_scratch()
+            plan.dispatches = self._dispatches()
+        except BaseException:
+            plan.close(self.device)
+            raise
+        return plan
+
+    def _dispatches(self) -> list[Dispatch]:
         device = self.device
-        uniforms = self._upload_params()
         dispatches = []
-        for call, uniform in zip(self.calls, uniforms, strict=True):
+        for call, uniform in zip(self.calls, self._upload_params(), strict=True):
             pipeline = device.pipeline(call.kernel)
             bound = [(t.buffer, t.offset, t.nbytes + -t.nbytes % 16) for t in call.tensors]
             group = device.bind(pipeline, [uniform, *bound])
             dispatches.append(Dispatch(call.kernel.name, pipeline, group, call.grid))
-        return Plan(dispatches)
+        return dispatches
 
     def _upload_params(self) -> list[tuple[Buffer, int, int]]:
         """All params in one buffer, each at a place that may be bound."""
@@ -91,7 +100,7 @@ class Recorder:
         if not self.calls:
             return []
         data = b"".join(call.params.ljust(size, b"\0") for call in self.calls)
-        buffer = self.device.buffer(len(data), "params")
+        buffer = self._make(len(data), "params")
         self.device.write(buffer, data)
         return [(buffer, i * size, size) for i in range(len(self.calls))]
 
@@ -118,7 +127,11 @@ class Recorder:
     def _take(self, free: list[Buffer], nbytes: int) -> Buffer:
         fitting = [b for b in free if nbytes <= b.nbytes <= 4 * nbytes + 4096]
         if not fitting:
-            return self.device.buffer(nbytes, "scratch")
+            return self._make(nbytes, "scratch")
         best = min(fitting, key=lambda b: b.nbytes)
         free.remove(best)
         return best
+
+    def _make(self, nbytes: int, label: str) -> Buffer:
+        self._made.append(self.device.buffer(nbytes, label))
+        return self._made[-1]

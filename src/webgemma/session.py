@@ -5,11 +5,12 @@ import os
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import takewhile
 from math import prod
 
 from webgemma.device import Buffer, Device, Plan, Reading
-from webgemma.errors import InputError
+from webgemma.errors import GgufError, InputError
 from webgemma.gemma.cache import ELEMENT_NBYTES, Cache, cache_shapes
 from webgemma.gemma.integers import chosen_precision
 from webgemma.gemma.sampling import GpuSampler
@@ -23,6 +24,7 @@ from webgemma.sampler import Chosen, Sampling
 CHUNK = 512  # tokens that one prefill plan reads at most
 BATCHES = (1, 8, 32, 128, CHUNK)  # a chunk runs on the smallest plan that holds it
 AHEAD = 2  # steps that are submitted before the host has seen the first one's result
+IMPOSSIBLE = 1e30  # no log-probability: the mark that a logit was no number (partial.wgsl)
 LOGITS_NBYTES = 1 << 27  # of the logits that are computed at once
 
 
@@ -46,21 +48,26 @@ class Session:
         self.closed = False
         self._turn = 0  # counts what changes the cache
         self._unread: deque[Reading] = deque()  # results that nobody waits for
-        self._buffers: list[Buffer] = []
-        self._cache = Cache(self.device, model.config, context, kv, CHUNK)
+        self._logits: dict[int, Tensor] = {}
+        self._plans: dict[tuple[str, int], Plan] = {}
+        self._check_open()
+        with ExitStack() as owned:
+            self._owned = owned
+            self._make_room()
+            self._owned = owned.pop_all()  # `close` frees it; what raises before has freed it
+
+    def _make_room(self) -> None:
+        config = self.model.config
+        self._cache = Cache(self.device, config, self.context, self.kv, CHUNK)
+        self._owned.callback(self._cache.close)
         self._inputs = Inputs(
             self._keep(4), self._keep(CHUNK), self._cache.tensors, self._cache.rings
         )
-        self._hidden = self._keep(CHUNK, model.config.width)  # of the last chunk
-        self._logits: dict[int, Tensor] = {}
+        self._hidden = self._keep(CHUNK, config.width)  # of the last chunk
         self._sampler = GpuSampler(
-            self.device,
-            model.config.vocab,
-            context,
-            model.config.suppressed,
-            model.config.softcap,
+            self.device, config.vocab, self.context, config.suppressed, config.softcap
         )
-        self._plans: dict[tuple[str, int], Plan] = {}
+        self._owned.callback(self._sampler.close)
 
     async def logits(self, ids: Sequence[int]) -> bytes:
         """Float32 logits after each of the ids, from an empty cache: [len(ids), vocab]."""
@@ -109,6 +116,9 @@ class Session:
                     return
                 chosen = self._sampler.chosen(await pending.popleft().bytes())
                 self._check_turn(turn)
+                if chosen.logprob > IMPOSSIBLE:
+                    self._forget(0)
+                    raise no_numbers(self.model.name, self.device.name)
                 known.append(chosen.token)
                 self.tokens += known[len(self.tokens) : steps]
                 yield chosen
@@ -179,11 +189,7 @@ class Session:
             return
         self.closed = True
         self._turn += 1
-        self._cache.close()
-        self._sampler.close()
-        for buffer in self._buffers:
-            self.device.free(buffer)
-        self._buffers.clear()
+        self._owned.close()
         self._plans.clear()
         self._logits.clear()
         self._unread.clear()
@@ -214,6 +220,8 @@ class Session:
     def _check_open(self) -> None:
         if self.closed:
             raise InputError("This session is closed: make another one.")
+        if self.model.closed:
+            raise InputError("The model of this session is closed: load it again.")
 
     def _check_turn(self, turn: int) -> None:
         self._check_open()
@@ -303,9 +311,8 @@ class Session:
             h = text.body() if kind.startswith("decode") else text.last_row(self._hidden)
             state, ids = self._inputs.state, self._inputs.ids
             self._sampler.record(recorder, text.head(h), state, ids, greedy=greedy, top=top)
-        scratch = {t for call in recorder.calls for t in call.tensors if t.placed is None}
         plan = recorder.plan()
-        self._buffers += {tensor.buffer for tensor in scratch}
+        self._owned.callback(plan.close, self.device)
         return plan
 
     async def _held(self, saved: Saved, turn: int) -> AsyncIterator[bytes]:
@@ -342,8 +349,16 @@ class Session:
         """A tensor that lives as long as the session."""
         nbytes = 4 * prod(shape)
         tensor = Tensor(shape, nbytes, self.device.buffer(nbytes, "session"))
-        self._buffers.append(tensor.buffer)
+        self._owned.callback(self.device.free, tensor.buffer)
         return tensor
+
+
+def no_numbers(name: str, device: str) -> GgufError:
+    """The sentence for a model whose logits are no numbers."""
+    return GgufError(
+        f"{name} computes NaN or infinity on {device}: its weights are damaged, or this "
+        "GPU's arithmetic is broken; `webgemma check` with this model tells which."
+    )
 
 
 def _check_saved(file: SavedFile, model: Model) -> None:

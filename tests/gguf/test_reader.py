@@ -3,7 +3,7 @@
 import asyncio
 import json
 import lzma
-import mmap
+import os
 import struct
 import tracemalloc
 from collections.abc import Sequence
@@ -262,13 +262,16 @@ def test_other_alignments():
 # Files and windows
 
 
-def test_a_local_file_is_not_copied(tmp_path):
+def test_a_local_file(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(GOOD)
     with Gguf.open(path) as gguf:
-        view = gguf.data(gguf.tensors["token_embd.weight"])
-        assert isinstance(view.obj, mmap.mmap)
-    assert len(view.tobytes()) == 64
+        info = gguf.tensors["token_embd.weight"]
+        data = gguf.data(info)
+        os.truncate(path, info.offset)
+        with pytest.raises(GgufError, match="became shorter"):
+            gguf.data(info)
+    assert data == GOOD[info.offset : info.offset + 64]
     with pytest.raises(GgufError, match=r"model\.gguf is closed"):
         gguf.data(gguf.tensors["token_embd.weight"])
     with pytest.raises(GgufError, match=r"model\.gguf is closed: read 'general\.architecture'"):

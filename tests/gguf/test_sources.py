@@ -1,7 +1,6 @@
 """Bytes from a file, from memory and from web servers of every temper."""
 
 import asyncio
-import mmap
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -35,23 +34,81 @@ def test_bytes_are_viewed_not_copied():
     assert (source.name, source.nbytes) == ("<bytes>", len(DATA))
 
 
-def test_a_file_is_mapped(path):
+def test_a_file_is_read(path):
     source = FileSource(path)
-    view = finish(source.read(1000, 10))
-    assert view == DATA[1000:1010]
-    assert isinstance(view.obj, mmap.mmap)
+    assert finish(source.read(1000, 10)) == DATA[1000:1010]
+    assert finish(source.read(len(DATA), 0)) == b""
     assert (source.name, source.nbytes) == ("model.gguf", len(DATA))
     source.close()
 
 
-def test_views_outlive_the_file(path):
+def test_bytes_outlive_the_file(path):
     source = FileSource(path)
-    view = finish(source.read(0, 256))
+    data = finish(source.read(0, 256))
     source.close()
     source.close()
-    assert view == DATA[:256]
+    assert data == DATA[:256]
     with pytest.raises(GgufError, match=r"model\.gguf is closed"):
         finish(source.read(0, 1))
+
+
+def test_a_read_may_take_several_calls(path, monkeypatch):
+    monkeypatch.setattr("webgemma.gguf.sources._PIECE_NBYTES", 1000)
+    source = FileSource(path)
+    assert finish(source.read(7, 5000)) == DATA[7:5007]
+
+
+def test_a_system_without_pread(path, monkeypatch):
+    monkeypatch.delattr(os, "pread")
+    source = FileSource(path)
+    assert finish(source.read(7, 5000)) == DATA[7:5007]
+    os.truncate(path, 4000)
+    with pytest.raises(GgufError, match="became shorter"):
+        finish(source.read(7, 5000))
+
+
+@pytest.mark.parametrize("nbytes", [0, 100, len(DATA) - 1])
+def test_a_file_that_is_cut(path, nbytes):
+    source = FileSource(path)
+    os.truncate(path, nbytes)
+    words = f"became shorter while it was read: it had {len(DATA)} bytes and has {nbytes}"
+    with pytest.raises(GgufError, match=words):
+        finish(source.read(0, len(DATA)))
+    with pytest.raises(GgufError, match=words):  # and a place that is still there
+        finish(source.read(0, 1))
+
+
+def test_a_file_that_is_overwritten(path):
+    source = FileSource(path)
+    path.write_bytes(DATA[::-1])
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(GgufError, match=r"model\.gguf was written to while it was read"):
+        finish(source.read(0, 1))
+
+
+@pytest.mark.parametrize("act", [Path.unlink, lambda path: path.with_name("new").replace(path)])
+def test_a_file_that_loses_its_name_can_be_read(path, act):
+    path.with_name("new").write_bytes(b"another")
+    source = FileSource(path)
+    act(path)
+    assert finish(source.read(1000, 10)) == DATA[1000:1010]
+
+
+def test_a_drive_that_fails(path, monkeypatch):
+    def fail(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    source = FileSource(path)
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(GgufError, match=r"gguf: bytes 3 to 8 cannot be read: .*Input/output"):
+        finish(source.read(3, 5))
+
+
+def test_a_forgotten_file_is_closed(path):
+    source = FileSource(path)
+    file = source._file
+    del source
+    assert file.closed
 
 
 @pytest.mark.parametrize(
@@ -84,7 +141,7 @@ def test_files_that_cannot_be_opened(tmp_path, path, monkeypatch):
         with pytest.raises(error, match=words):
             FileSource(file)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)

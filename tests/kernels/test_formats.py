@@ -51,7 +51,8 @@ def load(tensor: NewTensor) -> Model:
     gguf = finish(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
     model = Model(None, device())
     stack = [gguf.tensors[tensor.name]]
-    model.matrices[tensor.name] = finish(model._matrix(gguf, tensor.name, stack))
+    model.matrices[tensor.name] = model.room(tensor.name, stack)
+    finish(model.fill_matrix(gguf, model.matrices[tensor.name], stack))
     return model
 
 

@@ -29,6 +29,7 @@ from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.integers import Integers, multiplies_integers, pieces_of
 from webgemma.gemma.text import TextRecorder
+from webgemma.gemma.tiles import Team
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import Gguf
@@ -155,8 +156,13 @@ def test_attention_makes_integers(head_dim: int, precision: str) -> None:
 
 @EVERY_PRECISION
 @pytest.mark.parametrize(("width", "ffn"), [(64, 96), (512, 32), (2048, 64)])
-def test_gate_up_reads_and_makes_integers(width: int, ffn: int, precision: str) -> None:
-    """With 1, 4 and 8 threads for a pair of rows."""
+@pytest.mark.parametrize("team", [None, Team(64, 8, 4), Team(256, 32, 4)], ids=str)
+def test_gate_up_reads_and_makes_integers(
+    width: int, ffn: int, precision: str, team: Team | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 1, 8 and 32 threads for one or four pairs of rows."""
+    if team:
+        monkeypatch.setattr(Team, "for_pairs", lambda *_: team)
     model = load(random_tensor(9, "w", (width, 2 * ffn), "Q4_0"))
     given, meant = integers(numbers(2, width), precision)
     floats, made = room(ffn), room(ffn, precision)

@@ -84,7 +84,7 @@ TILES = {
 
 @pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 def test_other_tiles(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tile, "for_batch", lambda *_: tile)
+    monkeypatch.setattr(Tile, "for_product", lambda *_: tile)
     tensor = random_tensor(8, "w", (320, 70), "Q5_1")
     model = load(tensor)
     given, meant = integers(numbers(65, 320), "int16")

@@ -23,7 +23,9 @@ def assert_planes(fmt: Format, blocks_in_row: int, rows: int) -> None:
     tensor = NewTensor("w", (fmt.block * blocks_in_row, rows), fmt.name, blocks.tobytes())
     gguf = finish(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
     model = weights.Model(None, device())
-    (part,) = finish(model._matrix(gguf, "w", [gguf.tensors["w"]])).parts
+    weight = model.room("w", [gguf.tensors["w"]])
+    finish(model.fill_matrix(gguf, weight, [gguf.tensors["w"]]))
+    (part,) = weight.parts
     part.data.shape = (part.data.nbytes,)
     held = get(part.data, np.uint8)
     starts = (0, *(4 * word for word in part.planes))

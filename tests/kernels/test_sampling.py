@@ -2,6 +2,7 @@
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -14,10 +15,11 @@ from tolerance import LOGPROB, QUANTILE
 from webgemma import InputError
 from webgemma.blocking import finish
 from webgemma.device import Kernel, Plan
-from webgemma.gemma.sampling import BIASES, RESULTS, GpuSampler
+from webgemma.gemma.sampling import BIASES, LOWEST, RESULTS, GpuSampler
 from webgemma.graph import Recorder
 from webgemma.reference.sampling import penalise, sample
 from webgemma.sampler import TOP_LOGPROBS, Chosen, Sampling, draw
+from webgemma.session import IMPOSSIBLE
 
 CONTEXT = 200
 SUPPRESSED = (3, 5, 300)
@@ -199,8 +201,8 @@ def test_ties_across_the_whole_vocabulary() -> None:
     check(logits, Sampling(top_k=1 << 17, top_p=0.5), [], 0)
 
 
-def test_tokens_at_minus_infinity_are_never_drawn() -> None:
-    logits = np.full(4096, -np.inf, np.float32)
+def test_tokens_at_the_lowest_are_never_drawn() -> None:
+    logits = np.full(4096, LOWEST, np.float32)
     alive = [9, 2047, 2048, 4095]
     logits[alive] = [-100.0, -100.5, -101.0, -99.0]
     sampling = Sampling(temperature=100.0, top_k=0, top_p=1.0)
@@ -359,3 +361,19 @@ def test_nothing_but_nonsense_still_gives_a_token() -> None:
     for greedy in (False, True):
         chosen = bench(320, 0.0).sample(logits, Sampling(top_logprobs=2), [1], 1, greedy=greedy)
         assert all(token < 320 for token in (chosen.token, *dict(chosen.top)))
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize(
+    "bits", [0x7FC00000, 0xFFC00000, 0x7F800001, 0x7F800000, 0xFF800000], ids=hex
+)
+@pytest.mark.parametrize("places", [[0], [4095], [2047, 2048], range(4096)], ids=str)
+def test_a_logit_that_is_no_number(places: Sequence[int], bits: int, greedy: bool) -> None:
+    """NaN and infinity of both signs: the log-probability is one that cannot be."""
+    logits = np.linspace(-90, 90, 4096).astype(np.float32)
+    logits.view(np.uint32)[list(places)] = bits
+    sampling = Sampling(temperature=1.0, top_k=40, top_p=0.9, repetition_penalty=1.1)
+    for softcap in (0.0, 30.0):
+        chosen = bench(4096, softcap).sample(logits, sampling, [0, 1], 7, greedy=greedy)
+        assert chosen.logprob > IMPOSSIBLE
+        assert 0 <= chosen.token < 4096

@@ -37,20 +37,27 @@ class Dispatch:
     grid: tuple[int, int, int]
 
 
-@dataclass(slots=True)
-class Plan:
-    """A list of dispatches, recorded once and run often; `ready` is the device's own form of it."""
-
-    dispatches: list[Dispatch] = field(default_factory=list)
-    ready: Any = None
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class Buffer:
     """Memory of the device, and the device's own name for it."""
 
     raw: Any
     nbytes: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """A list of dispatches, recorded once and run often; `ready` is the device's own form of it."""
+
+    dispatches: list[Dispatch] = field(default_factory=list)
+    ready: Any = None
+    buffers: list[Buffer] = field(default_factory=list)  # its own: params and scratch
+
+    def close(self, device: "Device") -> None:
+        """Give its memory back; what was submitted is still computed."""
+        while self.buffers:
+            device.free(self.buffers.pop())
+        self.dispatches, self.ready = [], None
 
 
 class Reading(Protocol):
@@ -70,6 +77,7 @@ class Device(Protocol):
     features: frozenset[str]
     limits: Limits
     software: bool  # the "GPU" is this machine's CPU
+    unified: bool  # its memory is this machine's
 
     def buffer(self, nbytes: int, label: str = "") -> Buffer: ...
 

@@ -14,7 +14,7 @@ from webgemma.blocking import finish
 from webgemma.device import Buffer, Kernel, Limits, Plan
 from webgemma.device.commands import Commands, NativeReading
 from webgemma.device.neighbours import shuffles
-from webgemma.errors import DeviceError
+from webgemma.errors import DeviceError, DeviceMemoryError
 
 FEATURES = {
     "subgroups": "subgroup",
@@ -60,9 +60,9 @@ class NativeDevice:
         limits = adapter.limits
         self.name: str = describe(adapter)
         self.software: bool = info["adapter_type"] == "CPU"
-        dots = frozenset(
-            {"packed-dots"} if info["backend_type"] != "Metal" else ()
-        )  # which has none
+        self.unified: bool = info["adapter_type"] in ("CPU", "IntegratedGPU")
+        self.nbytes = 0  # of the buffers that are not freed
+        dots = frozenset(() if info["backend_type"] == "Metal" else ("packed-dots",))
         self.features = frozenset(wanted) | (dots - without)
         self._device = adapter.request_device_sync(
             required_features=list(wanted.values()),
@@ -98,7 +98,9 @@ class NativeDevice:
                 size=nbytes, usage=USAGE | wgpu.BufferUsage.UNIFORM, label=label
             )
         except wgpu.GPUError as error:
-            raise DeviceError(f"The GPU has no {nbytes} bytes for {label}: {error}.") from error
+            why = f"The GPU has no {nbytes} bytes for {label} beside {self.nbytes}: {error}."
+            raise DeviceMemoryError(why, self.nbytes) from error
+        self.nbytes += nbytes
         return Buffer(raw, nbytes)
 
     def write(self, buffer: Buffer, data: Any, offset: int = 0) -> None:
@@ -147,6 +149,7 @@ class NativeDevice:
         """Give memory back at once."""
         self._commands.settle()
         buffer.raw.destroy()
+        self.nbytes -= buffer.nbytes
 
     def close(self) -> None:
         """Let the device go."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from webgemma.device import Buffer, Dispatch, Kernel, Limits, Plan
-from webgemma.errors import DeviceError
+from webgemma.errors import DeviceError, DeviceMemoryError
 
 # What WebGPU promises on every device.
 DEFAULT_LIMITS = Limits(
@@ -42,6 +42,7 @@ class NullDevice:
     ) -> None:
         self.name = "no GPU"
         self.software = False
+        self.unified = False
         self.features = features
         self.limits = limits
         self.memory_nbytes = memory_nbytes
@@ -57,7 +58,8 @@ class NullDevice:
         after = self.nbytes + buffer.nbytes
         full = self.memory_nbytes is not None and after > self.memory_nbytes
         if full or buffer.nbytes > self.limits.buffer_nbytes:
-            raise DeviceError(f"The GPU has no {buffer.nbytes} bytes for {label}.")
+            why = f"The GPU has no {buffer.nbytes} bytes for {label} beside {self.nbytes}."
+            raise DeviceMemoryError(why, self.nbytes)
         self.buffers.add(buffer)
         self.nbytes = after
         self.peak_nbytes = max(self.peak_nbytes, after)

@@ -19,7 +19,7 @@ COLDEST = 1e-6  # a temperature below it leaves the best token only, in float32
 
 # The kernels in the order they run, and the pieces of lib/ that each is linked with.
 PIECES = {
-    "penalise": ("best", "partial", "settings", "state", "sum"),
+    "penalise": ("best", "finite", "partial", "settings", "state", "sum"),
     "top": ("best", "partial", "settings", "state", "sum"),
     "greedy": ("best", "partial", "state", "sum", "take"),
     "weigh": ("best", "order", "partial", "settings", "sum", "tally"),
@@ -48,6 +48,7 @@ class GpuSampler:
                 f"The vocabulary has {vocab} tokens; sampling works for at most {CHUNK * THREADS}."
             )
         self.device = device
+        self._buffers: list[Buffer] = []
         self.vocab = vocab
         self.softcap = softcap
         self.top = 0  # likeliest tokens that are reported with each chosen one
@@ -159,13 +160,18 @@ class GpuSampler:
 
     def close(self) -> None:
         """Give the memory back."""
-        for tensor in (self.tokens, self.results, self._settings, self._biases, self._suppressed):
-            self.device.free(tensor.buffer)
+        while self._buffers:
+            self.device.free(self._buffers.pop())
 
     def _keep(self, label: str, *shape: int) -> Tensor:
         """Memory that lives as long as the sampler."""
         nbytes = 4 * math.prod(shape)
-        return Tensor(shape, nbytes, self.device.buffer(nbytes, label))
+        try:
+            self._buffers.append(self.device.buffer(nbytes, label))
+        except BaseException:
+            self.close()
+            raise
+        return Tensor(shape, nbytes, self._buffers[-1])
 
     def _write(self, tensor: Tensor, data: bytes) -> None:
         if data:

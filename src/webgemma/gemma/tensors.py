@@ -1,6 +1,7 @@
 """Which tensors a Gemma 4 has: one name for each, whoever wrote the file, and its shape."""
 
 import re
+import struct
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -156,3 +157,23 @@ def gate_and_up(fused: bool, ffn: int) -> tuple[tuple[str, int], ...]:
 
 def _times(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "a scalar"
+
+
+async def read_floats(gguf: Gguf, tensor: TensorInfo) -> list[float]:
+    """A vector of a file as numbers; norms and scales are stored as plain floats."""
+    data = bytes(await gguf.read(tensor))
+    match tensor.format.name:
+        case "F32":
+            return list(struct.unpack(f"<{tensor.weights}f", data))
+        case "F16":
+            return list(struct.unpack(f"<{tensor.weights}e", data))
+        case "BF16":
+            words = struct.unpack(f"<{tensor.weights}H", data)
+            return list(
+                struct.unpack(
+                    f"<{len(words)}f", struct.pack(f"<{len(words)}I", *(w << 16 for w in words))
+                )
+            )
+    raise GgufError(
+        f"{gguf.name}: the vector {tensor.name} is stored as {tensor.format}, not as floats."
+    )

@@ -9,18 +9,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 from webgemma.device import Buffer, Device, Plan, Reading
-from webgemma.errors import DeviceError, GgufError, InputError
+from webgemma.errors import DeviceError, InputError
 from webgemma.gemma.config import Config
-from webgemma.gemma.tensors import canonical_tensors, check_rope_factors, text_tensors
+from webgemma.gemma.tensors import (
+    canonical_tensors,
+    check_rope_factors,
+    read_floats,
+    text_tensors,
+)
 from webgemma.gguf.formats import Format
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.gguf.sources import Bytes
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
 
-CHUNK_NBYTES = 32 << 20  # what passes through host memory at a time
+CHUNK_NBYTES = 8 << 20  # what passes through host memory at a time: larger ones are no faster
 SAMPLE_NBYTES = 1 << 16  # of a tensor, for the fingerprint
-CHUNKS_AHEAD = 2  # chunks that the device's queue may hold before it has copied them
+CHUNKS_AHEAD = 8  # chunks that the device's queue may hold before it has copied them
 TABLE = "per_layer_token_embd.weight"
 HEAD_DIMS = (16, 32, 64, 128, 256, 512)  # that attention.wgsl can share out among its threads
 BATCH_ROWS = 512  # of a table on the host that the device sees at a time: the largest batch
@@ -58,6 +63,8 @@ class Model:
     def __init__(self, config: Config, device: Device) -> None:
         self.config = config
         self.device = device
+        self.name = ""  # its file's
+        self.closed = False
         self.fingerprint = ""  # tells this model from others
         self.matrices: dict[str, Weight] = {}
         self.vectors: dict[str, Tensor] = {}
@@ -82,7 +89,22 @@ class Model:
         table: Literal["auto", "device", "host"] = "auto",
         budget_nbytes: int | None = None,
     ) -> "Model":
-        """Bring every tensor of the text model to the device, chunk by chunk.
+        """Make room for every tensor of the text model and bring it there: `reserve`, `fill`."""
+        model = cls.reserve(gguf, config, device, table=table, budget_nbytes=budget_nbytes)
+        await model.fill(gguf, progress)
+        return model
+
+    @classmethod
+    def reserve(
+        cls,
+        gguf: Gguf,
+        config: Config,
+        device: Device,
+        *,
+        table: Literal["auto", "device", "host"] = "auto",
+        budget_nbytes: int | None = None,
+    ) -> "Model":
+        """A model whose memory is there, but not yet its weights; DeviceError if it is too small.
 
         The table of per-layer embeddings may stay in the file, which must then stay open ("host");
         with "auto" it does if the weights together would exceed `budget_nbytes`."""
@@ -93,36 +115,50 @@ class Model:
                 budget_nbytes is not None and sum(weights_nbytes(gguf, config)) > budget_nbytes
             )
             table = "host" if exceeded else "device"
-        tensors = canonical_tensors(gguf)
         _check_kernels_fit(gguf, config)
         model = cls(config, device)
+        model.name = gguf.name
         try:
             for name, stacked in _stacks(_wanted(gguf, config)).items():
                 if len(stacked[0].shape) == 1:
-                    model.vectors[name] = model._vector(await _floats(gguf, stacked[0]))
+                    size = stacked[0].weights
+                    model.vectors[name] = Tensor((size,), 4 * size, model.keep(4 * size, name))
                 elif name == TABLE and table == "host":
                     model.table = HostTable(model, gguf, stacked[0])
                     model.matrices[name] = model.table.weight
                 else:
-                    model.matrices[name] = await model._matrix(gguf, name, stacked)
-                if progress is not None:
-                    progress(sum(tensor.nbytes for tensor in stacked))
-            await model._derive(gguf, tensors)
-            model.fingerprint = await _fingerprint(gguf, config)
-            while model._copies:
-                await model._copies.popleft().bytes()
+                    model.matrices[name] = model.room(name, stacked)
         except BaseException:
             model.close()
             raise
         return model
 
+    async def fill(self, gguf: Gguf, progress: Callable[[int], None] | None = None) -> None:
+        """Bring every tensor to the device, chunk by chunk; a model for which that fails closes."""
+        try:
+            for name, stacked in _stacks(_wanted(gguf, self.config)).items():
+                if name in self.vectors:
+                    data = _packed(await read_floats(gguf, stacked[0]))
+                    self.device.write(self.vectors[name].buffer, data)
+                elif not (name == TABLE and self.table):
+                    await self.fill_matrix(gguf, self.matrices[name], stacked)
+                if progress is not None:
+                    progress(sum(tensor.nbytes for tensor in stacked))
+            await self._derive(gguf, canonical_tensors(gguf))
+            self.fingerprint = await _fingerprint(gguf, self.config)
+            while self._copies:
+                await self._copies.popleft().bytes()
+        except BaseException:
+            self.close()
+            raise
+
     async def _derive(self, gguf: Gguf, tensors: dict[str, TensorInfo]) -> None:
         """What kernels want put together: head norms side by side, rotations in turns."""
         for layer in self.config.layers:
             name = f"blk.{layer.index}."
-            norms = await _floats(gguf, tensors[name + "attn_q_norm.weight"])
+            norms = await read_floats(gguf, tensors[name + "attn_q_norm.weight"])
             if not layer.shares_kv:
-                norms += await _floats(gguf, tensors[name + "attn_k_norm.weight"])
+                norms += await read_floats(gguf, tensors[name + "attn_k_norm.weight"])
             self.head_norms[layer.index] = self._vector(norms)
             if layer.experts:
                 await self._derive_branches(gguf, tensors, layer.index)
@@ -134,7 +170,7 @@ class Model:
             if not sliding:
                 scale = [1.0] * (size // 8) + [math.inf] * (size // 2 - size // 8)
                 if factors is not None:
-                    scale = check_rope_factors(gguf, await _floats(gguf, factors))
+                    scale = check_rope_factors(gguf, await read_floats(gguf, factors))
             turns = [base ** (-2 * j / size) / scale[j] / (2 * math.pi) for j in range(size // 2)]
             words = [part for turn in turns for part in divmod(round(turn * 2**64) % 2**64, 2**32)]
             packed = struct.pack(f"<{len(words)}I", *words)
@@ -146,7 +182,7 @@ class Model:
         """The norms where a layer forks into dense branch, experts and router, and joins again."""
 
         async def norm(name: str) -> list[float]:
-            return await _floats(gguf, tensors[f"blk.{index}.{name}"])
+            return await read_floats(gguf, tensors[f"blk.{index}.{name}"])
 
         shrink = 1 / math.sqrt(self.config.width)
         router = [shrink * scale for scale in await norm("ffn_gate_inp.scale")]
@@ -177,6 +213,9 @@ class Model:
 
     def close(self) -> None:
         """Give the memory back."""
+        self.closed = True
+        if self.table is not None:
+            self.table.close()
         while self._buffers:
             self.device.free(self._buffers.pop())
         self._copies.clear()
@@ -190,22 +229,26 @@ class Model:
         return Tensor(shape, len(data), buffer)
 
     def _vector(self, values: list[float]) -> Tensor:
-        return self._tensor(struct.pack(f"<{len(values)}f", *values), "vector", len(values))
+        return self._tensor(_packed(values), "vector", len(values))
 
-    async def _matrix(self, gguf: Gguf, name: str, stacked: list[TensorInfo]) -> Weight:
-        """One matrix, or several of one format and width put on top of each other."""
+    def room(self, name: str, stacked: list[TensorInfo]) -> Weight:
+        """Memory for one matrix, or several of one format and width on top of each other."""
         fmt, width = stacked[0].format, stacked[0].width
         rows = sum(tensor.rows for tensor in stacked)
         at_once = self._rows_at_once(name, fmt, width, rows)
-        parts = []
-        for first in range(0, rows, at_once):
-            part = self.part(name, fmt, width, first, min(at_once, rows - first))
+        parts = [
+            self.part(name, fmt, width, first, min(at_once, rows - first))
+            for first in range(0, rows, at_once)
+        ]
+        return Weight(name, fmt, width, rows, tuple(parts))
+
+    async def fill_matrix(self, gguf: Gguf, weight: Weight, stacked: list[TensorInfo]) -> None:
+        """Bring the tensors that are put on top of each other to their matrix."""
+        for part in weight.parts:
             top = 0  # the row of the whole at which a tensor begins
             for tensor in stacked:
-                await self._fill(gguf, tensor, top, part, fmt)
+                await self._fill(gguf, tensor, top, part, weight.format)
                 top += tensor.rows
-            parts.append(part)
-        return Weight(name, fmt, width, rows, tuple(parts))
 
     def _rows_at_once(self, name: str, fmt: Format, width: int, rows: int) -> int:
         """How many rows of a matrix one binding can hold."""
@@ -249,7 +292,9 @@ class Model:
             recorder = Recorder(self.device)
             source = Tensor((len(chunk),), buffer.nbytes, buffer)
             record_repack(recorder, source, len(chunk) // fmt.nbytes, part, fmt, first_block)
-            self.device.run(recorder.plan())
+            plan = recorder.plan()
+            self.device.run(plan)
+            plan.close(self.device)
         finally:
             self.device.free(buffer)
 
@@ -304,6 +349,12 @@ class HostTable:
             record_repack(recorder, self._rows, blocks, part, fmt)
             self._plans[rows] = recorder.plan()
         return self._plans[rows]
+
+    def close(self) -> None:
+        """Give the memory of the plans back; the rest is the model's."""
+        for plan in self._plans.values():
+            plan.close(self._device)
+        self._plans.clear()
 
 
 def record_repack(
@@ -376,6 +427,10 @@ def _check_kernels_fit(gguf: Gguf, config: Config) -> None:
             )
 
 
+def _packed(values: Sequence[float]) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
 def _whole_words(data: Bytes) -> Bytes:
     """The device takes four bytes at a time."""
     return data if len(data) % 4 == 0 else bytes(data) + bytes(-len(data) % 4)
@@ -397,23 +452,3 @@ async def _fingerprint(gguf: Gguf, config: Config) -> str:
             digest.update(await gguf.read(tensor, 0, nbytes))
             digest.update(await gguf.read(tensor, tensor.nbytes - nbytes, nbytes))
     return digest.hexdigest()
-
-
-async def _floats(gguf: Gguf, tensor: TensorInfo) -> list[float]:
-    """A vector of a file as numbers; norms and scales are stored as plain floats."""
-    data = bytes(await gguf.read(tensor))
-    match tensor.format.name:
-        case "F32":
-            return list(struct.unpack(f"<{tensor.weights}f", data))
-        case "F16":
-            return list(struct.unpack(f"<{tensor.weights}e", data))
-        case "BF16":
-            words = struct.unpack(f"<{tensor.weights}H", data)
-            return list(
-                struct.unpack(
-                    f"<{len(words)}f", struct.pack(f"<{len(words)}I", *(w << 16 for w in words))
-                )
-            )
-    raise GgufError(
-        f"{gguf.name}: the vector {tensor.name} is stored as {tensor.format}, not as floats."
-    )

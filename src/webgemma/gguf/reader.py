@@ -16,6 +16,7 @@ from webgemma.gguf.sources import Bytes, BytesSource, FileSource, Source
 __all__ = ["Gguf", "TensorInfo", "Value"]
 
 _FIRST_WINDOW_NBYTES = 1 << 20
+_LOCAL_WINDOW_NBYTES = 20 << 20  # more than the header of a Gemma: it is then parsed once
 _MAX_FETCHED_HEADER_NBYTES = 1 << 28  # sixteen times the header of a Gemma
 _SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
@@ -23,7 +24,7 @@ _SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 @dataclass(frozen=True, slots=True)
 class _Part:
     source: Source
-    head: memoryview  # the first bytes of the file, all of them when it is local
+    head: memoryview  # the first bytes of the file, all of them when it is in memory
     header: Header
 
 
@@ -69,19 +70,20 @@ class Gguf:
             return part.head[start:end]
         return await part.source.read(start, end - start)
 
-    def data(self, tensor: TensorInfo, offset: int = 0, nbytes: int | None = None) -> memoryview:
+    def data(self, tensor: TensorInfo, offset: int = 0, nbytes: int | None = None) -> Bytes:
         """The same without waiting, for local files."""
         part, start, end = self._locate(tensor, offset, nbytes)
-        if end > len(part.head):
+        local = isinstance(part.source, BytesSource | FileSource)
+        if not local:
             raise GgufError(f"{part.source.name} is not local: await read() instead of data().")
-        return part.head[start:end]
+        return finish(part.source.read(start, end - start))
 
     def value_type(self, key: str) -> str:
         """The type of a value as the file has it: UINT32, STRING, FLOAT32[262144]."""
         return self._metadata.value_type(key)
 
     def close(self) -> None:
-        """Lets go of the files; memoryviews handed out before stay valid."""
+        """Lets go of the files; bytes handed out before stay valid."""
         self._metadata.attach(None)
         while self._parts:
             self._parts.pop().source.close()
@@ -110,8 +112,7 @@ class Gguf:
 
 async def _open_part(source: Source) -> _Part:
     """Fetches the head of a file in growing windows, no byte twice, until it holds the header."""
-    window = source.nbytes if isinstance(source, BytesSource) else _FIRST_WINDOW_NBYTES
-    head = await source.read(0, min(window, source.nbytes))
+    head = await source.read(0, min(_first_window(source), source.nbytes))
     while True:
         try:
             header = parse_header(head, source.name, source.nbytes)
@@ -125,8 +126,16 @@ async def _open_part(source: Source) -> _Part:
         end = min(max(end, 2 * len(head)), source.nbytes)
         head = bytes(head) + bytes(await source.read(len(head), end - len(head)))
     view = memoryview(head).toreadonly()
+    if isinstance(source, FileSource):  # its tensors are read when they are needed, from the file
+        view = view[: min((info.offset for info in header.tensors.values()), default=len(view))]
     header.metadata.attach(view)
     return _Part(source, view, header)
+
+
+def _first_window(source: Source) -> int:
+    if isinstance(source, BytesSource):
+        return source.nbytes
+    return _LOCAL_WINDOW_NBYTES if isinstance(source, FileSource) else _FIRST_WINDOW_NBYTES
 
 
 # Split models: NAME-00001-of-00003.gguf and its siblings

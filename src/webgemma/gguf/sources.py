@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
+import threading
+import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from webgemma.errors import GgufError, ModelNotFoundError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Bytes", "BytesSource", "FileSource", "HttpSource", "Source", "check_range"]
 
 Bytes = bytes | bytearray | memoryview
+_PIECE_NBYTES = 1 << 30  # that one call of the system reads at most; macOS refuses two of them
 
 
 class Source(Protocol):
@@ -53,7 +54,7 @@ class BytesSource:
 
     def __init__(
         self,
-        data: bytes | bytearray | memoryview | mmap.mmap,
+        data: bytes | bytearray | memoryview,
         name: str = "<bytes>",
         siblings: Mapping[str, bytes] | None = None,
     ) -> None:
@@ -81,13 +82,54 @@ class BytesSource:
         self._view = None
 
 
-class FileSource(BytesSource):
-    """A local file, mapped to memory: its bytes are views of the page cache."""
+class FileSource:
+    """A local file. It is read, not mapped: a map of a file that is cut kills the process."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._map = _map_file(self.path)
-        super().__init__(self._map, self.path.name)
+        self.name = self.path.name
+        self._file = _open_file(self.path)
+        self._close = weakref.finalize(self, self._file.close)
+        self._stamp = _stamp(self._file)
+        self.nbytes = self._stamp[0]
+        self._lock = threading.Lock()
+
+    async def read(self, offset: int, nbytes: int) -> bytes:
+        """The bytes, if the file is still as it was when it was opened."""
+        check_range(self, offset, nbytes)
+        if not self._close.alive:
+            raise GgufError(f"{self.name} is closed.")
+        try:
+            data = self._read(offset, nbytes)
+            size, _ = stamp = _stamp(self._file)
+        except OSError as error:
+            raise GgufError(
+                f"{self.path}: bytes {offset} to {offset + nbytes} cannot be read: {error}; "
+                "check the drive, then load the model again."
+            ) from error
+        if size < self.nbytes or len(data) < nbytes:
+            raise GgufError(
+                f"{self.path} became shorter while it was read: it had {self.nbytes} bytes and "
+                f"has {size}; bring the whole file back, then load the model again."
+            )
+        if stamp != self._stamp:
+            raise GgufError(f"{self.path} was written to while it was read: load the model again.")
+        return data
+
+    def _read(self, offset: int, nbytes: int) -> bytes:
+        """So many bytes, or fewer where the file ends; it may be cut at any moment."""
+        pieces = []
+        while nbytes > 0 and (piece := self._piece(offset, min(nbytes, _PIECE_NBYTES))):
+            pieces.append(piece)
+            offset, nbytes = offset + len(piece), nbytes - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _piece(self, offset: int, nbytes: int) -> bytes:
+        if hasattr(os, "pread"):
+            return os.pread(self._file.fileno(), nbytes, offset)
+        with self._lock:  # Windows
+            self._file.seek(offset)
+            return self._file.read(nbytes)
 
     async def sibling(self, name: str) -> Source:
         """The file `name` in the same folder."""
@@ -96,13 +138,11 @@ class FileSource(BytesSource):
         return FileSource(self.path.with_name(name))
 
     def close(self) -> None:
-        """Unmaps the file, or leaves that to the last view of it."""
-        super().close()
-        with suppress(BufferError):  # somebody holds a view: the map goes when the view goes
-            self._map.close()
+        """Closes the file."""
+        self._close()
 
 
-def _map_file(path: Path) -> mmap.mmap:
+def _open_file(path: Path) -> BinaryIO:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -111,14 +151,19 @@ def _map_file(path: Path) -> mmap.mmap:
             raise GgufError(f"{path} is not a regular file.")
         if status.st_size == 0:
             raise GgufError(f"{path} is empty: download it again.")
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return path.open("rb", buffering=0)
     except (FileNotFoundError, NotADirectoryError):
         raise ModelNotFoundError(f"There is no file {path}.") from None
     except PermissionError:
         raise GgufError(f"{path} may not be read: check its permissions.") from None
     except (OSError, ValueError, OverflowError) as error:
         raise GgufError(f"{path} cannot be opened: {error}.") from error
+
+
+def _stamp(file: BinaryIO) -> tuple[int, int]:
+    """The file's size and the time of its last change."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 def __getattr__(name: str) -> object:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from webgemma.errors import GgufError
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.tensors import check_rope_factors
 from webgemma.reference.weights import Floats, Weights
@@ -51,6 +52,7 @@ class TextModel:
         kinds = {layer.sliding: layer.head_dim for layer in config.layers}
         self._frequencies = {kind: self._rope_frequencies(kind, kinds[kind]) for kind in kinds}
 
+    @np.errstate(over="ignore", invalid="ignore")  # `head` notices what came of it
     def forward(
         self,
         ids: Sequence[int],
@@ -189,7 +191,13 @@ class TextModel:
         """Logits: the tied table (or its own), softly capped; suppressed tokens at -inf."""
         table = "token_embd.weight" if self.config.tied else "output.weight"
         cap = np.float32(self.config.softcap)
-        logits = cap * np.tanh(self.weights.linear(h, table) / cap)
+        logits = self.weights.linear(h, table)
+        if not np.isfinite(logits).all():
+            raise GgufError(
+                f"{self.weights.gguf.name} computes NaN or infinity: its weights are "
+                "damaged; check the file with `webgemma verify`."
+            )
+        logits = cap * np.tanh(logits / cap)
         logits[:, list(self.config.suppressed)] = -np.inf
         return logits
 

@@ -1,10 +1,10 @@
 // eight_max: the largest value among eight neighbouring threads. four_sums: the sums of the first
 // four and of the last four of them. All threads of a workgroup call these together.
 
-var<workgroup> eight_values: array<f32, THREADS>;
+var<workgroup> eight_values: array<u32, THREADS>;
 var<workgroup> eight_counts: array<i32, THREADS>;
 
-fn eight_max(value: f32, thread: u32) -> f32 {
+fn eight_max(value: u32, thread: u32) -> u32 {
     workgroupBarrier(); // those of an earlier call have been read
     eight_values[thread] = value;
     workgroupBarrier();

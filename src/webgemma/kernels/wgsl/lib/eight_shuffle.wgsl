@@ -1,6 +1,6 @@
 // eight_max and four_sums as in eight.wgsl, by shuffles: the eight are neighbours in one subgroup.
 
-fn eight_max(value: f32, thread: u32) -> f32 {
+fn eight_max(value: u32, thread: u32) -> u32 {
     var most = value;
     for (var step = 4u; step > 0u; step = step / 2u) {
         most = max(most, subgroupShuffleXor(most, step));

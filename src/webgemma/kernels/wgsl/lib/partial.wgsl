@@ -3,8 +3,10 @@
 struct Partial {
     best: Best, // of the changed logits
     own: Best, // of the model's own
-    sum: f32, // of exp(own logit - own.value)
+    sum: f32, // of exp(own logit - own.value), at least 1; below 0 where a logit is not finite
 }
+
+const ALARM: f32 = -1.0e30; // outweighs every sum
 
 fn best_changed(parts: u32, thread: u32) -> Best {
     var mine = Best(LOWEST, NOBODY);
@@ -14,7 +16,8 @@ fn best_changed(parts: u32, thread: u32) -> Best {
     return workgroup_best(mine, thread);
 }
 
-// The logarithm of the sum of exp over the model's own logits.
+// The logarithm of the sum of exp over the model's own logits; LOWEST if one of them is not finite,
+// which makes log-probabilities impossibly large: the host sees it in what it reads anyway.
 fn log_total(parts: u32, thread: u32) -> f32 {
     var mine = Best(LOWEST, NOBODY);
     for (var i = thread; i < parts; i += THREADS) {
@@ -23,7 +26,12 @@ fn log_total(parts: u32, thread: u32) -> f32 {
     let highest = workgroup_best(mine, thread).value;
     var sum = 0.0;
     for (var i = thread; i < parts; i += THREADS) {
-        sum += partials[i].sum * exp(partials[i].own.value - highest);
+        let part = partials[i].sum;
+        sum += select(part * exp(partials[i].own.value - highest), ALARM, part < 0.0);
     }
-    return highest + log(workgroup_sum(sum, thread));
+    let total = workgroup_sum(sum, thread);
+    if (total < 0.0) {
+        return LOWEST;
+    }
+    return highest + log(total);
 }

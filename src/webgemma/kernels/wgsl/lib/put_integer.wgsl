@@ -5,12 +5,14 @@
 alias Stored = u32;
 
 const GROUP_WORDS: u32 = 8u * BYTES + 4u;
-const NOTHING: f32 = 1e-30; // a group that stays below it is 0: its scale would have no inverse
+const NOTHING: u32 = 0x0da24260u; // 1e-30: a group below it is 0, its scale would have no inverse
 
+// As bits, floats from 0 on keep their order, and NaN is the largest: so its group's scale is NaN.
 fn put_four(place: u32, four: vec4<f32>, live: bool, thread: u32) {
-    let size = abs(four);
-    let peak = eight_max(max(max(size.x, size.y), max(size.z, size.w)), thread);
-    let inverse = select(LARGEST / peak, 0.0, peak < NOTHING);
+    let size = bitcast<vec4<u32>>(four) & vec4(0x7fffffffu);
+    let bits = eight_max(max(max(size.x, size.y), max(size.z, size.w)), thread);
+    let peak = bitcast<f32>(bits);
+    let inverse = select(LARGEST / peak, 0.0, bits < NOTHING);
     let v = vec4<i32>(round(four * inverse));
     let sums = four_sums(v.x + v.y + v.z + v.w, thread);
     if (!live) {
@@ -25,7 +27,7 @@ fn put_four(place: u32, four: vec4<f32>, live: bool, thread: u32) {
         h[at + 8u + j] = pack4xI8(v); // its low bytes
     }
     if (j == 0u) {
-        let scale = select(peak / LARGEST, 0.0, peak < NOTHING);
+        let scale = select(peak / LARGEST, 0.0, bits < NOTHING);
         let sizes = at + 8u * BYTES;
         h[sizes] = bitcast<u32>(scale);
         h[sizes + 1u] = bitcast<u32>(scale * f32(sums.x));

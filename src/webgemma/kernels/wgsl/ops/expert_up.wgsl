@@ -29,6 +29,7 @@ struct Params {
 @group(0) @binding(8) var<storage, read_write> shares: array<f32>;
 
 const ROWS: u32 = THREADS / LANES;
+const PAIRS: u32 = 1u;
 
 fn row_of(first: u32, each: u32) -> u32 {
     let begin = select(params.gate, params.up, each + 1u == EACH && params.up < params.expert_rows);
@@ -62,5 +63,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (up_here && !gate_here) {
         g = bitcast<f32>(h[to]);
     }
-    put_row(to, select(g, gelu(g) * u, up_here), gate_here || up_here, thread);
+    let value = select(g, gelu(g) * u, up_here);
+    put_rows(to, array<f32, 1>(value), u32(gate_here || up_here), thread);
 }

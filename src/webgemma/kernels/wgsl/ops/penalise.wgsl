@@ -1,6 +1,7 @@
 // own = cap * tanh(logit / cap), suppressed tokens at LOWEST; changed = own after the repetition and
 // presence penalties on the recent tokens, plus the bias. One workgroup for each CHUNK of tokens, which
-// also finds the best of both and the sum of exp(own). Leaves the bins of `weigh` empty.
+// also finds the best of both and the sum of exp(own). Logits that are not finite count as 0 and raise
+// the alarm of partial.wgsl. Leaves the bins of `weigh` empty.
 
 struct Params {
     vocab: u32,
@@ -68,8 +69,15 @@ fn main(
     for (var i = group.x * THREADS + thread; i < params.words; i += groups.x * THREADS) {
         bins[i] = 0u;
     }
+    var alarm = 0.0;
     for (var at = thread; at < count; at += THREADS) {
-        held[at] = capped(logits[first + at]);
+        let logit = logits[first + at];
+        if (is_finite(logit)) {
+            held[at] = capped(logit);
+        } else {
+            held[at] = 0.0;
+            alarm = ALARM;
+        }
     }
     if (thread < CHUNK / 32u) {
         atomicStore(&seen[thread], 0u);
@@ -90,7 +98,7 @@ fn main(
         mine = better(mine, Best(held[at], first + at));
     }
     let own = workgroup_best(mine, thread);
-    var sum = 0.0;
+    var sum = alarm;
     for (var at = thread; at < count; at += THREADS) {
         sum += exp(held[at] - own.value);
         held[at] = penalised(held[at], at);

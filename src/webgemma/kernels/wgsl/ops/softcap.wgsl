@@ -1,4 +1,4 @@
-// logits = cap * tanh(logits / cap), in place.
+// logits = cap * tanh(logits / cap), in place; what is not finite stays, for the host to see.
 
 struct Params {
     count: u32,
@@ -11,7 +11,7 @@ struct Params {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let i = (group.y * groups.x + group.x) * THREADS + thread;
-    if (i < params.count) {
+    if (i < params.count && is_finite(logits[i])) {
         logits[i] = params.cap * tanh(clamp(logits[i] / params.cap, -15.0, 15.0));
     }
 }
