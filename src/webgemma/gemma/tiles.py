@@ -71,7 +71,7 @@ class Tile:
     @classmethod
     def for_product(cls, rows: int, tokens: int, integers: bool, software: bool) -> "Tile | None":
         """None: so few tokens that each is better multiplied by itself."""
-        step = 64 if integers else 32
+        step = 64 if integers else 32  # either fills the 16 KiB of a workgroup at most
         if tokens <= FEW_TOKENS:
             return None
         if software and not integers:  # few threads that do much, since barriers are slow
