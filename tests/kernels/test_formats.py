@@ -80,7 +80,7 @@ def product(model: Model, name: str, x: np.ndarray) -> np.ndarray:
 
 
 def assert_product(tensor: NewTensor, model: Model, tokens: int) -> None:
-    x = np.random.default_rng(2).standard_normal((tokens, tensor.shape[0])).astype(np.float32)
+    x = np.random.default_rng(5).standard_normal((tokens, tensor.shape[0])).astype(np.float32)
     expected = x.astype(np.float64) @ truth(tensor).T.astype(np.float64)
     error = np.abs(product(model, tensor.name, x) - expected).max()
     assert error <= F32_KERNEL * np.abs(expected).max()

@@ -41,7 +41,7 @@ class NullDevice:
         memory_nbytes: int | None = None,
     ) -> None:
         self.name = "no GPU"
-        self.software = True
+        self.software = False
         self.features = features
         self.limits = limits
         self.memory_nbytes = memory_nbytes

@@ -9,7 +9,7 @@ from webgemma.gemma import loops
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.integers import GROUP, Integers, multiplies_integers, pieces_of
 from webgemma.gemma.moe import feed_forward_with_experts
-from webgemma.gemma.tiles import FEW_TOKENS, Tile
+from webgemma.gemma.tiles import FEW_TOKENS, Cut, Tile
 from webgemma.gemma.weights import Model, Weight
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
@@ -143,32 +143,45 @@ class TextRecorder:
         With `up` (a tensor, its stride, its first column) the result is gelu(x Wᵀ) * up."""
         tokens = x.shape[0]
         y = out or self.recorder.scratch(tokens, weight.rows)
-        threads = SOFTWARE_THREADS if self.software else THREADS
-        each = SOFTWARE_EACH if self.software else 2 if weight.rows >= 1024 else 1
-        lanes, units = self._lanes(weight, weight.rows, each)
         finish = ("gelu", "finish_gated") if up else ("finish_plain",)
-        name = weight.format.name
-        tile = Tile.for_batch(tokens, self.software)
-        if tile is None:
-            parts = ("state", "lanes", *pieces_of("x", x), *finish)
-            kernel = self._link("matvec", name, parts, LANES=lanes, EACH=each, THREADS=threads)
-        else:
-            kernel = self._link("matmul", name, ("state", *finish), **tile.constants)
+        kernel, rows_at_once, tokens_at_once = self._multiplier(x, weight, finish)
+        units = weight.width // unit_of(weight.format.name)
         others = (up[0],) if up else ()
         for part in weight.parts:
             params = [
                 *(weight.width // weight.format.block, *part.planes),
                 *(first + part.first_row, part.rows, units, y.shape[1]),
                 *(up[1:] if up else (0, 0)),
-                *(() if tile is None else (tokens,)),
+                tokens,
             ]
-            if tile is None:
-                grid = (*self._fold(-(-part.rows * lanes // (threads * each))), tokens)
-            else:
-                columns, layers = self._fold(-(-part.rows // tile.rows))
-                grid = (columns, -(-tokens // tile.tokens), layers)
+            columns, layers = self._fold(-(-part.rows // rows_at_once))
+            grid = (columns, layers, tokens)
+            if tokens_at_once:
+                grid = (columns, -(-tokens // tokens_at_once), layers)
             self.recorder.call(kernel, grid, params, part.data, self.inputs.state, x, y, *others)
         return y
+
+    def _multiplier(
+        self, x: Tensor, weight: Weight, finish: tuple[str, ...]
+    ) -> tuple[Kernel, int, int]:
+        """A kernel for x Wᵀ, and how many rows and tokens a workgroup of it computes.
+
+        No tokens: they are layers of the grid."""
+        tokens, name = x.shape[0], weight.format.name
+        tile = Tile.for_batch(tokens)
+        cut = Cut.for_batch(self.model.device, tokens)
+        if cut is not None and not isinstance(x, Integers):
+            kernel = self._link("matmul_lanes", name, ("state", *finish), **cut.constants)
+            return kernel, cut.threads * cut.rows_each, cut.tokens
+        if tile is not None:
+            kernel = self._link("matmul", name, ("state", *finish), **tile.constants)
+            return kernel, tile.rows, tile.tokens
+        threads = SOFTWARE_THREADS if self.software else THREADS
+        each = SOFTWARE_EACH if self.software else 2 if weight.rows >= 1024 else 1
+        lanes, _ = self._lanes(weight, weight.rows, each)
+        parts = ("state", "lanes", *pieces_of("x", x), *finish)
+        kernel = self._link("matvec", name, parts, LANES=lanes, EACH=each, THREADS=threads)
+        return kernel, threads // lanes * each, 0
 
     def _lanes(self, weight: Weight, rows: int, each: int) -> tuple[int, int]:
         """How many threads share `each` rows, enough to fill a GPU; and the units of a row."""

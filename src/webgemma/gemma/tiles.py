@@ -1,6 +1,9 @@
-"""How products of many tokens are cut into tiles; measured on an H200 and in software."""
+"""How products are cut into pieces; the shapes were measured on an H200 and on lavapipe."""
 
+import re
 from dataclasses import dataclass
+
+from webgemma.device import Device
 
 FEW_TOKENS = 2  # that many are better multiplied one by one
 
@@ -17,12 +20,10 @@ class Tile:
     slice: int
 
     @classmethod
-    def for_batch(cls, tokens: int, software: bool = False) -> "Tile | None":
+    def for_batch(cls, tokens: int) -> "Tile | None":
         """None: so few tokens that each is better multiplied by itself."""
         if tokens <= FEW_TOKENS:
             return None
-        if software:  # few threads that do much, since barriers are slow
-            return cls(8, 64, 8, 8, 8, 32) if tokens <= 16 else cls(32, 64, 64, 16, 8, 32)
         if tokens <= 16:
             return cls(64, 32, 16, 4, 4, 32)
         return cls(128, 64, 32, 4, 4, 32) if tokens <= 32 else cls(128, 64, 64, 4, 8, 32)
@@ -38,3 +39,26 @@ class Tile:
             "TOKENS_EACH": self.tokens_each,
             "SLICE": self.slice,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How matmul_lanes cuts a product: threads of a subgroup, rows of a thread, tokens."""
+
+    threads: int
+    rows_each: int
+    tokens: int
+
+    @classmethod
+    def for_batch(cls, device: Device, tokens: int) -> "Cut | None":
+        """None: the device is no CPU, or nobody knows how many threads a subgroup of it has."""
+        bits = re.search(r"llvmpipe .*\b(\d+) bits", device.name)  # of a CPU's vectors
+        if bits is None or not device.software or "subgroups" not in device.features:
+            return None
+        threads = int(bits[1]) // 32
+        return cls(threads, 2, 1) if tokens <= FEW_TOKENS else cls(threads, 4, 8)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """As matmul_lanes.wgsl names them."""
+        return {"THREADS": self.threads, "EACH": self.rows_each, "TOKENS": self.tokens}
