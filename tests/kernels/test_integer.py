@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import SHARED, needs_shared
-from gpu import device, get, put
+from gpu import device, get, hardware, put
 from tiny import MIXED, MOE, SMALL, Tiny, random_tensor, tiny_gguf
 from tolerance import F32_KERNEL, GPU_LOGITS, INT8_LOGITS
 
@@ -94,7 +94,7 @@ def assert_holds(made: Tensor, x: np.ndarray) -> None:
 def load(tensor: NewTensor) -> Model:
     """A model of this matrix alone."""
     gguf = finish(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
-    model = Model(None, device())
+    model = Model(None, hardware())
     stack = [gguf.tensors[tensor.name]]
     model.matrices[tensor.name] = finish(model._matrix(gguf, tensor.name, stack))
     return model

@@ -11,6 +11,7 @@ from typing import Literal
 from webgemma.device import Buffer, Device, Plan, Reading
 from webgemma.errors import DeviceError, GgufError, InputError
 from webgemma.gemma.config import Config
+from webgemma.gemma.loops import LONGEST_ROW
 from webgemma.gemma.tensors import canonical_tensors, check_rope_factors, text_tensors
 from webgemma.gguf.formats import Format
 from webgemma.gguf.reader import Gguf, TensorInfo
@@ -92,7 +93,7 @@ class Model:
             )
             table = "host" if exceeded else "device"
         tensors = canonical_tensors(gguf)
-        _check_kernels_fit(gguf, config)
+        _check_kernels_fit(gguf, config, device)
         model = cls(config, device)
         try:
             for name, stacked in _stacks(_wanted(gguf, config)).items():
@@ -342,7 +343,7 @@ def _stack(
     stacks[name.replace(old, new)] = whole
 
 
-def _check_kernels_fit(gguf: Gguf, config: Config) -> None:
+def _check_kernels_fit(gguf: Gguf, config: Config, device: Device) -> None:
     """Refuse shapes that no Gemma 4 has and that the kernels would compute wrongly."""
     for layer in config.layers:
         if layer.head_dim not in HEAD_DIMS:
@@ -355,6 +356,11 @@ def _check_kernels_fit(gguf: Gguf, config: Config) -> None:
             raise DeviceError(
                 f"{gguf.name}: the rows of {name} have {tensor.width} weights, but the GPU reads "
                 "four at a time; use device='cpu'."
+            )
+        if len(tensor.shape) > 1 and tensor.width > LONGEST_ROW and device.software:
+            raise DeviceError(
+                f"{gguf.name}: the rows of {name} have {tensor.width} weights, but {device.name} "
+                f"is software that adds up {LONGEST_ROW} at most; use device='cpu'."
             )
 
 
