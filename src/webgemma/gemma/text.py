@@ -19,8 +19,8 @@ THREADS = 64
 ROW_THREADS = 256  # where one workgroup handles a whole row
 EVERYTHING = 1 << 30  # a window that no context reaches
 MANY_THREADS = 3 << 14  # in flight, to hide the latency of memory
-# In software a barrier costs more than all else, and a value of x serves as many rows as may be.
-SOFTWARE_THREADS, SOFTWARE_EACH = 16, 4
+# In software, a barrier costs more than all else; among eight threads, lavapipe needs none.
+SOFTWARE_THREADS, SOFTWARE_EACH, SOFTWARE_TILE = 8, 4, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class TextRecorder:
         if tile is not None:
             kernel = self._link("matmul", name, ("state", *finish), **tile.constants)
             return kernel, tile.rows, tile.tokens
-        threads = SOFTWARE_THREADS if self.software else THREADS
+        threads = self._row_threads(THREADS)
         each = SOFTWARE_EACH if self.software else 2 if weight.rows >= 1024 else 1
         lanes, _ = self._lanes(weight, weight.rows, each)
         parts = ("state", "lanes", *pieces_of("x", x), *finish)
@@ -226,6 +226,7 @@ class TextRecorder:
             self.model.vector(name),
             h,
             pieces=("sum", "state", *pieces_of("put", h)),
+            THREADS=self._row_threads(THREADS),
         )
         return h
 
@@ -249,7 +250,7 @@ class TextRecorder:
             params,
             *tensors,
             pieces=("sum", "state", *pieces_of("put", h)),
-            THREADS=ROW_THREADS,
+            THREADS=self._row_threads(ROW_THREADS),
         )
         return h
 
@@ -322,6 +323,7 @@ class TextRecorder:
             norm,
             ple,
             pieces=("sum", "state"),
+            THREADS=self._row_threads(THREADS),
         )
         return ple
 
@@ -348,6 +350,7 @@ class TextRecorder:
             *(inputs.state, raw, self.head_norms(layer), self.turns(layer), q, keys, values),
             pieces=("sum", "state", self.kv),
             HEAD_DIM=layer.head_dim,
+            THREADS=self._row_threads(THREADS),
         )
         attend = self._attend_one if self.batch == 1 else self._attend_many
         out = attend(layer, q, keys, values, ring)
@@ -357,7 +360,7 @@ class TextRecorder:
         self, layer: Layer, q: Tensor, keys: Tensor, values: Tensor, ring: int
     ) -> Tensor:
         """One token: the positions are shared out among workgroups, then put together."""
-        threads = 128
+        threads = SOFTWARE_TILE if self.software else 128
         window = self.config.window if layer.sliding else EVERYTHING
         shares = 16 if layer.sliding else 32
         if self.software:
@@ -420,6 +423,10 @@ class TextRecorder:
     def turns(self, layer: Layer) -> Tensor:
         """Turns per position of each pair of dimensions, as 64-bit fractions."""
         return self.model.turns[layer.sliding]
+
+    def _row_threads(self, usual: int) -> int:
+        """Of a workgroup that adds up a row."""
+        return SOFTWARE_THREADS if self.software else usual
 
     def _flat(self, count: int) -> tuple[int, int]:
         return self._fold(-(-count // THREADS))
