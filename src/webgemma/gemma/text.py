@@ -187,11 +187,12 @@ class TextRecorder:
         """How many threads share `each` rows, enough to fill a GPU; and the units of a row."""
         unit = unit_of(weight.format.name)
         units = weight.width // unit
-        lanes = 1 if units < 4 or self.software else 4
         if self.software:  # adding up is slow there, and cores are few
+            lanes = 1
             while loops.matvec(units, unit // 4, lanes, each) > loops.MOST:
                 lanes *= 2
             return lanes, units
+        lanes = 1 if units < 4 else 4
         while lanes < THREADS and 2 * lanes <= units and rows * lanes < each * MANY_THREADS:
             lanes *= 2
         return lanes, units
