@@ -1,5 +1,6 @@
 """What kernel tests share: a device, tensors from numpy and back."""
 
+import copy
 import os
 from functools import cache
 
@@ -16,6 +17,14 @@ from webgemma.graph import Tensor
 def device(without: frozenset[str] = frozenset()) -> NativeDevice:
     """The first adapter of this machine (CI has a software one), without some features if asked."""
     return NativeDevice(adapters()[0], without)
+
+
+@cache
+def hardware() -> NativeDevice:
+    """The same device, but work is cut up as for a real GPU."""
+    same = copy.copy(device())  # with its compiled kernels
+    same.software = False
+    return same
 
 
 def put(values: np.ndarray, on: NativeDevice | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from gpu import device, put
+from gpu import hardware, put
 
 from webgemma.blocking import finish
 from webgemma.device.native import NativeDevice
@@ -49,7 +49,7 @@ def integers(x: np.ndarray, precision: str) -> tuple[Integers, np.ndarray]:
 def load(tensor: NewTensor) -> Model:
     """A model of this matrix alone."""
     gguf = finish(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
-    model = Model(None, device())
+    model = Model(None, hardware())
     stack = [gguf.tensors[tensor.name]]
     model.matrices[tensor.name] = model.room(tensor.name, stack)
     finish(model.fill_matrix(gguf, model.matrices[tensor.name], stack))

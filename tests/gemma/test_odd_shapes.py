@@ -10,6 +10,7 @@ from webgemma import DeviceError, GgufError
 from webgemma.blocking import finish
 from webgemma.device.null import NullDevice
 from webgemma.gemma.config import Config
+from webgemma.gemma.loops import LONGEST_ROW
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
@@ -38,6 +39,15 @@ def test_shapes_without_a_kernel_are_refused_on_the_gpu_alone(tiny: Tiny, senten
     with pytest.raises(DeviceError, match=sentence):
         finish(Model.load(gguf, config, NullDevice()))
     assert np.isfinite(TextModel(config, Weights(gguf)).forward([2, 30, 31])).all()
+
+
+def test_rows_too_long_for_the_loops_of_a_software_adapter() -> None:
+    gguf = opened(tiny_gguf(replace(SMALL, pattern="f", shared=0, ple=0, ffn=LONGEST_ROW + 4)))
+    config, device = Config.from_gguf(gguf), NullDevice()
+    finish(Model.load(gguf, config, device))
+    device.software = True
+    with pytest.raises(DeviceError, match=r"ffn_down\.weight have 65540 weights.* 65536 at most"):
+        finish(Model.load(gguf, config, device))
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan")])

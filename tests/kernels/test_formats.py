@@ -1,90 +1,32 @@
 """Every weight format on the GPU: its weights, products, split matrices, a model of all formats."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu import device, get, put
-from tiny import MIXED, random_tensor, tiny_gguf
-from tolerance import DECODED, F32_KERNEL, GPU_LOGITS
+from gpu import device, hardware, put
+from matrices import assert_product, embedded, load, matrix, product, recorder, result, truth
+from tiny import MIXED, tiny_gguf
+from tolerance import DECODED, GPU_LOGITS
 
 import webgemma.kernels
 from webgemma.blocking import finish
+from webgemma.device.native import NativeDevice
 from webgemma.gemma.config import Config
-from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.gguf.writer import NewTensor, gguf_bytes
-from webgemma.graph import Recorder, Tensor
+from webgemma.gguf.writer import NewTensor
 from webgemma.kernels import unit
-from webgemma.reference.dequantise import DEQUANTISERS, dequantise
+from webgemma.reference.dequantise import DEQUANTISERS
 from webgemma.reference.text import TextModel
 from webgemma.reference.weights import Weights
 
 USABLE = [name for name, fmt in FORMATS.items() if fmt.usable]
 EVERY_FORMAT = pytest.mark.parametrize("name", USABLE)
-
-
-def matrix(name: str, width: int, rows: int) -> NewTensor:
-    """Random weights in a format, every block with scales of its own."""
-    made = random_tensor(1, name, (width, rows), name)
-    blocks = np.frombuffer(made.data, DEQUANTISERS[name][0]).copy()
-    rng = np.random.default_rng(rows)
-    for scale in {"d", "m"} & set(blocks.dtype.names):
-        blocks[scale] *= rng.uniform(0.5, 2, len(blocks)).astype(np.float16)
-    if "e" in blocks.dtype.names:
-        blocks["e"] += rng.integers(0, 4, len(blocks), np.uint8)
-    return replace(made, data=blocks.tobytes())
-
-
-def truth(tensor: NewTensor) -> np.ndarray:
-    """The weights of a matrix: [rows, width]."""
-    width, rows = tensor.shape
-    return dequantise(tensor.data, FORMATS[tensor.format], (rows, width))
-
-
-def load(tensor: NewTensor) -> Model:
-    """A model of this matrix alone."""
-    gguf = finish(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
-    model = Model(None, device())
-    stack = [gguf.tensors[tensor.name]]
-    model.matrices[tensor.name] = model.room(tensor.name, stack)
-    finish(model.fill_matrix(gguf, model.matrices[tensor.name], stack))
-    return model
-
-
-def recorder(model: Model, ids: list[int]) -> TextRecorder:
-    """Records over a batch with room for one token more than there is."""
-    state = put(np.array([0, len(ids)], np.uint32))
-    inputs = Inputs(state, put(np.array([*ids, 0], np.uint32)), {}, {})
-    return TextRecorder(model, Recorder(model.device), inputs, len(ids) + 1, "kv_f32")
-
-
-def result(text: TextRecorder, out: Tensor) -> np.ndarray:
-    """Runs what was recorded; the rows of `out` that belong to tokens."""
-    text.model.device.run(text.recorder.plan())
-    return get(out)[: text.batch - 1]
-
-
-def embedded(model: Model, name: str, ids: list[int], scale: float = 1.0) -> np.ndarray:
-    text = recorder(model, ids)
-    return result(text, text.embed(name, scale))
-
-
-def product(model: Model, name: str, x: np.ndarray) -> np.ndarray:
-    text = recorder(model, [0] * len(x))
-    padded = np.concatenate([x, np.full_like(x[:1], np.nan)])
-    return result(text, text.linear(put(padded), model.matrices[name]))
-
-
-def assert_product(tensor: NewTensor, model: Model, tokens: int) -> None:
-    x = np.random.default_rng(2).standard_normal((tokens, tensor.shape[0])).astype(np.float32)
-    expected = x.astype(np.float64) @ truth(tensor).T.astype(np.float64)
-    error = np.abs(product(model, tensor.name, x) - expected).max()
-    assert error <= F32_KERNEL * np.abs(expected).max()
 
 
 def test_there_is_a_file_for_every_usable_format() -> None:
@@ -124,20 +66,18 @@ def test_exponents_at_the_edge_of_float32() -> None:
 
 
 @EVERY_FORMAT
+@pytest.mark.parametrize("on", [device, hardware])
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 1), (37, 3)])
-def test_product_over_one_block_of_256(name: str, rows: int, tokens: int) -> None:
+def test_product_over_one_block_of_256(
+    name: str, rows: int, tokens: int, on: Callable[[], NativeDevice]
+) -> None:
     tensor = matrix(name, 256, rows)
-    assert_product(tensor, load(tensor), tokens)
+    assert_product(tensor, load(tensor, on()), tokens)
 
 
 @pytest.mark.parametrize("name", [name for name in USABLE if FORMATS[name].block < 256])
 def test_product_over_a_single_unit(name: str) -> None:
     tensor = matrix(name, unit(name), 19)
-    assert_product(tensor, load(tensor), 2)
-
-
-def test_product_over_a_long_row() -> None:
-    tensor = matrix("Q6_K", 21504, 5)
     assert_product(tensor, load(tensor), 2)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import SHARED, needs_shared
-from gpu import device, get, put
+from gpu import device, get, hardware, put
 from integers import (
     EVERY_FORMAT,
     EVERY_PRECISION,
@@ -270,8 +270,8 @@ def products(tiny: Tiny, batch: int, precision: str) -> tuple[int, int]:
     """How many matrices a step multiplies with floats, and how many with integers."""
     gguf = opened(tiny)
     config = Config.from_gguf(gguf)
-    model = finish(Model.load(gguf, config, device()))
-    text = TextRecorder(model, Recorder(device()), inputs_of(1), batch, "kv_f32", precision)
+    model = finish(Model.load(gguf, config, hardware()))
+    text = TextRecorder(model, Recorder(hardware()), inputs_of(1), batch, "kv_f32", precision)
     for layer in config.layers:
         text.inputs.caches[layer.index] = (text.inputs.ids, text.inputs.ids)
         text.inputs.ring[layer.index] = 1

@@ -1,4 +1,4 @@
-"""matmul.wgsl against numpy: formats, tile shapes, and sizes that fill no tile."""
+"""matmul.wgsl and matmul_lanes.wgsl against numpy: formats, tiles, and sizes that fill none."""
 
 import numpy as np
 import pytest
@@ -21,6 +21,8 @@ TILES = {  # THREADS, TILE_ROWS, TILE_TOKENS, ROWS_EACH, TOKENS_EACH, SLICE
     "tall": (128, 128, 32, 8, 8, 16),
 }
 NAMES = ("THREADS", "TILE_ROWS", "TILE_TOKENS", "ROWS_EACH", "TOKENS_EACH", "SLICE")
+LANES = {"few lanes": (2, 1), "lanes": (4, 8)}  # EACH, TOKENS of the 8 threads of matmul_lanes
+EVERY_TILE = pytest.mark.parametrize("tile", [*TILES, *LANES])
 
 
 class Matrix:
@@ -47,6 +49,15 @@ def numbers(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape[0]).standard_normal(shape, np.float32)
 
 
+def cut(tile: str) -> tuple[str, dict[str, int], int, int]:
+    """The kernel that cuts a product so, its constants, and rows and tokens of a workgroup."""
+    if tile in LANES:
+        each, tokens = LANES[tile]
+        return "matmul_lanes", {"THREADS": 8, "EACH": each, "TOKENS": tokens}, 8 * each, tokens
+    constants = dict(zip(NAMES, TILES[tile], strict=True))
+    return "matmul", constants, constants["TILE_ROWS"], constants["TILE_TOKENS"]
+
+
 def matmul(
     matrix: Matrix,
     x: np.ndarray,
@@ -60,15 +71,15 @@ def matmul(
     up_first: int = 0,
 ) -> np.ndarray:
     """What y [batch, stride] holds after the kernel, poisoned before."""
-    constants = dict(zip(NAMES, TILES[tile], strict=True))
+    op, constants, rows_at_once, tokens_at_once = cut(tile)
     batch, stride = len(x), stride or matrix.rows
     finish = ("finish_plain",) if up is None else ("gelu", "finish_gated")
-    pieces = ("state", "tile_float", *finish)
+    pieces = ("state", *(("tile_float",) if op == "matmul" else ()), *finish)
     name = matrix.format.name
-    kernel = link("matmul", device().features, format=name, constants=constants, pieces=pieces)
-    tiles = -(-matrix.rows // constants["TILE_ROWS"])
+    kernel = link(op, device().features, format=name, constants=constants, pieces=pieces)
+    tiles = -(-matrix.rows // rows_at_once)
     columns = min(tiles, widest)
-    grid = (columns, -(-batch // constants["TILE_TOKENS"]), -(-tiles // columns))
+    grid = (columns, -(-batch // tokens_at_once), -(-tiles // columns))
     units = matrix.width // unit(name)
     params = [
         *(matrix.width // matrix.format.block, *matrix.planes[1:3], first_row, matrix.rows),
@@ -87,14 +98,15 @@ def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
     np.testing.assert_allclose(found, wanted, rtol=0, atol=F32_KERNEL * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize("tile", ["wide", *LANES])
 @pytest.mark.parametrize("rows", [1, 5, 64, 100, 257])
 @pytest.mark.parametrize("batch", [2, 3, 17, 64, 65])
-def test_rows_and_tokens_need_not_fill_a_tile(rows: int, batch: int) -> None:
+def test_rows_and_tokens_need_not_fill_a_tile(rows: int, batch: int, tile: str) -> None:
     matrix, x = Matrix("F32", rows, 36), numbers(batch, 36)
-    assert_close(matmul(matrix, x), matrix.times(x))
+    assert_close(matmul(matrix, x, tile=tile), matrix.times(x))
 
 
-@pytest.mark.parametrize("tile", TILES)
+@EVERY_TILE
 @pytest.mark.parametrize(
     ("name", "width"),
     [
@@ -108,13 +120,7 @@ def test_every_length_of_row_in_every_tile(name: str, width: int, tile: str) -> 
     assert_close(matmul(matrix, x, tile=tile), matrix.times(x))
 
 
-@pytest.mark.parametrize("name", ["F32", "Q4_K"])
-def test_a_long_row(name: str) -> None:
-    matrix, x = Matrix(name, 3, 21504), numbers(2, 21504)
-    assert_close(matmul(matrix, x), matrix.times(x))
-
-
-@pytest.mark.parametrize("tile", TILES)
+@EVERY_TILE
 def test_tokens_beyond_the_count_are_neither_used_nor_stored(tile: str) -> None:
     matrix, x = Matrix("F32", 70, 36), numbers(65, 36)
     expected = matrix.times(x)
@@ -131,12 +137,14 @@ def test_columns_of_a_wider_output() -> None:
     assert (np.delete(y, np.s_[7:107], axis=1) == POISON).all()
 
 
-def test_many_rows_fold_into_the_third_axis() -> None:
+@pytest.mark.parametrize("tile", ["wide", "lanes"])
+def test_many_rows_fold_into_the_third_axis(tile: str) -> None:
     matrix, x = Matrix("F32", 257, 36), numbers(65, 36)
-    assert_close(matmul(matrix, x, widest=3), matrix.times(x))
+    assert_close(matmul(matrix, x, tile=tile, widest=3), matrix.times(x))
 
 
-def test_a_gate_over_a_slice_of_longer_rows() -> None:
+@pytest.mark.parametrize("tile", ["wide", "lanes"])
+def test_a_gate_over_a_slice_of_longer_rows(tile: str) -> None:
     matrix, x, up = Matrix("F32", 70, 36), numbers(19, 36), numbers(19, 200)
-    y = matmul(matrix, x, up=up, up_first=90)
+    y = matmul(matrix, x, tile=tile, up=up, up_first=90)
     assert_close(y, gelu(matrix.times(x)) * up[:, 90:160])

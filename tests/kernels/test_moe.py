@@ -129,6 +129,14 @@ def test_experts_in_blocks(up: str, down: str, batch: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 40])
+@pytest.mark.parametrize("down", ["F32", "Q8_0", "Q4_K"])
+def test_experts_with_long_rows(down: str, batch: int) -> None:
+    tiny = replace(ONE_LAYER, experts=(2, 1, 21504))
+    both, x = Both(tiny, in_formats(tiny, "F32", down)), residual(tiny, batch)
+    assert_close(both.experts(x), both.reference.experts(LAYER, x))
+
+
+@pytest.mark.parametrize("batch", [1, 40])
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("rows", [16, 64])
 def test_weights_in_parts_that_split_experts(rows: int, fused: bool, batch: int) -> None:

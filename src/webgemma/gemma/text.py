@@ -9,7 +9,7 @@ from webgemma.gemma import loops
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.integers import GROUP, Integers, multiplies_integers, pieces_of
 from webgemma.gemma.moe import Branches, feed_forward_with_experts
-from webgemma.gemma.tiles import FEW_TOKENS, Team, Tile
+from webgemma.gemma.tiles import FEW_TOKENS, Cut, Team, Tile
 from webgemma.gemma.weights import Model, Weight
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
@@ -18,6 +18,8 @@ from webgemma.kernels import unit as unit_of
 THREADS = 64
 ROW_THREADS = 256  # where one workgroup handles a whole row
 EVERYTHING = 1 << 30  # a window that no context reaches
+# In software, a barrier costs more than all else; among eight threads, lavapipe needs none.
+SOFTWARE_THREADS, SOFTWARE_TILE = 8, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,32 +147,42 @@ class TextRecorder:
         if tokens > FEW_TOKENS:
             x = self._as_integers(x, weight)
         y = out or self.recorder.scratch(tokens, weight.rows)
-        team = Team.for_weight(weight, self.features, self.software)
-        units = weight.width // unit_of(weight.format.name)
         finish = ("gelu", "finish_gated") if up else ("finish_plain",)
-        name = weight.format.name
-        tile = Tile.for_product(weight.rows, tokens, isinstance(x, Integers), self.software)
-        if tile is None:
-            parts = ("state", "lanes", "row_products", *pieces_of("x", x), *finish)
-            kernel = self._link("matvec", name, parts, **team.constants)
-        else:
-            parts = ("state", *pieces_of("tile", x), *finish)
-            kernel = self._link("matmul", name, parts, **tile.constants)
+        kernel, rows_at_once, tokens_at_once = self._multiplier(x, weight, finish)
+        units = weight.width // unit_of(weight.format.name)
         others = (up[0],) if up else ()
         for part in weight.parts:
             params = [
                 *(weight.width // weight.format.block, *part.planes),
                 *(first + part.first_row, part.rows, units, y.shape[1]),
                 *(up[1:] if up else (0, 0)),
-                *(() if tile is None else (tokens,)),
+                tokens,
             ]
-            if tile is None:
-                grid = (*self._fold(team.groups(part.rows)), tokens)
-            else:
-                columns, layers = self._fold(-(-part.rows // tile.rows))
-                grid = (columns, -(-tokens // tile.tokens), layers)
+            columns, layers = self._fold(-(-part.rows // rows_at_once))
+            grid = (columns, layers, tokens)
+            if tokens_at_once:
+                grid = (columns, -(-tokens // tokens_at_once), layers)
             self.recorder.call(kernel, grid, params, part.data, self.inputs.state, x, y, *others)
         return y
+
+    def _multiplier(
+        self, x: Tensor, weight: Weight, finish: tuple[str, ...]
+    ) -> tuple[Kernel, int, int]:
+        """A kernel for x Wᵀ, and how many rows and tokens a workgroup of it computes.
+
+        No tokens: they are layers of the grid."""
+        tokens, name, integers = x.shape[0], weight.format.name, isinstance(x, Integers)
+        cut = None if integers else Cut.for_tokens(tokens, self.features, self.software)
+        if cut is not None:
+            kernel = self._link("matmul_lanes", name, ("state", *finish), **cut.constants)
+            return kernel, cut.threads * cut.rows_each, cut.tokens
+        tile = Tile.for_product(weight.rows, tokens, integers)
+        if tile is not None:
+            parts = ("state", *pieces_of("tile", x), *finish)
+            return self._link("matmul", name, parts, **tile.constants), tile.rows, tile.tokens
+        team = Team.for_weight(weight, self.features, self.software)
+        parts = ("state", "lanes", "row_products", *pieces_of("x", x), *finish)
+        return self._link("matvec", name, parts, **team.constants), team.rows, 0
 
     def _room(self, width: int, *readers: str) -> Tensor:
         """Where to put what these matrices read: integers if all of them can multiply those."""
@@ -214,7 +226,7 @@ class TextRecorder:
             self.model.vector(name),
             h,
             pieces=("sum", "state", *pieces_of("put", h)),
-            THREADS=ROW_THREADS,
+            THREADS=self._row_threads(ROW_THREADS),
         )
         return h
 
@@ -239,7 +251,7 @@ class TextRecorder:
             [self.config.eps, 0, 0],
             *(x, h, vector(post), vector(scale), vector(following), *added),
             pieces=("sum", form, *put),
-            THREADS=ROW_THREADS,
+            THREADS=SOFTWARE_TILE if self.software else ROW_THREADS,
             WIDTH=x.shape[1],
         )
         return h
@@ -295,7 +307,7 @@ class TextRecorder:
         kernel = self._link("gate_up", weight.format.name, parts, **shape)
         part = weight.parts[0]
         params = [weight.width // weight.format.block, *part.planes, ffn, units]
-        grid = (*self._fold(team.groups(ffn)), self.batch)
+        grid = (*self._fold(-(-ffn // team.rows)), self.batch)
         self.recorder.call(kernel, grid, params, part.data, self.inputs.state, n, out)
 
     def per_layer_embeddings(self, x: Tensor) -> Tensor | None:
@@ -321,6 +333,7 @@ class TextRecorder:
             norm,
             ple,
             pieces=("sum", "state"),
+            THREADS=self._row_threads(THREADS),
         )
         return ple
 
@@ -344,7 +357,8 @@ class TextRecorder:
 
     def _attend_one(self, layer: Layer, raw: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """One token: the positions are shared out among workgroups, then put together."""
-        threads, ring = 128, self.inputs.ring[layer.kv_donor]
+        threads = SOFTWARE_TILE if self.software else 128
+        ring = self.inputs.ring[layer.kv_donor]
         window = self.config.window if layer.sliding else EVERYTHING
         shares = 16 if layer.sliding else 32
         if self.software:
@@ -392,6 +406,7 @@ class TextRecorder:
             *(self.inputs.state, raw, self.head_norms(layer), self.turns(layer), q, keys, values),
             pieces=("sum", "state", "rope", self.kv),
             HEAD_DIM=layer.head_dim,
+            THREADS=self._row_threads(THREADS),
         )
         return q
 
@@ -427,6 +442,10 @@ class TextRecorder:
     def turns(self, layer: Layer) -> Tensor:
         """Turns per position of each pair of dimensions, as 64-bit fractions."""
         return self.model.turns[layer.sliding]
+
+    def _row_threads(self, usual: int) -> int:
+        """Of a workgroup that adds up a row."""
+        return SOFTWARE_THREADS if self.software else usual
 
     def _flat(self, count: int) -> tuple[int, int]:
         return self._fold(-(-count // THREADS))

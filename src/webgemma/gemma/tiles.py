@@ -1,4 +1,4 @@
-"""How products are shared out among threads; measured on an H200 and in software."""
+"""How products are shared out among threads; measured on an H200 and on lavapipe."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class Team:
             each, lanes = 4, 1
             while loops.matvec(units, unit // 4, lanes, each) > loops.MOST:
                 lanes *= 2
-            return cls(16, lanes, each)
+            return cls(8, lanes, each)  # among eight, lavapipe waits for nobody
         each = 2 if rows >= MANY_ROWS else 1
         lanes = 1 if units < 4 else 4
         if "shuffle32" in features:  # adding up is cheap
@@ -52,9 +52,10 @@ class Team:
         """As matvec.wgsl names them."""
         return {"THREADS": self.threads, "LANES": self.lanes, "EACH": self.each}
 
-    def groups(self, rows: int) -> int:
-        """Workgroups for so many rows."""
-        return -(-rows * self.lanes // (self.threads * self.each))
+    @property
+    def rows(self) -> int:
+        """Of a workgroup."""
+        return self.threads // self.lanes * self.each
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,11 @@ class Tile:
     slice: int
 
     @classmethod
-    def for_product(cls, rows: int, tokens: int, integers: bool, software: bool) -> "Tile | None":
+    def for_product(cls, rows: int, tokens: int, integers: bool) -> "Tile | None":
         """None: so few tokens that each is better multiplied by itself."""
         step = 64 if integers else 32  # either fills the 16 KiB of a workgroup at most
         if tokens <= FEW_TOKENS:
             return None
-        if software and not integers:  # few threads that do much, since barriers are slow
-            return cls(8, 64, 8, 8, 8, step) if tokens <= 16 else cls(32, 64, 64, 16, 8, step)
         if tokens <= 16:
             return cls(64, 32, 16, 4, 4, step)
         if tokens <= 32 or (integers and rows * tokens < LARGE_PRODUCT):
@@ -93,3 +92,25 @@ class Tile:
             "TOKENS_EACH": self.tokens_each,
             "SLICE": self.slice,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How matmul_lanes cuts a product: threads of a subgroup, rows of a thread, tokens."""
+
+    threads: int
+    rows_each: int
+    tokens: int
+
+    @classmethod
+    def for_tokens(cls, tokens: int, features: frozenset[str], software: bool) -> "Cut | None":
+        """None: the device is no CPU, or its threads do not shuffle."""
+        sizes = [size for size in (4, 8, 16) if f"shuffle{size}" in features]
+        if not software or not sizes:
+            return None
+        return cls(sizes[-1], 2, 1) if tokens <= FEW_TOKENS else cls(sizes[-1], 4, 8)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """As matmul_lanes.wgsl names them."""
+        return {"THREADS": self.threads, "EACH": self.rows_each, "TOKENS": self.tokens}

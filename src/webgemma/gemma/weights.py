@@ -11,6 +11,7 @@ from typing import Literal
 from webgemma.device import Buffer, Device, Plan, Reading
 from webgemma.errors import DeviceError, InputError
 from webgemma.gemma.config import Config
+from webgemma.gemma.loops import LONGEST_ROW
 from webgemma.gemma.tensors import (
     canonical_tensors,
     check_rope_factors,
@@ -115,7 +116,7 @@ class Model:
                 budget_nbytes is not None and sum(weights_nbytes(gguf, config)) > budget_nbytes
             )
             table = "host" if exceeded else "device"
-        _check_kernels_fit(gguf, config)
+        _check_kernels_fit(gguf, config, device)
         model = cls(config, device)
         model.name = gguf.name
         try:
@@ -411,7 +412,7 @@ def _stack(
     stacks[name.replace(old, new)] = whole
 
 
-def _check_kernels_fit(gguf: Gguf, config: Config) -> None:
+def _check_kernels_fit(gguf: Gguf, config: Config, device: Device) -> None:
     """Refuse shapes that no Gemma 4 has and that the kernels would compute wrongly."""
     for layer in config.layers:
         if layer.head_dim not in HEAD_DIMS:
@@ -424,6 +425,11 @@ def _check_kernels_fit(gguf: Gguf, config: Config) -> None:
             raise DeviceError(
                 f"{gguf.name}: the rows of {name} have {tensor.width} weights, but the GPU reads "
                 "four at a time; use device='cpu'."
+            )
+        if len(tensor.shape) > 1 and tensor.width > LONGEST_ROW and device.software:
+            raise DeviceError(
+                f"{gguf.name}: the rows of {name} have {tensor.width} weights, but {device.name} "
+                f"is software that adds up {LONGEST_ROW} at most; use device='cpu'."
             )
 
 
