@@ -78,7 +78,7 @@ def take(
 
 def next_token(stream) -> int:
     async def one() -> int:
-        token, logprob = await anext(stream)
+        token, logprob, _ = await anext(stream)
         assert logprob <= 0
         return token
 

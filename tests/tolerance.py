@@ -10,6 +10,8 @@ LOGITS_INCREMENTAL = 5e-4
 # Kernels against the reference or numpy, relative to the largest value.
 F32_KERNEL = 1e-5
 DECODED = 1e-6  # of each weight
+F16_ROUNDING = 1e-3  # of a value that is kept in float16: one unit in its last place
+ROUNDING = {"int16": 1e-4, "int8": 2e-2}  # of a product with activations as integers
 
 # The GPU engine against transformers (absolute, float32 cache) and our reference (relative).
 GPU_LOGITS_OF_TRANSFORMERS = 5e-3
@@ -17,7 +19,10 @@ GPU_LOGITS = 1e-3
 GPU_LOGITS_OF_ITSELF = 1e-5  # in parts or whole: only the order of float32 sums differs
 # With keys and values in float16, absolute: 0.04 to 0.12 was measured, of logits up to 16.
 F16_LOGITS_OF_TRANSFORMERS = 0.2
-INT8_LOGITS = 0.1  # root mean square, of the logits' standard deviation
+# With activations as integers: root mean square, of the logits' standard deviation.
+INT8_LOGITS = 0.1
+# Networks of random weights amplify rounding: 1e-3 and 0.29 were measured token by token.
+RANDOM_LOGITS = {"int16": 3e-3, "int8": 0.4}
 
 # Sampling on the GPU against the reference.
 LOGPROB = 1e-4

@@ -3,7 +3,7 @@
 from webgemma.api import Gemma
 from webgemma.errors import DeviceError, GgufError, InputError, ModelNotFoundError, WebgemmaError
 from webgemma.gguf.reader import Gguf
-from webgemma.pieces import Piece
+from webgemma.pieces import Piece, TopToken
 from webgemma.text.chat import Chat
 from webgemma.text.parser import Reply, ReplyParser, ToolCall, parse_reply
 from webgemma.text.tokenizer import Tokenizer
@@ -23,6 +23,7 @@ __all__ = [
     "ReplyParser",
     "Tokenizer",
     "ToolCall",
+    "TopToken",
     "WebgemmaError",
     "parse_reply",
 ]

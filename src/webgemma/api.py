@@ -11,7 +11,7 @@ from webgemma.engines import Engine, EngineOptions, open_engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.models import find_model
-from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText
+from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText, top_tokens
 from webgemma.sampler import Sampling
 from webgemma.session import GpuEngine, no_numbers
 from webgemma.text.chat import Chat, encode_parts, opens_thought
@@ -69,8 +69,8 @@ class Gemma:
         `context` is how many positions prompt and reply may take together: 32768, or what the
         model was made for if that is less, unless more is asked for. `adapter` names the GPU, `kv`
         is how the GPU keeps keys and values, and `progress` is told how many bytes of how many are
-        loaded. `precision` is that of the activations while the GPU writes: exact (float32), int16
-        (each product off by 3e-5), int8 (by 6e-3); auto is int16 on a real GPU. `memory_gb` is
+        loaded. `precision` is that of the activations on the GPU: exact (float32), int16 (each
+        product off by 3e-5), int8 (by 6e-3); auto is int16 on a real GPU. `memory_gb` is
         what weights and cache may take of the GPU's memory (10**9 bytes each; a step works in some
         hundred megabytes more): above it the table of per-layer embeddings stays in the file,
         which makes each token a little slower, and a model that still does not fit is refused
@@ -262,15 +262,16 @@ class Gemma:
         seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         ends = self._tokenizer.ends if self._tokenizer else frozenset[int]()
         count = 0
-        async for token, logprob in self._engine.generate(ids, sampling, seed):
+        async for token, logprob, likeliest in self._engine.generate(ids, sampling, seed):
             count += 1
+            top = top_tokens(self._tokenizer, likeliest)
             if token in ends:
-                yield reader.last(token, logprob, "stop")
+                yield reader.last(token, logprob, "stop", top)
                 return
             if count == limit:
-                yield reader.last(token, logprob, "length")
+                yield reader.last(token, logprob, "length", top)
                 return
-            piece = reader.read(token, logprob)
+            piece = reader.read(token, logprob, top)
             yield piece
             if piece.finish:
                 return

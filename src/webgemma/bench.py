@@ -14,7 +14,7 @@ from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
-from webgemma.sampler import Sampling
+from webgemma.sampler import Chosen, Sampling
 from webgemma.session import AHEAD, Session
 
 GREEDY = Sampling(temperature=0)
@@ -193,14 +193,14 @@ async def _writing_seconds(session: Session, ids: list[int], count: int) -> tupl
     return time.perf_counter() - start, time.thread_time() - worked
 
 
-def _tokens(session: Session, ids: list[int]) -> AsyncGenerator[tuple[int, float], None]:
+def _tokens(session: Session, ids: list[int]) -> AsyncGenerator[Chosen, None]:
     """The best tokens after the ids."""
     tokens = session.generate(ids, GREEDY, 0)
     assert isinstance(tokens, AsyncGenerator)
     return tokens
 
 
-async def _take(tokens: AsyncGenerator[tuple[int, float], None], count: int) -> None:
+async def _take(tokens: AsyncGenerator[Chosen, None], count: int) -> None:
     for _ in range(count):
         await anext(tokens)
     await tokens.aclose()

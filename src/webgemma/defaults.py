@@ -25,6 +25,7 @@ class Settings(TypedDict, total=False):
     recent: int
     logit_bias: Mapping[int, float]
     seed: int | None
+    top_logprobs: int  # how many of the likeliest tokens each piece reports, 20 at most
 
 
 def context_of(config: Config, asked: int | None, default: object) -> int:

@@ -11,7 +11,7 @@ from webgemma.gemma.config import Config
 from webgemma.gemma.integers import chosen_precision
 from webgemma.gemma.weights import Model, weights_nbytes
 from webgemma.gguf.reader import Gguf
-from webgemma.sampler import Sampling
+from webgemma.sampler import Chosen, Sampling
 from webgemma.selftest import selftest
 from webgemma.session import GpuEngine, Session
 
@@ -25,7 +25,7 @@ class Engine(Protocol):
 
     def generate(
         self, ids: Sequence[int], sampling: Sampling, seed: int
-    ) -> AsyncIterator[tuple[int, float]]: ...
+    ) -> AsyncIterator[Chosen]: ...
 
     def close(self) -> None: ...
 

@@ -7,6 +7,9 @@ from math import prod
 
 from webgemma.device import Buffer, Device, Dispatch, Kernel, Plan
 
+ALIGNMENT = 3840  # of tensors in one buffer: WebGPU wants 256; divisible by groups of integers too
+SMALL_NBYTES = 1 << 16  # scratch up to this size has memory of its own
+
 
 @dataclass(eq=False, slots=True)
 class Tensor:
@@ -16,6 +19,7 @@ class Tensor:
     nbytes: int
     placed: Buffer | None = None
     offset: int = 0
+    whole: "Tensor | None" = None  # scratch that it is a part of
 
     @property
     def buffer(self) -> Buffer:
@@ -43,6 +47,17 @@ class Recorder:
     def scratch(self, *shape: int) -> Tensor:
         """A float32 tensor that lives from its first to its last use in this plan."""
         return Tensor(shape, 4 * prod(shape))
+
+    def together(self, *tensors: Tensor) -> Tensor:
+        """Put scratch tensors into one buffer, which has to become readable only once for all."""
+        end = 0
+        for tensor in tensors:
+            tensor.offset = end
+            end += tensor.nbytes + -tensor.nbytes % ALIGNMENT
+        whole = Tensor((end // 4,), end)
+        for tensor in tensors:
+            tensor.whole = whole
+        return whole
 
     def call(
         self,
@@ -90,19 +105,24 @@ class Recorder:
         return [(buffer, i * size, size) for i in range(len(self.calls))]
 
     def _place_scratch(self) -> None:
-        """Give each scratch tensor a buffer that nobody needs from its first to its last use."""
+        """Give each scratch tensor a buffer that nobody needs from its first to its last use.
+
+        Only large ones take over memory: a device waits between calls that write the same buffer,
+        and calls that have nothing to do with each other could run side by side."""
         last: dict[Tensor, int] = {}
         for index, call in enumerate(self.calls):
             for tensor in call.tensors:
                 if tensor.placed is None:
-                    last[tensor] = index
+                    last[tensor.whole or tensor] = index
         free: list[Buffer] = []
         for index, call in enumerate(self.calls):
             for tensor in call.tensors:
                 if tensor.placed is None:
-                    tensor.placed = self._take(free, tensor.nbytes)
-            ending = {t for t in call.tensors if last.get(t) == index}
-            free += [t.buffer for t in ending]
+                    whole = tensor.whole or tensor
+                    whole.placed = whole.placed or self._take(free, whole.nbytes)
+                    tensor.placed = whole.placed
+            ending = {t for t in (t.whole or t for t in call.tensors) if last.get(t) == index}
+            free += [t.buffer for t in ending if t.nbytes > SMALL_NBYTES]
 
     def _take(self, free: list[Buffer], nbytes: int) -> Buffer:
         fitting = [b for b in free if nbytes <= b.nbytes <= 4 * nbytes + 4096]

@@ -15,11 +15,30 @@ TAGS = frozenset(
         *("<|tool_response>", "<tool_response|>", '<|"|>'),
     }
 )
+End = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopToken:
+    """One of the likeliest tokens at a step, with its text by itself: special ones spelled out."""
+
+    token: int
+    logprob: float
+    text: str
+
+
+Top = tuple[TopToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One token and the text that became certain with it; the last one says why it is the last."""
+    """One token and the text that became certain with it; the last one says why it is the last.
+
+    `logprob` is the natural logarithm of the probability that the model gave the token, before
+    penalties, bias, temperature and any cut (a token that must not come has none). `top` holds the
+    likeliest tokens in the same sense, the best first, as many as `top_logprobs` asked for: without
+    penalties and bias the first one is the token of temperature 0, while a token that was drawn or
+    favoured by a bias need not be among them."""
 
     token: int
     text: str
@@ -27,6 +46,15 @@ class Piece:
     thinking: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     finish: Literal["", "stop", "length"] = ""
+    top: Top = ()
+
+
+def top_tokens(tokenizer: Tokenizer | None, pairs: Sequence[tuple[int, float]]) -> Top:
+    """Ids and log-probabilities with the tokens' text, which is empty without a vocabulary."""
+    return tuple(
+        TopToken(token, logprob, tokenizer.decode([token]) if tokenizer else "")
+        for token, logprob in pairs
+    )
 
 
 class StopText:
@@ -71,17 +99,19 @@ class PlainReader:
         self.stream = tokenizer.stream(special=False) if tokenizer else None
         self.stops = stops
 
-    def read(self, token: int, logprob: float) -> Piece:
+    def read(self, token: int, logprob: float, top: Top = ()) -> Piece:
         """The next token's piece."""
         text = self.stream.feed(token) if self.stream else ""
         text = self.stops.feed(text)
-        return Piece(token, text, logprob, finish="stop" if self.stops.stopped else "")
+        finish: Literal["", "stop"] = "stop" if self.stops.stopped else ""
+        return Piece(token, text, logprob, finish=finish, top=top)
 
-    def last(self, token: int, logprob: float, finish: Literal["stop", "length"]) -> Piece:
+    def last(self, token: int, logprob: float, finish: End, top: Top = ()) -> Piece:
         """The last token's piece, with all that was held back."""
         text = "" if finish == "stop" or self.stream is None else self.stream.feed(token)
         text += self.stream.finish() if self.stream else ""
-        return Piece(token, self.stops.feed(text) + self.stops.finish(), logprob, finish=finish)
+        text = self.stops.feed(text) + self.stops.finish()
+        return Piece(token, text, logprob, finish=finish, top=top)
 
 
 class ReplyReader:
@@ -93,14 +123,14 @@ class ReplyReader:
         self.parser = parser
         self.stops = stops
 
-    def read(self, token: int, logprob: float) -> Piece:
+    def read(self, token: int, logprob: float, top: Top = ()) -> Piece:
         """The next token's piece."""
         reply = self.parser.feed(self._text(token))
         text = self.stops.feed(reply.content)
         finish: Literal["", "stop"] = "stop" if self.stops.stopped else ""
-        return Piece(token, text, logprob, reply.thinking, tuple(reply.tool_calls), finish)
+        return Piece(token, text, logprob, reply.thinking, tuple(reply.tool_calls), finish, top)
 
-    def last(self, token: int, logprob: float, finish: Literal["stop", "length"]) -> Piece:
+    def last(self, token: int, logprob: float, finish: End, top: Top = ()) -> Piece:
         """The last token's piece, with all that was held back."""
         fed = self.parser.feed("" if finish == "stop" else self._text(token))
         rest = self.parser.feed(self.stream.finish())
@@ -108,7 +138,7 @@ class ReplyReader:
         text = self.stops.feed(fed.content + rest.content + end.content) + self.stops.finish()
         thinking = fed.thinking + rest.thinking + end.thinking
         calls = (*fed.tool_calls, *rest.tool_calls, *end.tool_calls)
-        return Piece(token, text, logprob, thinking, calls, finish)
+        return Piece(token, text, logprob, thinking, calls, finish, top)
 
     def _text(self, token: int) -> str:
         return "" if token in self.hidden else self.stream.feed(token)

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from webgemma.errors import InputError
 
 MASK = 0xFFFFFFFF
+TOP_LOGPROBS = 20  # the most tokens that are reported beside the chosen one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class Sampling:
     recent: int = 64  # how many tokens back the penalties look, prompt included; 0: none, -1: all
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None  # None: another one each time
+    top_logprobs: int = 0  # how many of the likeliest tokens to report; changes no choice
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -58,7 +60,20 @@ _RANGES: dict[str, tuple[type, float, float]] = {
     "repetition_penalty": (float, 1e-3, 1e3),
     "presence_penalty": (float, -1e3, 1e3),
     "recent": (int, -1, 2**31),
+    "top_logprobs": (int, 0, TOP_LOGPROBS),
 }
+
+
+class Chosen(NamedTuple):
+    """What an engine gives for each step: a token, and the likeliest ones if asked for.
+
+    Log-probabilities are the model's own: of all its tokens but the suppressed ones, before
+    penalties, bias, temperature and any cut. A token of no probability is not among the likeliest.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # ids and log-probabilities, the likeliest first
 
 
 def _check(name: str, value: Any, kind: type, low: float, high: float) -> None:

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, sqrt
 
 from webgemma.device import Device
 from webgemma.errors import DeviceError
@@ -85,7 +85,7 @@ class _Prober:
             data += bytes(-len(data) % 16)
         x = [(i * 5 % 17 - 4) / 4 for i in range(fmt.block)]
         y = self.put(bytes(4 * len(rows)))
-        pieces = ("state", "lanes", "x_float", "finish_plain")
+        pieces = ("state", "lanes", "row_products", "x_float", "finish_plain")
         constants = {"THREADS": THREADS, "LANES": 4, "EACH": 1}
         kernel = link(
             "matvec", self.device.features, format=name, constants=constants, pieces=pieces
@@ -101,8 +101,10 @@ class _Prober:
 
     def attention(self) -> list[_Probe]:
         """softmax(q kᵀ) v of one query over three positions: the values, then maximum and sum."""
-        size, positions = 16, 3
-        q = [(i * 3 % 7 - 3) / 8 for i in range(size)]
+        size, positions, eps = 16, 3, 1e-6
+        raw = [float(i * 3 % 7 - 3) for i in range(size)]
+        root = sqrt(sum(a * a for a in raw) / size + eps)
+        q = [a / root / 8 for a in raw]
         k = [[(i * (p + 2) % 5 - 2) / 2 for i in range(size)] for p in range(positions)]
         v = [[SUBNORMAL, *((i + p * 3) % 9 - 4.5 for i in range(1, size))] for p in range(3)]
         scores = [sum(a * b for a, b in zip(q, key, strict=True)) for key in k]
@@ -113,11 +115,15 @@ class _Prober:
             sum(s * abs(row[i]) for s, row in zip(shares, v, strict=True)) for i in range(size)
         ]
         parts, sums = self.put(bytes(4 * size)), self.put(bytes(8))
-        pieces, constants = ("state", "kv_f16"), {"THREADS": THREADS, "HEAD_DIM": size}
+        pieces = ("sum", "state", "rope", "kv_f16")
+        constants = {"THREADS": THREADS, "HEAD_DIM": size, "OWN_CACHE": 0}
         kernel = link("attention", self.device.features, constants=constants, pieces=pieces)
         state = self.put(struct.pack("<4I", positions - 1, 1, 0, 0))
-        given = (state, self.put(_floats(q)), self.put(_halves(k)), self.put(_halves(v)))
-        self.recorder.call(kernel, (1, 1, 1), [1, 1, positions, 1 << 30], *given, parts, sums)
+        norms, turns = self.put(_floats([1 / 8] * 2 * size)), self.put(bytes(4 * size))
+        given = (state, self.put(_floats(raw)), norms, turns)
+        caches = (self.put(_halves(k)), self.put(_halves(v)))
+        params = [1, 1, 1, positions, 1 << 30, eps]
+        self.recorder.call(kernel, (1, 1), params, *given, *caches, parts, sums)
         total = sum(shares)
         return [
             _Probe("attention", parts, wanted, scales),

@@ -19,7 +19,7 @@ from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.graph import Recorder, Tensor
-from webgemma.sampler import Sampling
+from webgemma.sampler import Chosen, Sampling
 
 CHUNK = 512  # tokens that one prefill plan reads at most
 BATCHES = (1, 8, 32, 128, CHUNK)  # a chunk runs on the smallest plan that holds it
@@ -88,7 +88,7 @@ class Session:
 
     async def generate(
         self, ids: Sequence[int], sampling: Sampling, seed: int
-    ) -> AsyncIterator[tuple[int, float]]:
+    ) -> AsyncIterator[Chosen]:
         """Token after token with its log-probability, until the context is full.
 
         What the cache holds of the ids is not read again. The caller may stop at any token; the
@@ -101,7 +101,7 @@ class Session:
         for batch, count in self._chunks(known[len(self.tokens) :]):
             at = len(self.tokens)
             await self._read_chunk(batch, known[at : at + count], turn)
-        kind = "greedy" if sampling.greedy else "sample"
+        kind = ("greedy" if sampling.greedy else "sample") + " top" * bool(sampling.top_logprobs)
         ahead = 0 if self.model.table else AHEAD  # the host brings a row for each token it knows
         steps = len(known)  # tokens whose keys and values are written, or about to be
         pending: deque[Reading] = deque()
@@ -114,14 +114,14 @@ class Session:
                     pending.append(await self._decode(kind, steps, known[-1], turn))
                 if not pending:
                     return
-                token, logprob = struct.unpack("<If", await pending.popleft().bytes())
+                chosen = self._sampler.chosen(await pending.popleft().bytes())
                 self._check_turn(turn)
-                if logprob > IMPOSSIBLE:
+                if chosen.logprob > IMPOSSIBLE:
                     self._forget(0)
                     raise no_numbers(self.model.name, self.device.name)
-                known.append(token)
+                known.append(chosen.token)
                 self.tokens += known[len(self.tokens) : steps]
-                yield token, logprob
+                yield chosen
                 self._check_turn(turn)
         finally:
             self._unread += pending
@@ -307,11 +307,10 @@ class Session:
         elif kind == "logits":
             self._logits[batch] = text.softcap(text.head(hidden))
         else:
-            greedy = kind.endswith("greedy")
+            greedy, top = "greedy" in kind, kind.endswith("top")
             h = text.body() if kind.startswith("decode") else text.last_row(self._hidden)
-            self._sampler.record(
-                recorder, text.head(h), self._inputs.state, self._inputs.ids, greedy=greedy
-            )
+            state, ids = self._inputs.state, self._inputs.ids
+            self._sampler.record(recorder, text.head(h), state, ids, greedy=greedy, top=top)
         plan = recorder.plan()
         self._owned.callback(plan.close, self.device)
         return plan
@@ -393,9 +392,7 @@ class GpuEngine:
         """Float32 logits after each of the ids: [len(ids), vocab]."""
         return await self._session.logits(ids)
 
-    def generate(
-        self, ids: Sequence[int], sampling: Sampling, seed: int
-    ) -> AsyncIterator[tuple[int, float]]:
+    def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chosen]:
         """Token after token with its log-probability."""
         return self._session.generate(ids, sampling, seed)
 

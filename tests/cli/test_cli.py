@@ -78,6 +78,28 @@ def test_an_answer_as_json_with_a_seed(model: Path) -> None:
     assert first["finish"] == "length"
 
 
+def test_the_likeliest_tokens_as_json(model: Path) -> None:
+    options = ("run", model, "in the", "--temperature", 0, "--max-tokens", 3, "--json")
+    plain = json.loads(webgemma(*options).stdout)
+    asked = json.loads(webgemma(*options, "--top-logprobs", 4).stdout)
+    top = asked.pop("top_logprobs")
+    assert asked | {"seconds": 0} == plain | {"seconds": 0}
+    assert [len(step) for step in top] == [4] * 3
+    assert [step[0]["token"] for step in top] == asked["tokens"]
+    assert [step[0]["logprob"] for step in top] == asked["logprobs"]
+    assert all(isinstance(entry["text"], str) for step in top for entry in step)
+
+
+@pytest.mark.parametrize("count", [-1, 21])
+def test_the_likeliest_tokens_are_0_to_20(model: Path, count: int) -> None:
+    sentence = refused("run", model, "in", "--json", "--top-logprobs", count)
+    assert f"top_logprobs is {count}; it must be a whole number between 0 and 20" in sentence
+
+
+def test_the_likeliest_tokens_are_for_scripts(model: Path) -> None:
+    assert "--top-logprobs needs --json" in refused("run", model, "in", "--top-logprobs", 2)
+
+
 def test_prompt_and_pipe_come_together(model: Path) -> None:
     options = ("--temperature", 0, "--max-tokens", 3, "--json")
     joined = webgemma("run", model, "the\n\ninner", *options)

@@ -12,7 +12,7 @@ from webgemma.device.null import DEFAULT_LIMITS, NullDevice
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model, weights_nbytes
-from webgemma.sampler import Sampling
+from webgemma.sampler import Chosen, Sampling
 from webgemma.session import BATCHES, Session
 
 COPY = Kernel("copy", "", ("uniform", "read", "write"))
@@ -107,8 +107,20 @@ def test_dispatches_of_an_e2b_decode_step(e2b_session: Session) -> None:
     plan = e2b_session._plan("decode greedy", 1)
     table = e2b_session.model.matrices["per_layer_token_embd.weight"]
     parts = len(table.parts) - 1  # a device with larger bindings needs none of these
-    assert 35 * 10 < len(plan.dispatches) - parts <= 35 * 13
-    assert Counter(d.name for d in plan.dispatches)["heads"] == 35
+    assert 35 * 10 < len(plan.dispatches) - parts <= 35 * 12
+    assert Counter(d.name for d in plan.dispatches)["attention"] == 35
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sample"])
+def test_the_likeliest_tokens_cost_one_dispatch_if_asked_for(
+    e2b_session: Session, kind: str
+) -> None:
+    plain, asked = (
+        Counter(d.name for d in e2b_session._plan(f"decode {kind}{top}", 1).dispatches)
+        for top in ("", " top")
+    )
+    assert asked - plain == Counter({"top": 1})
+    assert plain["top"] == 0
 
 
 def test_memory_of_e2b_on_the_device() -> None:
@@ -139,17 +151,17 @@ def test_every_plan_keeps_to_the_limits_that_all_devices_have(make: Callable[[],
     assert model.device.limits == DEFAULT_LIMITS
     session = Session(model, 8192)
     finish(session.logits([2] * 600))
-    for kind in ("read", "greedy", "sample"):
+    for kind in ("read", "greedy", "sample", "greedy top", "sample top"):
         for batch in BATCHES:
             model.device.run(session._plan(kind, batch))
-    for kind in ("decode greedy", "decode sample"):
+    for kind in ("decode greedy", "decode sample", "decode greedy top", "decode sample top"):
         model.device.run(session._plan(kind, 1))
 
 
 def test_a_conversation_without_a_gpu(e2b_session: Session) -> None:
     """Zeros decode to token 0, with a log-probability of 0."""
 
-    async def first(count: int) -> list[tuple[int, float]]:
+    async def first(count: int) -> list[Chosen]:
         found = []
         async for piece in (stream := e2b_session.generate([2, 5], Sampling(top_k=1), 1)):
             found.append(piece)
@@ -158,5 +170,5 @@ def test_a_conversation_without_a_gpu(e2b_session: Session) -> None:
         await stream.aclose()
         return found
 
-    assert finish(first(5)) == [(0, 0.0)] * 5
+    assert finish(first(5)) == [Chosen(0, 0.0)] * 5
     assert e2b_session.tokens[:4] == [2, 5, 0, 0]

@@ -1,18 +1,24 @@
 """Attention over the cache against the reference: for few queries in shares, for many in tiles."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from gpu import device, get, put
-from tolerance import F32_KERNEL
+from tolerance import F16_ROUNDING, F32_KERNEL
 
+from webgemma.gemma import loops, text
+from webgemma.gemma.config import Layer
+from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
-from webgemma.reference.text import attend
+from webgemma.reference.text import attend, rms, rope
 
 POISON = np.float32(-77)
 FULL = 1 << 30
+EPS = 1e-6
+CONFIG = SimpleNamespace(eps=EPS, window=FULL)
 
 
 @dataclass(frozen=True)
@@ -60,41 +66,99 @@ class Inputs:
         return attend(self.q[: case.tokens], *self.kv, case.first, case.window)
 
 
-def prefill(inputs: Inputs, threads: int = 256, queries: int = 32, keys: int = 64) -> np.ndarray:
-    """out of attention_prefill, poisoned before."""
+def prefill(
+    inputs: Inputs, threads: int = 256, queries: int = 32, keys: int = 64, at_once: int = 0
+) -> np.ndarray:
+    """out of attention_prefill, poisoned before; if told, `at_once` keys in a dispatch."""
     case = inputs.case
     shape = {"THREADS": threads, "QUERIES": queries, "KEYS": keys, "HEAD_DIM": case.head_dim}
-    kernel = link(
-        "attention_prefill", device().features, constants=shape, pieces=("state", case.kv)
-    )
+    pieces = ("state", case.kv, "attend_some" if at_once else "attend_all")
+    kernel = link("attention_prefill", device().features, constants=shape, pieces=pieces)
     group = case.heads // case.kv_heads
     grid = (case.kv_heads, -(-case.batch * group // queries))
     params = [case.heads, case.kv_heads, case.ring, case.window, case.batch]
     out = put(np.full_like(inputs.q, POISON))
     recorder = Recorder(device())
-    recorder.call(kernel, grid, params, *inputs.tensors, out)
+    left = [recorder.scratch(*grid, 2, queries)] if at_once else []
+    for begin in range(0, case.first + case.batch, at_once or FULL):
+        some = [*params, begin, begin + at_once]
+        recorder.call(kernel, grid, some, *inputs.tensors, out, *left)
     device().run(recorder.plan())
     return get(out)
 
 
-def decode(inputs: Inputs, shares: int) -> np.ndarray:
-    """out of attention and attention_merge, poisoned before."""
-    case = inputs.case
-    constants = {"THREADS": 64, "HEAD_DIM": case.head_dim}
-    features, state = device().features, inputs.tensors[0]
-    attention = link("attention", features, constants=constants, pieces=("state", case.kv))
-    constants["SHARES"] = shares
-    merge = link("attention_merge", features, constants=constants, pieces=("state", "put_float"))
-    recorder = Recorder(device())
-    parts = recorder.scratch(case.batch, case.heads, shares, case.head_dim)
-    sums = recorder.scratch(case.batch, case.heads, shares, 2)
-    out: Tensor = put(np.full_like(inputs.q, POISON))
-    params = [case.heads, case.kv_heads, case.ring, case.window]
-    grid = (case.heads, case.batch)
-    recorder.call(attention, (*grid, shares), params, *inputs.tensors, parts, sums)
-    recorder.call(merge, grid, [case.heads], state, parts, sums, out)
-    device().run(recorder.plan())
-    return get(out)
+class OneToken:
+    """Raw projections of the token after a history, and the cache: its own layer's or another's."""
+
+    def __init__(self, case: Case, raw_kinds: int = 3) -> None:
+        rng = np.random.default_rng(case.first)
+        size = case.head_dim
+        self.case = case
+        self.own = raw_kinds > 1  # else the cache has the token already
+        self.k_is_v = raw_kinds == 2
+        heads = case.heads + (raw_kinds - 1) * case.kv_heads
+        self.raw = rng.standard_normal((heads, size), np.float32)
+        self.norms = rng.uniform(0.5, 2, (2, size)).astype(np.float32)
+        self.norms[0] *= 4 / size**0.5
+        self.turns = rng.integers(0, 1 << 64, size // 2, np.uint64)
+        stored = np.float16 if case.kv == "kv_f16" else np.float32
+        history = (2, case.first + (not self.own), case.kv_heads, size)
+        self.history = rng.standard_normal(history, np.float32).astype(stored)
+        held = np.full((2, case.ring, *history[2:]), np.nan, stored)
+        for position in range(history[1]):
+            held[:, position % case.ring] = self.history[:, position]
+        self.state = put(np.array([case.first, 1], np.uint32))
+        self.caches = put(held[0]), put(held[1])
+        words = np.stack([self.turns >> np.uint64(32), self.turns & np.uint64(0xFFFFFFFF)], 1)
+        self.given = put(self.raw), put(self.norms), put(words.astype(np.uint32))
+
+    def turned(self, raw: np.ndarray, norm: np.ndarray) -> np.ndarray:
+        part = [self.case.first * int(turn) % (1 << 64) / (1 << 64) for turn in self.turns]
+        return rope(rms(raw[None], norm, EPS), 2 * np.pi * np.array([part]))
+
+    def expected(self) -> np.ndarray:
+        """With the key and value that the kernel has written, once those have been checked."""
+        case = self.case
+        keys, values = (part.astype(np.float32) for part in self.history)
+        if self.own:
+            k = self.raw[case.heads : case.heads + case.kv_heads]
+            v = k if self.k_is_v else self.raw[-case.kv_heads :]
+            wanted = self.turned(k, self.norms[1]), rms(v, None, EPS)[None]
+            slot = case.first % case.ring
+            close = F16_ROUNDING if case.kv == "kv_f16" else F32_KERNEL
+            for cache, row in zip(self.caches, wanted, strict=True):
+                written = get(cache, self.history.dtype.type)[slot]
+                np.testing.assert_allclose(written, row[0], close, close)
+            keys, values = (
+                np.concatenate([past, get(cache, self.history.dtype.type)[slot][None]])
+                for past, cache in zip((keys, values), self.caches, strict=True)
+            )
+        q = self.turned(self.raw[: case.heads], self.norms[0])
+        return attend(q, *(x.astype(np.float32) for x in (keys, values)), case.first, case.window)
+
+    def attended(self, shares: int) -> np.ndarray:
+        """out of attention and attention_merge."""
+        case, own = self.case, int(self.own)
+        constants = {"THREADS": 64, "HEAD_DIM": case.head_dim, "OWN_CACHE": own}
+        pieces, features = ("sum", "state", "rope", case.kv), device().features
+        attention = link("attention", features, constants=constants, pieces=pieces)
+        constants["SHARES"] = shares + own
+        pieces = ("state", "put_float")
+        merge = link("attention_merge", features, constants=constants, pieces=pieces)
+        recorder = Recorder(device())
+        parts = recorder.scratch(case.heads, shares + own, case.head_dim)
+        sums = recorder.scratch(case.heads, shares + own, 2)
+        out = put(np.full((1, case.heads, case.head_dim), POISON))
+        params = [case.heads, case.kv_heads, len(self.raw), case.ring, case.window, EPS]
+        tensors = (self.state, *self.given, *self.caches, parts, sums)
+        recorder.call(attention, (case.heads, shares + own), params, *tensors)
+        recorder.call(merge, (case.heads,), [case.heads], self.state, parts, sums, out)
+        device().run(recorder.plan())
+        return get(out)
+
+    def assert_right(self, found: np.ndarray) -> None:
+        expected = self.expected()
+        assert np.abs(found - expected).max() <= F32_KERNEL * np.abs(expected).max()
 
 
 def assert_right(found: np.ndarray, inputs: Inputs) -> None:
@@ -145,10 +209,18 @@ def test_many_queries(kind: Case, place: Case) -> None:
 
 @EVERY_KIND
 @EVERY_PLACE
-@pytest.mark.parametrize("shares", [1, 3, 4])
-def test_few_queries(kind: Case, place: Case, shares: int) -> None:
+def test_many_queries_in_several_dispatches(kind: Case, place: Case) -> None:
     inputs = Inputs(case(kind, place))
-    assert_right(decode(inputs, shares), inputs)
+    assert_right(prefill(inputs, at_once=64), inputs)
+
+
+@EVERY_KIND
+@EVERY_PLACE
+@pytest.mark.parametrize("shares", [1, 3])
+@pytest.mark.parametrize("raw_kinds", [1, 2, 3], ids=["another's cache", "k is v", "own"])
+def test_one_query(kind: Case, place: Case, shares: int, raw_kinds: int) -> None:
+    token = OneToken(case(kind, place), raw_kinds)
+    token.assert_right(token.attended(shares))
 
 
 @pytest.mark.parametrize(
@@ -167,4 +239,75 @@ def test_a_query_that_prefers_one_far_key() -> None:
     state, _, keys, values = inputs.tensors
     inputs.tensors = (state, put(inputs.q), keys, values)
     assert_right(prefill(inputs), inputs)
-    assert_right(decode(inputs, 3), inputs)
+
+
+def test_one_query_that_prefers_one_far_key() -> None:
+    token = OneToken(Case(first=200, ring=256, heads=1))
+    token.norms[0] *= 100
+    token.given = (token.given[0], put(token.norms), token.given[2])
+    token.assert_right(token.attended(3))
+
+
+def layer_of(case: Case) -> Layer:
+    return Layer(
+        index=0,
+        sliding=False,
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        ffn=0,
+        kv_donor=0,
+        k_is_v=False,
+        experts=False,
+    )
+
+
+def recorded(case: Case, state: Tensor) -> text.TextRecorder:
+    inputs = text.Inputs(state, state, {}, {0: case.ring})
+    model = Model(CONFIG, device())
+    return text.TextRecorder(model, Recorder(device()), inputs, case.batch, case.kv)
+
+
+def attended(inputs: Inputs) -> tuple[np.ndarray, int]:
+    """out of attention as a model records it, and how many dispatches that takes."""
+    state, q, *caches = inputs.tensors
+    plan = recorded(inputs.case, state)
+    plan._heads = lambda *_: q  # type: ignore[method-assign]
+    out = plan._attend_many(layer_of(inputs.case), q, *caches)
+    device().run(plan.recorder.plan())
+    return get(out).reshape(inputs.q.shape), len(plan.recorder.calls)
+
+
+LONG = [
+    *(Case(2, 1, 16, "kv_f32", first=100_000 - n, batch=n, ring=100_000) for n in (1, 5)),
+    *(Case(2, 1, 512, "kv_f16", first=30_000 - n, batch=n, ring=30_000) for n in (1, 5)),
+]
+EVERY_LONG = {"ids": lambda c: f"{c.ring}x{c.head_dim}"}
+
+
+@pytest.mark.parametrize("case", LONG[1::2], **EVERY_LONG)
+def test_many_queries_beyond_what_the_loops_of_a_software_adapter_reach(case: Case) -> None:
+    inputs = Inputs(case)
+    found, dispatches = attended(inputs)
+    assert_right(found, inputs)
+    if device().software:
+        most = loops.attention_prefill_keys(case.head_dim, 256, 32, 64)
+        assert dispatches == -(-case.ring // most) > 1
+
+
+@pytest.mark.parametrize("case", LONG[::2], **EVERY_LONG)
+def test_one_query_beyond_what_the_loops_of_a_software_adapter_reach(case: Case) -> None:
+    token = OneToken(case)
+    plan = recorded(case, token.state)
+    raw, plan.model.head_norms[0], plan.model.turns[False] = token.given
+    raw.shape = (1, token.raw.size)
+    out = plan._attend_one(layer_of(case), raw, *token.caches)
+    device().run(plan.recorder.plan())
+    token.assert_right(get(out).reshape(1, case.heads, case.head_dim))
+
+
+def test_the_same_dispatch_would_turn_too_often() -> None:
+    """Else there is nothing to guard against, and the dispatches are many for nothing."""
+    inputs = Inputs(LONG[1])
+    if device().software:
+        assert np.abs(prefill(inputs) - inputs.expected()).max() > 0.1

@@ -62,7 +62,8 @@ def matmul(
     """What y [batch, stride] holds after the kernel, poisoned before."""
     constants = dict(zip(NAMES, TILES[tile], strict=True))
     batch, stride = len(x), stride or matrix.rows
-    pieces = ("state", "finish_plain") if up is None else ("state", "gelu", "finish_gated")
+    finish = ("finish_plain",) if up is None else ("gelu", "finish_gated")
+    pieces = ("state", "tile_float", *finish)
     name = matrix.format.name
     kernel = link("matmul", device().features, format=name, constants=constants, pieces=pieces)
     tiles = -(-matrix.rows // constants["TILE_ROWS"])

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from gpu import device, get, put
 from tiny import MOE, Tiny, random_tensor, tiny_metadata, tiny_tensors, uniform
-from tolerance import F32_KERNEL
+from tolerance import F32_KERNEL, ROUNDING
 
 from webgemma.blocking import finish
 from webgemma.device import DeviceError
 from webgemma.device.native import NativeDevice
 from webgemma.gemma.config import Config, Experts
-from webgemma.gemma.moe import Mixture, experts, feed_forward_with_experts, merge_norms
+from webgemma.gemma.moe import Mixture, feed_forward_with_experts
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
@@ -45,6 +45,7 @@ class Both:
         record: Callable[[TextRecorder, Tensor], Tensor],
         count: int | None = None,
         on: NativeDevice | None = None,
+        precision: str = "exact",
     ) -> np.ndarray:
         """What `record` leaves of x [batch, width] when `count` of its tokens are real."""
         on = on or device()
@@ -52,23 +53,33 @@ class Both:
         state = put(np.array([0, len(x) if count is None else count], np.uint32), on)
         inputs = Inputs(state, put(np.zeros(len(x), np.uint32), on), {}, {})
         recorder = Recorder(on)
-        out = record(TextRecorder(model, recorder, inputs, len(x), "kv_f32"), put(x, on))
+        text = TextRecorder(model, recorder, inputs, len(x), "kv_f32", precision)
+        out = record(text, put(x, on))
         on.run(recorder.plan())
         result = get(out, on=on)
         model.close()
         return result
 
     def experts(
-        self, x: np.ndarray, count: int | None = None, on: NativeDevice | None = None
+        self,
+        x: np.ndarray,
+        count: int | None = None,
+        on: NativeDevice | None = None,
+        precision: str = "exact",
     ) -> np.ndarray:
-        return self.run(x, lambda text, t: experts(text, self.layer, t), count, on)
+        def record(text: TextRecorder, t: Tensor) -> Tensor:
+            mixture = Mixture(text, self.layer)
+            _, m, s = mixture.fork(t, put(0 * x, on))
+            return mixture.answer(m, mixture.scores(s))
+
+        return self.run(x, record, count, on, precision)
 
     def route(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids and shares: two of [batch, used]."""
 
         def record(text: TextRecorder, t: Tensor, which: int) -> Tensor:
             mixture = Mixture(text, self.layer)
-            return mixture.route(mixture.norms(t)[0])[which]
+            return mixture.route(mixture.scores(mixture.fork(t, put(0 * x))[2]))[which]
 
         ids, shares = (self.run(x, lambda text, t, w=w: record(text, t, w)) for w in (0, 1))
         return ids.view(np.uint32), shares
@@ -80,8 +91,8 @@ def residual(tiny: Tiny, batch: int) -> np.ndarray:
     return (x * np.linspace(1, 5, batch)[:, None]).astype(np.float32)
 
 
-def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=F32_KERNEL * np.abs(wanted).max())
+def assert_close(found: np.ndarray, wanted: np.ndarray, bound: float = F32_KERNEL) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=bound * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 40])
@@ -129,6 +140,33 @@ def test_weights_in_parts_that_split_experts(rows: int, fused: bool, batch: int)
     assert model.matrices[LAYER + "ffn_down_exps.weight"].parts[1].first_row % tiny.width
     model.close()
     assert_close(both.experts(x, on=small), both.reference.experts(LAYER, x))
+
+
+FORMATS = [
+    *[("Q4_K", "Q5_0"), ("Q6_K", "Q8_0"), ("Q5_K", "Q5_1"), ("Q3_K", "Q4_0"), ("Q2_K", "Q4_1")],
+    *[("IQ4_XS", "IQ4_NL"), ("MXFP4", "F16"), ("BF16", "MXFP4")],
+]
+
+
+@pytest.mark.parametrize("precision", ["int16", "int8"])
+@pytest.mark.parametrize(("up", "down"), FORMATS)
+def test_experts_with_integers(up: str, down: str, precision: str) -> None:
+    tiny = replace(ONE_LAYER, width=256, experts=(6, 2, 96), formats=("Q8_0",))
+    both, x = Both(tiny, in_formats(tiny, up, down)), residual(tiny, 1)
+    found, wanted = both.experts(x, precision=precision), both.reference.experts(LAYER, x)
+    assert_close(found, wanted, ROUNDING[precision])
+    assert np.abs(found - both.experts(x)).max() > 0
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_parts_with_integers(fused: bool) -> None:
+    tiny = replace(ONE_LAYER, experts=(6, 2, 96), fused=fused, formats=("Q8_0",))
+    small = copy.copy(device())
+    small.limits = replace(small.limits, binding_nbytes=4096)
+    both, x = Both(tiny), residual(tiny, 1)
+    wanted = both.reference.experts(LAYER, x)
+    assert_close(both.experts(x, on=small, precision="int16"), wanted, ROUNDING["int16"])
+    assert_close(both.experts(x, precision="int16"), wanted, ROUNDING["int16"])
 
 
 def changed(tiny: Tiny, ending: str, change: Callable[[np.ndarray], None]) -> list[NewTensor]:
@@ -202,24 +240,38 @@ def test_when_all_are_equal_the_first_are_asked() -> None:
     assert_close(shares, both.reference.route(LAYER, x)[1])
 
 
-def test_merge_norms() -> None:
-    both, a = Both(ONE_LAYER), residual(ONE_LAYER, 3)
-    b = np.ascontiguousarray(a[::-1, ::-1]) - np.float32(2)
-    names = (LAYER + "post_ffw_norm_1.weight", LAYER + "post_ffw_norm_2.weight")
-    found = both.run(a, lambda text, x: merge_norms(text, x, put(b), *names))
-    weights, eps = both.reference.weights, both.config.eps
-    assert_close(found, rms(a, weights[names[0]], eps) + rms(b, weights[names[1]], eps))
+@pytest.mark.parametrize(
+    ("dense", "chosen", "precision", "batch"),
+    [
+        ("F32", "F32", "exact", 1),
+        ("F32", "F32", "exact", 7),
+        ("Q8_0", "Q4_0", "exact", 40),
+        ("Q8_0", "Q4_0", "int16", 1),
+        ("Q8_0", "F16", "int16", 1),
+        ("F16", "Q8_0", "int16", 1),
+    ],
+)
+def test_a_layer_forks_and_joins(dense: str, chosen: str, precision: str, batch: int) -> None:
+    """With what attention gave, through both branches, to what the next layer reads."""
+    tiny = replace(ONE_LAYER, width=1056, formats=(dense,))
+    both, x = Both(tiny, in_formats(tiny, chosen, chosen)), residual(tiny, batch)
+    a = x[:, ::-1] / np.float32(3)
+    names = ("post_ffw_norm.weight", "attn_norm.weight", "layer_output_scale.weight")
+    model = both.reference
 
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        return rms(x, model.weights[f"{LAYER}{name}.weight"], both.config.eps)
 
-@pytest.mark.parametrize("batch", [1, 7])
-def test_feed_forward_with_experts(batch: int) -> None:
-    both, x = Both(ONE_LAYER), residual(ONE_LAYER, batch)
-    n = x[:, ::-1] / np.float32(3)
-    found = both.run(x, lambda text, t: feed_forward_with_experts(text, both.layer, t, put(n)))
-    model, eps = both.reference, both.config.eps
-    dense = rms(model.feed_forward(LAYER, n), model.weights[LAYER + "post_ffw_norm_1.weight"], eps)
-    chosen = rms(model.experts(LAYER, x), model.weights[LAYER + "post_ffw_norm_2.weight"], eps)
-    assert_close(found, dense + chosen)
+    def record(text: TextRecorder, t: Tensor) -> Tensor:
+        branches = feed_forward_with_experts(text, both.layer, t, put(a))
+        return text.residual(t, branches, *(LAYER + name for name in names))
+
+    found = both.run(x, record, precision=precision)
+    x = x + norm(a, "post_attention_norm")
+    f = norm(model.feed_forward(LAYER, norm(x, "ffn_norm")), "post_ffw_norm_1")
+    x = x + norm(f + norm(model.experts(LAYER, x), "post_ffw_norm_2"), "post_ffw_norm")
+    x = x * model.weights[LAYER + "layer_output_scale.weight"]
+    assert_close(found, norm(x, "attn_norm"), ROUNDING.get(precision, F32_KERNEL))
 
 
 @pytest.mark.parametrize("many", [Experts(257, 8, 32, True), Experts(64, 17, 32, True)])
@@ -229,5 +281,5 @@ def test_more_experts_than_the_kernels_hold(many: Experts) -> None:
     model = Model(both.config, device())
     text = TextRecorder(model, Recorder(device()), Inputs(*[model.one] * 2, {}, {}), 1, "kv_f32")
     with pytest.raises(DeviceError, match=f"uses {many.used} of {many.count} experts"):
-        experts(text, both.layer, model.one)
+        Mixture(text, both.layer)
     model.close()

@@ -3,6 +3,7 @@
 import math
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
@@ -17,14 +18,11 @@ from webgemma.device import Kernel, Plan
 from webgemma.gemma.sampling import BIASES, LOWEST, RESULTS, GpuSampler
 from webgemma.graph import Recorder
 from webgemma.reference.sampling import penalise, sample
-from webgemma.sampler import Sampling, draw
+from webgemma.sampler import TOP_LOGPROBS, Chosen, Sampling, draw
 from webgemma.session import IMPOSSIBLE
 
 CONTEXT = 200
 SUPPRESSED = (3, 5, 300)
-TOP = 20
-
-Pairs = list[tuple[int, float]]
 
 
 class Bench:
@@ -32,30 +30,33 @@ class Bench:
 
     def __init__(self, vocab: int, softcap: float) -> None:
         self.vocab = vocab
-        self.sampler = GpuSampler(device(), vocab, CONTEXT, SUPPRESSED, softcap, top=TOP)
+        self.sampler = GpuSampler(device(), vocab, CONTEXT, SUPPRESSED, softcap)
         self.logits = put(np.zeros((1, vocab), np.float32))
         self.state = put(np.zeros(4, np.uint32))
         self.ids = put(np.zeros(4, np.uint32))
-        self.plans = {greedy: self._record(greedy) for greedy in (False, True)}
+        self.plans = {
+            (greedy, top): self._record(greedy, top)
+            for greedy in (False, True)
+            for top in (False, True)
+        }
 
-    def _record(self, greedy: bool) -> Plan:
+    def _record(self, greedy: bool, top: bool) -> Plan:
         recorder = Recorder(device())
-        self.sampler.record(recorder, self.logits, self.state, self.ids, greedy=greedy)
+        self.sampler.record(recorder, self.logits, self.state, self.ids, greedy=greedy, top=top)
         return recorder.plan()
 
-    def begin(
-        self, logits: np.ndarray, sampling: Sampling, tokens: list[int], seed: int, top: int = 0
-    ) -> None:
+    def begin(self, logits: np.ndarray, sampling: Sampling, tokens: list[int], seed: int) -> None:
         device().write(self.logits.buffer, np.ascontiguousarray(logits, np.float32).tobytes())
         first = len(tokens) // 2  # as if the second half had been the batch
         device().write(self.state.buffer, struct.pack("<2I", first, len(tokens) - first))
-        self.sampler.set(sampling, seed, top=top)
+        self.sampler.set(sampling, seed)
         self.sampler.tell(tokens)
 
-    def step(self, length: int, greedy: bool) -> Pairs:
-        reading = device().run(self.plans[greedy], self.sampler.result(length))
+    def step(self, length: int, greedy: bool) -> Chosen:
+        plan = self.plans[greedy, self.sampler.top > 0]
+        reading = device().run(plan, self.sampler.result(length))
         assert reading is not None
-        return list(struct.iter_unpack("<If", finish(reading.bytes())))
+        return self.sampler.chosen(finish(reading.bytes()))
 
     def sample(
         self,
@@ -64,10 +65,9 @@ class Bench:
         tokens: list[int],
         seed: int,
         *,
-        top: int = 0,
         greedy: bool | None = None,
-    ) -> Pairs:
-        self.begin(logits, sampling, tokens, seed, top)
+    ) -> Chosen:
+        self.begin(logits, sampling, tokens, seed)
         return self.step(len(tokens), sampling.greedy if greedy is None else greedy)
 
 
@@ -93,10 +93,10 @@ def check(
     greedy: bool | None = None,
 ) -> int:
     """Token and log-probability are the reference's."""
-    token, logprob = sample(own(logits, softcap), sampling, tokens, seed)
+    token, logprob, _ = sample(own(logits, softcap), sampling, tokens, seed)
     found = bench(len(logits), softcap).sample(logits, sampling, tokens, seed, greedy=greedy)
-    assert found[0][0] == token
-    assert found[0][1] == pytest.approx(logprob, abs=LOGPROB)
+    assert found.token == token
+    assert found.logprob == pytest.approx(logprob, abs=LOGPROB)
     return token
 
 
@@ -232,8 +232,8 @@ def test_steps_follow_each_other_without_the_host(temperature: float) -> None:
     tokens = [1, 2, 2]
     here.begin(logits, sampling, tokens, 6)
     for _ in range(12):
-        wanted, _ = sample(own(logits), sampling, tokens, 6)
-        assert here.step(len(tokens), sampling.greedy)[0][0] == wanted
+        wanted = sample(own(logits), sampling, tokens, 6).token
+        assert here.step(len(tokens), sampling.greedy).token == wanted
         tokens.append(wanted)
         assert get(here.ids, np.uint32)[0] == wanted
         assert get(here.state, np.uint32)[:2].tolist() == [len(tokens) - 1, 1]
@@ -252,14 +252,30 @@ def test_the_likeliest_tokens_are_the_models_own(vocab: int) -> None:
     rng = np.random.default_rng(12)
     logits = rng.normal(0, 4, vocab).astype(np.float32)
     logits[[vocab - 1, 11, 12]] = 40.0  # the best are equal
-    sampling = Sampling(logit_bias={11: -50.0}, presence_penalty=9.0)
+    sampling = Sampling(logit_bias={11: -50.0}, presence_penalty=9.0, top_logprobs=TOP_LOGPROBS)
     mine = own(logits).astype(np.float64)
-    order = np.argsort(-mine, kind="stable")[:TOP]
+    order = np.argsort(-mine, kind="stable")[:TOP_LOGPROBS]
     logprobs = mine - mine.max() - np.log(np.exp(mine - mine.max()).sum())
     for greedy in (False, True):
-        found = bench(vocab, 0.0).sample(logits, sampling, [12], 1, top=TOP, greedy=greedy)
-        assert [token for token, _ in found[1:]] == order.tolist()
-        np.testing.assert_allclose([x for _, x in found[1:]], logprobs[order], atol=LOGPROB)
+        found = bench(vocab, 0.0).sample(logits, sampling, [12], 1, greedy=greedy)
+        assert [token for token, _ in found.top] == order.tolist()
+        np.testing.assert_allclose([x for _, x in found.top], logprobs[order], atol=LOGPROB)
+        fewer = bench(vocab, 0.0).sample(
+            logits, replace(sampling, top_logprobs=3), [12], 1, greedy=greedy
+        )
+        assert fewer == found._replace(top=found.top[:3])
+
+
+@pytest.mark.parametrize("alive", [(9,), (4095, 9, 2048), (3, 300, 9)], ids=str)
+def test_impossible_tokens_are_not_among_the_likeliest(alive: tuple[int, ...]) -> None:
+    logits = np.full(4096, LOWEST, np.float32)
+    logits[list(alive)] = 7.0
+    sampling = Sampling(top_logprobs=5, logit_bias={3: 1e9, 8: 1e9})
+    possible = sorted(set(alive) - set(SUPPRESSED))
+    for greedy in (False, True):
+        found = bench(4096, 0.0).sample(logits, sampling, [1], 1, greedy=greedy)
+        assert [token for token, _ in found.top] == possible
+        assert found.top[0][1] == pytest.approx(-math.log(len(possible)), abs=LOGPROB)
 
 
 def shares(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
@@ -289,7 +305,7 @@ def test_any_number_of_candidates_keeps_the_order(settings: dict[str, float]) ->
     assert len(order) > 10000
     end = np.cumsum(p)
     for seed in range(3):
-        token = bench(262144, 0.0).sample(logits, sampling, [4, 4], seed)[0][0]
+        token = bench(262144, 0.0).sample(logits, sampling, [4, 4], seed).token
         (place,) = np.flatnonzero(order == token)
         u = draw(seed, 2)
         assert end[place] - p[place] - QUANTILE <= u < end[place] + QUANTILE
@@ -302,7 +318,7 @@ def test_a_flat_distribution_is_drawn_evenly() -> None:
     sampling = Sampling(top_k=0, top_p=0.95)
     order, p = shares(logits, sampling)
     here = bench(4096, 0.0)
-    steps = Plan(here.plans[False].dispatches * RESULTS)
+    steps = Plan(here.plans[False, False].dispatches * RESULTS)
     tokens: list[int] = []
     for seed in range(24):
         here.begin(logits, sampling, [1] * RESULTS, seed)  # the results' ring begins anew
@@ -336,10 +352,6 @@ def test_biases_that_cannot_be_had(settings: dict[str, dict[int, float]], senten
 def test_sizes_that_cannot_be_had() -> None:
     with pytest.raises(InputError, match="at most"):
         GpuSampler(device(), 1 << 20, 8, (), 30.0)
-    with pytest.raises(InputError, match="top is 21"):
-        GpuSampler(device(), 320, 8, (), 30.0, top=21)
-    with pytest.raises(InputError, match="top is 21"):
-        bench(320, 0.0).sampler.set(Sampling(), 1, top=21)
     with pytest.raises(InputError, match="there is room for 201"):
         bench(320, 0.0).sampler.tell([1] * 202)
 
@@ -347,13 +359,12 @@ def test_sizes_that_cannot_be_had() -> None:
 def test_nothing_but_nonsense_still_gives_a_token() -> None:
     logits = np.full(320, math.nan, np.float32)
     for greedy in (False, True):
-        assert bench(320, 0.0).sample(logits, Sampling(), [1], 1, greedy=greedy)[0][0] < 320
+        chosen = bench(320, 0.0).sample(logits, Sampling(top_logprobs=2), [1], 1, greedy=greedy)
+        assert all(token < 320 for token in (chosen.token, *dict(chosen.top)))
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-@pytest.mark.parametrize(
-    "bits", [0x7FC00000, 0xFFC00000, 0x7F800001, 0x7F800000, 0xFF800000], ids=hex
-)
+@pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00001, 0x7F800000, 0xFF800000], ids=hex)
 @pytest.mark.parametrize("places", [[0], [4095], [2047, 2048], range(4096)], ids=str)
 def test_a_logit_that_is_no_number(places: Sequence[int], bits: int, greedy: bool) -> None:
     """NaN and infinity of both signs: the log-probability is one that cannot be."""
@@ -361,8 +372,6 @@ def test_a_logit_that_is_no_number(places: Sequence[int], bits: int, greedy: boo
     logits.view(np.uint32)[list(places)] = bits
     sampling = Sampling(temperature=1.0, top_k=40, top_p=0.9, repetition_penalty=1.1)
     for softcap in (0.0, 30.0):
-        ((token, logprob), *_) = bench(4096, softcap).sample(
-            logits, sampling, [0, 1], 7, greedy=greedy
-        )
-        assert logprob > IMPOSSIBLE
-        assert 0 <= token < 4096
+        chosen = bench(4096, softcap).sample(logits, sampling, [0, 1], 7, greedy=greedy)
+        assert chosen.logprob > IMPOSSIBLE
+        assert 0 <= chosen.token < 4096

@@ -18,9 +18,10 @@ def chosen(**settings: float) -> set[int]:
 
 
 def test_temperature_zero_takes_the_best() -> None:
-    token, logprob = sample(LOGITS, Sampling(temperature=0), [], seed=1)
+    token, logprob, top = sample(LOGITS, Sampling(temperature=0), [], seed=1)
     assert token == 1
     assert logprob == pytest.approx(np.log(0.4), abs=1e-6)
+    assert top == ()
 
 
 @pytest.mark.parametrize(
@@ -76,8 +77,35 @@ def test_bias_and_penalties_also_decide_without_temperature() -> None:
 
 
 def test_logprob_is_the_models_own() -> None:
-    _, logprob = sample(LOGITS, Sampling(temperature=0, logit_bias={2: 10.0}), [], 1)
+    logprob = sample(LOGITS, Sampling(temperature=0, logit_bias={2: 10.0}), [], 1).logprob
     assert logprob == pytest.approx(np.log(0.05), abs=1e-6)
+
+
+LIKELIEST = [(1, 0.4), (3, 0.25), (4, 0.2), (0, 0.1), (2, 0.05)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 20])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0},
+        {"temperature": 9.0, "top_k": 2},
+        {"logit_bias": {2: 10.0, 1: -1e9}},
+        {"presence_penalty": 9.0, "repetition_penalty": 2.0},
+    ],
+    ids=str,
+)
+def test_the_likeliest_are_the_models_own(settings: dict[str, float], count: int) -> None:
+    found = sample(LOGITS, Sampling(**settings, top_logprobs=count), [1, 3], 1).top
+    wanted = LIKELIEST[:count]
+    assert [token for token, _ in found] == [token for token, _ in wanted]
+    np.testing.assert_allclose(np.exp([x for _, x in found]), [p for _, p in wanted], rtol=1e-6)
+
+
+def test_the_likeliest_are_possible_and_ties_go_by_the_lowest_id() -> None:
+    logits = np.array([-np.inf, 1.0, 2.0, 1.0, -np.inf], np.float32)
+    found = sample(logits, Sampling(top_logprobs=4, logit_bias={0: 1e9}), [], 1).top
+    assert [token for token, _ in found] == [2, 1, 3]
 
 
 def test_suppressed_tokens_are_never_drawn() -> None:
@@ -119,6 +147,11 @@ def test_draws_are_even() -> None:
         ("repetition_penalty", 0),
         ("recent", -2),
         ("seed", -1),
+        ("top_logprobs", -1),
+        ("top_logprobs", 21),
+        ("top_logprobs", True),
+        ("top_logprobs", 2.0),
+        ("top_logprobs", "5"),
         ("logit_bias", {-1: 1.0}),
         ("logit_bias", {1: float("inf")}),
     ],

@@ -24,7 +24,7 @@ from webgemma.cli.words import (
 )
 from webgemma.defaults import Settings
 from webgemma.errors import InputError
-from webgemma.pieces import Piece
+from webgemma.pieces import Piece, TopToken
 
 HELP = """/clear    forget the conversation
 /think    let the model think before it answers, or not
@@ -66,6 +66,10 @@ def run(
     presence_penalty: Annotated[
         float | None, typer.Option(help="Above 0: avoid recent tokens.")
     ] = None,
+    top_logprobs: Annotated[
+        int | None,
+        typer.Option(help="With --json: report the n likeliest tokens of each step, 20 at most."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="End the answer before this text; may repeat.")
@@ -81,6 +85,7 @@ def run(
       webgemma run
       webgemma run gemma4:e2b "Why is the sky blue?"
       cat letter.txt | webgemma run gemma4:e2b "Summarise this:"
+      webgemma run gemma4:e2b "Is ice cold? Yes or no." --max-tokens 1 --top-logprobs 5 --json
     """
     given = {
         "max_tokens": max_tokens,
@@ -90,11 +95,14 @@ def run(
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
         "presence_penalty": presence_penalty,
+        "top_logprobs": top_logprobs,
         "seed": seed,
         "stop": stop or None,
     }
     settings: Any = {name: value for name, value in given.items() if value is not None}
     with sentences():
+        if top_logprobs and not as_json:
+            raise InputError("--top-logprobs needs --json, which is where they are printed.")
         question = _question(prompt)
         with progress("loading") as show:
             gemma = Gemma.load(
@@ -235,7 +243,7 @@ def _print_reply(pieces: Iterator[Piece], as_json: bool) -> None:
 
 
 def _reply_facts(pieces: list[Piece], seconds: float) -> dict[str, Any]:
-    return {
+    facts = {
         "text": "".join(piece.text for piece in pieces),
         "thinking": "".join(piece.thinking for piece in pieces),
         "tool_calls": [
@@ -248,3 +256,10 @@ def _reply_facts(pieces: list[Piece], seconds: float) -> dict[str, Any]:
         "logprobs": [round(piece.logprob, 6) for piece in pieces],
         "seconds": round(seconds, 3),
     }
+    if any(piece.top for piece in pieces):
+        facts["top_logprobs"] = [[_top_facts(top) for top in piece.top] for piece in pieces]
+    return facts
+
+
+def _top_facts(top: TopToken) -> dict[str, Any]:
+    return {"token": top.token, "text": top.text, "logprob": round(top.logprob, 6)}

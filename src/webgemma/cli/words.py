@@ -42,7 +42,7 @@ class Kv(StrEnum):
 
 
 class Precision(StrEnum):
-    """How exact activations are while the GPU writes."""
+    """How exact activations are on the GPU."""
 
     auto = "auto"
     exact = "exact"
@@ -66,7 +66,7 @@ AdapterOption = Annotated[
 ]
 KvOption = Annotated[Kv, typer.Option("--kv", help="How the GPU keeps keys and values.")]
 PrecisionOption = Annotated[
-    Precision, typer.Option("--precision", help="How exact activations are while the GPU writes.")
+    Precision, typer.Option("--precision", help="How exact activations are on the GPU.")
 ]
 
 

@@ -72,7 +72,9 @@ class Device(Protocol):
     """All that the engine asks of a GPU."""
 
     name: str
-    features: frozenset[str]  # of "subgroups", "shader-f16", "timestamp-query"
+    # "subgroups"; "shuffle4" to "shuffle32": see neighbours.py; "packed-dots": dot4I8Packed is an
+    # instruction; "shader-f16"; "timestamp-query"
+    features: frozenset[str]
     limits: Limits
     software: bool  # the "GPU" is this machine's CPU
     unified: bool  # its memory is this machine's

@@ -36,12 +36,12 @@ class NullDevice:
 
     def __init__(
         self,
-        features: frozenset[str] = frozenset(),
+        features: frozenset[str] = frozenset({"packed-dots"}),
         limits: Limits = DEFAULT_LIMITS,
         memory_nbytes: int | None = None,
     ) -> None:
         self.name = "no GPU"
-        self.software = True
+        self.software = False
         self.unified = False
         self.features = features
         self.limits = limits

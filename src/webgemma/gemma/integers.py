@@ -1,4 +1,4 @@
-"""Activations as integers: what the big products of a decode step read instead of floats."""
+"""Activations as integers: what the big products read instead of floats."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,12 @@ from webgemma.graph import Tensor
 
 GROUP = 32  # values with one scale
 VALUE_NBYTES = {"int16": 2, "int8": 1}
+GROUP_NBYTES = {name: GROUP * nbytes + 16 for name, nbytes in VALUE_NBYTES.items()}
 
 
 @dataclass(eq=False, slots=True)
 class Integers(Tensor):
-    """Rows of values in groups of 32, as x_integer.wgsl reads them; `precision` is their size."""
+    """Rows of values in groups of 32, as integer.wgsl reads them; `precision` is their size."""
 
     precision: str = "int16"
 
@@ -20,8 +21,7 @@ class Integers(Tensor):
     def of(cls, shape: tuple[int, int], precision: str) -> "Integers":
         """A scratch tensor: of each group the integers, then a scale and two sums."""
         rows, width = shape
-        nbytes = rows * width // GROUP * (GROUP * VALUE_NBYTES[precision] + 16)
-        return cls(shape, nbytes, precision=precision)
+        return cls(shape, rows * width // GROUP * GROUP_NBYTES[precision], precision=precision)
 
 
 def chosen_precision(precision: str, software: bool) -> str:
@@ -39,8 +39,13 @@ def multiplies_integers(fmt: Format) -> bool:
 
 
 def pieces_of(role: str, tensor: Tensor) -> tuple[str, ...]:
-    """What of lib/ reads a tensor ("x") or writes it ("put", "row") in the form that it has."""
+    """What of lib/ reads a tensor ("x", "tile") or writes it ("put", "row") in its form."""
     if not isinstance(tensor, Integers):
         return (f"{role}_float",)
-    put = ("put_integer",) if role == "row" else ()
-    return tensor.precision, *put, f"{role}_integer"
+    below = {
+        "row": ("eight", "put_integer"),
+        "put": ("eight",),
+        "x": ("integer",),
+        "tile": ("integer",),
+    }[role]
+    return tensor.precision, *below, f"{role}_integer"

@@ -1,12 +1,12 @@
 """The mixture of experts over a Recorder: each token asks a few experts beside the dense branch."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Experts, Layer
+from webgemma.gemma.integers import GROUP, GROUP_NBYTES, Integers, pieces_of
 from webgemma.gemma.weights import Weight
 from webgemma.graph import Tensor
 from webgemma.kernels import link
@@ -16,41 +16,33 @@ if TYPE_CHECKING:
     from webgemma.gemma.text import TextRecorder
 
 THREADS = 64
-UP_LANES, DOWN_LANES = 16, 32  # threads that share a row: enough to fill a GPU
+ROW_THREADS = 256  # where one workgroup handles a whole row, or each finds its expert by itself
+UP_LANES = 8  # of a pair of rows; with 32 pairs for a workgroup, as many threads as it may have
+DOWN = {"LANES": 32, "EACH": 2, "THREADS": 64}  # threads that share some rows
 TILE_ROWS = 32  # of expert_matmul.wgsl
 MOST = {"MOST_EXPERTS": 256, "MOST_USED": 16}
+ROUTE = ("state", "order", "route")
 NOWHERE = 1 << 31  # a row that no part of a weight holds
 
 
-def feed_forward_with_experts(text: "TextRecorder", layer: Layer, x: Tensor, n: Tensor) -> Tensor:
-    """The dense branch of n plus the experts of the residual x, both normed: [batch, width]."""
-    name = f"blk.{layer.index}."
-    dense = text.feed_forward(layer, n)
-    chosen = experts(text, layer, x)
-    return merge_norms(
-        text, dense, chosen, name + "post_ffw_norm_1.weight", name + "post_ffw_norm_2.weight"
-    )
+class Branches(NamedTuple):
+    """What a layer with experts adds to the residual: see y_two.wgsl."""
+
+    dense: Tensor
+    chosen: Tensor
+    norms: Tensor
 
 
-def merge_norms(text: "TextRecorder", a: Tensor, b: Tensor, a_norm: str, b_norm: str) -> Tensor:
-    """rms(a) * a_norm + rms(b) * b_norm: [batch, width]."""
-    vector = text.model.vector
-    out = text.recorder.scratch(*a.shape)
-    tensors = (a, b, vector(a_norm), vector(b_norm), out)
-    params = [a.shape[1], text.config.eps]
-    _call(text, "merge_norms", (text.batch,), params, tensors, ("sum",))
-    return out
-
-
-def experts(text: "TextRecorder", layer: Layer, x: Tensor) -> Tensor:
-    """The weighted sum of each token's chosen experts, from the residual x: [batch, width]."""
+def feed_forward_with_experts(text: "TextRecorder", layer: Layer, x: Tensor, a: Tensor) -> Branches:
+    """Adds attention's a to the residual x; then the dense branch and the experts, from x."""
     mixture = Mixture(text, layer)
-    s, m = mixture.norms(x)
-    ids, shares = mixture.route(s)
-    # While an expert has one token on the average, gathering tokens by expert spares no reading.
-    if text.batch * mixture.experts.used <= mixture.experts.count:
-        return mixture.one_by_one(m, ids, shares)
-    return mixture.gathered(m, ids, shares)
+    n, m, s = mixture.fork(x, a)
+    # What needs nothing of each other comes one after the other, so that it may run side by side.
+    scores = mixture.scores(s)
+    hidden = text.hidden(layer, n)
+    chosen = mixture.answer(m, scores, hidden)
+    down = text.model.matrices[f"blk.{layer.index}.ffn_down.weight"]
+    return Branches(text.linear(hidden, down), chosen, text.model.join_norms[layer.index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +59,7 @@ class Mixture:
 
     def __init__(self, text: "TextRecorder", layer: Layer) -> None:
         self.text = text
+        self.index = layer.index
         self.name = f"blk.{layer.index}."
         self.experts = _checked(text.config.experts)
         self.width = text.config.width
@@ -78,47 +71,97 @@ class Mixture:
             self.gate = matrices[self.name + "ffn_gate_exps.weight"]
             self.up = matrices[self.name + "ffn_up_exps.weight"]
 
-    def norms(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs of the router and of the experts: two of [batch, width]."""
-        text, vector = self.text, self.text.model.vector
-        s, m = text.recorder.scratch(*x.shape), text.recorder.scratch(*x.shape)
-        scale = vector(self.name + "ffn_gate_inp.scale")
-        norm = vector(self.name + "pre_ffw_norm_2.weight")
-        params = [self.width, text.config.eps, 1 / math.sqrt(self.width)]
-        tensors = (x, scale, norm, s, m)
-        _call(text, "expert_norms", (text.batch,), params, tensors, ("sum",))
-        return s, m
+    def fork(self, x: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x += rms(a) * post, in place; gives what the dense branch, experts and router read."""
+        text, name, shape = self.text, self.name, (self.text.batch, self.width)
+        n = text._room(self.width, name + "ffn_gate_up.weight", name + "ffn_up.weight")
+        m, s = text.recorder.scratch(*shape), text.recorder.scratch(*shape)
+        if text.batch == 1 and isinstance(n, Integers):
+            m = text._room(self.width, self.gate.name, self.up.name)
+        alike = isinstance(m, Integers) == isinstance(n, Integers)
+        h = text.recorder.together(n, m, s)
+        m_place = m.offset // 16
+        if isinstance(m, Integers):
+            m_place = m.offset // GROUP_NBYTES[m.precision] * (GROUP // 4)
+        post = text.model.vector(name + "post_attention_norm.weight")
+        params = [text.config.eps, m_place, s.offset // 16]
+        tensors = (x, h, post, text.model.one, text.model.fork_norms[self.index], a)
+        pieces = ("sum", "y_one", "next_three", *pieces_of("put", n))
+        constants = {"THREADS": ROW_THREADS, "WIDTH": self.width, "ALIKE": int(alike)}
+        _call(text, "residual", (text.batch,), params, tensors, pieces, constants)
+        return n, m, s
 
-    def route(self, s: Tensor) -> tuple[Tensor, Tensor]:
+    def scores(self, s: Tensor) -> Tensor:
+        """The router's: [batch, experts]."""
+        return self.text.linear(s, self.text.model.matrices[self.name + "ffn_gate_inp.weight"])
+
+    def answer(self, m: Tensor, scores: Tensor, beside: Tensor | None = None) -> Tensor:
+        """The weighted sum of each token's chosen experts: [batch, width].
+
+        `beside` is scratch that will be read when the experts' own is."""
+        # While an expert has one token on the average, gathering by expert spares no reading.
+        if self.text.batch * self.experts.used <= self.experts.count:
+            return self.one_by_one(m, scores, beside)
+        return self.gathered(m, *self.route(scores))
+
+    def route(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's experts (u32) and their shares: two of [batch, used]."""
-        text, model, used = self.text, self.text.model, self.experts.used
-        scores = text.linear(s, model.matrices[self.name + "ffn_gate_inp.weight"])
-        ids = text.recorder.scratch(text.batch, used)
-        shares = text.recorder.scratch(text.batch, used)
-        scale = self.name + "ffn_down_exps.scale"
-        params = [self.experts.count, used, int(scale in model.vectors)]
-        tensors = (text.inputs.state, scores, model.vector(scale), ids, shares)
-        _call(text, "route", (text.batch,), params, tensors, ("state",), MOST)
+        text, (ids, shares) = self.text, self._asked()
+        params, scale = self._routing()
+        tensors = (text.inputs.state, scores, scale, ids, shares)
+        _call(text, "route", (text.batch,), params, tensors, ROUTE, MOST)
         return ids, shares
 
-    def one_by_one(self, m: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
-        """Every place reads the weights of its expert."""
-        text, used, ffn = self.text, self.experts.used, self.experts.ffn
-        state = text.inputs.state
-        hidden = text.recorder.scratch(text.batch, used * ffn)
+    def one_by_one(self, m: Tensor, scores: Tensor, beside: Tensor | None = None) -> Tensor:
+        """Every place finds its expert and reads the weights of it."""
+        text, (ids, shares) = self.text, self._asked()
+        hidden = text.recorder.scratch(text.batch, self.experts.used * self.experts.ffn)
+        if text.batch == 1 and self.experts.fused and len(self.gate.parts) == 1:
+            hidden = text._room(hidden.shape[1], self.down.name)
+        if beside is not None:  # the first of them that is read waits for both
+            text.recorder.together(beside, hidden)
+        self._up(m, hidden, scores, ids, shares)
         y = text.recorder.scratch(text.batch, self.width)
-        up, down = (state, ids, m, hidden), (state, ids, shares, hidden, y)
+        self._down(hidden, ids, shares, y)
+        return y
+
+    def _up(self, m: Tensor, hidden: Tensor, scores: Tensor, ids: Tensor, shares: Tensor) -> None:
+        """What the experts have inside: gelu(W_gate m) * W_up m."""
+        text, ffn = self.text, self.experts.ffn
+        routing, scale = self._routing()
         halves = [(self.gate, 0, NOWHERE), (self.up, NOWHERE, 0)]
         if self.experts.fused:
             halves = [(self.gate, 0, ffn)]
-        grid = (-(-ffn * UP_LANES // THREADS), used, text.batch)
-        lanes = {"LANES": UP_LANES}
+        each = 2 if self.experts.fused else 1
+        # A workgroup makes a whole group of integers.
+        shape = {"LANES": UP_LANES, "EACH": each, "THREADS": GROUP * UP_LANES, **MOST}
+        forms = (*pieces_of("x", m), *pieces_of("row", hidden))
+        pieces = (*ROUTE, "lanes", "row_products", "gelu", *forms)
+        grid = (-(-ffn // GROUP), self.experts.used, text.batch)
+        tensors = (text.inputs.state, m, hidden, scores, scale, ids, shares)
         for weight, *firsts in halves:
-            self._multiply("expert_up", weight, grid, [*firsts, ffn], up, ("state", "gelu"), lanes)
-        grid = (-(-self.width * DOWN_LANES // THREADS), 1, text.batch)
-        lanes = {"LANES": DOWN_LANES}
-        self._multiply("expert_down", self.down, grid, [used], down, ("state",), lanes)
-        return y
+            params = [*firsts, ffn, *routing]
+            self._multiply("expert_up", weight, grid, params, tensors, pieces, shape)
+
+    def _down(self, hidden: Tensor, ids: Tensor, shares: Tensor, y: Tensor) -> None:
+        """The sum over slots of share * W_down hidden."""
+        text, rows = self.text, DOWN["THREADS"] // DOWN["LANES"] * DOWN["EACH"]
+        grid = (-(-self.width // rows), 1, text.batch)
+        pieces = ("state", "lanes", *pieces_of("x", hidden))
+        tensors, params = (text.inputs.state, hidden, ids, shares, y), [self.experts.used]
+        shape = {**DOWN, "WHOLE": int(len(self.down.parts) == 1)}
+        self._multiply("expert_down", self.down, grid, params, tensors, pieces, shape)
+
+    def _asked(self) -> tuple[Tensor, Tensor]:
+        """Where to put each token's experts and their shares."""
+        scratch, shape = self.text.recorder.scratch, (self.text.batch, self.experts.used)
+        return scratch(*shape), scratch(*shape)
+
+    def _routing(self) -> tuple[list[int], Tensor]:
+        """What route.wgsl wants to know, and the experts' scales."""
+        name, model = self.name + "ffn_down_exps.scale", self.text.model
+        numbers = [self.experts.count, self.experts.used, int(name in model.vectors)]
+        return numbers, model.vector(name)
 
     def gathered(self, m: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
         """The weights of an expert are read for all its places together."""

@@ -8,13 +8,12 @@ from webgemma.device import Buffer, Device
 from webgemma.errors import InputError
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
-from webgemma.sampler import MASK, Sampling
+from webgemma.sampler import MASK, TOP_LOGPROBS, Chosen, Sampling
 
 THREADS = 256
 CHUNK = 2048  # tokens of the vocabulary that one workgroup looks at
 RESULTS = 64  # steps whose results are kept for the host to read
 BIASES = 1024  # the most that logit_bias may name
-TOP = 20  # the most tokens that can be reported beside the chosen one
 LOWEST = -3.0e38  # -inf of best.wgsl
 COLDEST = 1e-6  # a temperature below it leaves the best token only, in float32
 
@@ -43,30 +42,26 @@ class GpuSampler:
         context: int,
         suppressed: Sequence[int],
         softcap: float,
-        *,
-        top: int = 0,
     ) -> None:
         if vocab > CHUNK * THREADS:
             raise InputError(
                 f"The vocabulary has {vocab} tokens; sampling works for at most {CHUNK * THREADS}."
             )
-        if not 0 <= top <= TOP:
-            raise InputError(f"top is {top}; it must be between 0 and {TOP}.")
         self.device = device
         self._buffers: list[Buffer] = []
         self.vocab = vocab
         self.softcap = softcap
-        self.top = top
+        self.top = 0  # likeliest tokens that are reported with each chosen one
         self.tokens = self._keep("tokens", context + 1)  # a ring: token p at p % (context + 1)
-        self.results = self._keep("results", RESULTS, 1 + top, 2)  # (id, logprob): see `result`
+        self.results = self._keep("results", RESULTS, 1 + TOP_LOGPROBS, 2)  # see `result`
         self._settings = self._keep("settings", 12)
         self._biases = self._keep("biases", BIASES, 2)
         self._suppressed = self._keep("suppressed", len(suppressed) or 1)
         self._suppressed_count = len(suppressed)
         self._write(self._suppressed, struct.pack(f"<{len(suppressed)}I", *suppressed))
 
-    def set(self, sampling: Sampling, seed: int, *, top: int = 0) -> None:
-        """How to choose from now on; `top` likeliest tokens are reported with each chosen one."""
+    def set(self, sampling: Sampling, seed: int) -> None:
+        """How to choose from now on, and how many of the likeliest tokens to report."""
         biases = sampling.logit_bias
         if len(biases) > BIASES:
             raise InputError(
@@ -76,8 +71,7 @@ class GpuSampler:
             raise InputError(
                 f"logit_bias names token {max(biases)}; the last of this model is {self.vocab - 1}."
             )
-        if not 0 <= top <= self.top:
-            raise InputError(f"top is {top}; it must be between 0 and {self.top}.")
+        self.top = sampling.top_logprobs
         neutral = sampling.repetition_penalty == 1 and sampling.presence_penalty == 0
         packed = struct.pack(
             "<5f7I",
@@ -91,7 +85,7 @@ class GpuSampler:
             len(biases),
             seed & MASK,
             seed >> 32 & MASK,
-            top,
+            self.top,
             0,
         )
         self._write(self._settings, packed)
@@ -109,10 +103,17 @@ class GpuSampler:
     def result(self, length: int) -> tuple[Buffer, int, int]:
         """Where the token that follows `length` others is: buffer, offset and size in bytes.
 
-        There are the chosen id and its log-probability ("<If"), then those of the likeliest tokens.
+        What is read there is for `chosen`.
         """
         nbytes = self.results.nbytes // RESULTS
-        return self.results.buffer, length % RESULTS * nbytes, nbytes
+        return self.results.buffer, length % RESULTS * nbytes, 8 * (1 + self.top)
+
+    @staticmethod
+    def chosen(result: bytes) -> Chosen:
+        """A step's result: pairs of id and log-probability, the chosen one's and the likeliest."""
+        (token, logprob), *top = struct.iter_unpack("<If", result)
+        possible = tuple(pair for pair in top if pair[1] > LOWEST / 2)  # the rest is suppressed
+        return Chosen(token, logprob, possible)
 
     def record(
         self,
@@ -122,11 +123,13 @@ class GpuSampler:
         ids: Tensor,
         *,
         greedy: bool = False,
+        top: bool = False,
     ) -> None:
         """Choose the token that follows state.first + state.count others by raw logits [1, vocab].
 
         It goes to `tokens`, `results` and ids[0], and state moves on to it. `greedy` takes the best
-        one whatever the temperature: two dispatches instead of four.
+        one whatever the temperature: two dispatches instead of four. `top` reports the likeliest,
+        with one dispatch more.
         """
         vocab, parts, ring = self.vocab, -(-self.vocab // CHUNK), self.tokens.shape[0]
         settings = self._settings
@@ -142,7 +145,7 @@ class GpuSampler:
             *(values, partials, bins),
         )
         sizes: list[int | float] = [vocab, parts]
-        if self.top:
+        if top:
             read = (settings, state, partials, values)
             self._call(recorder, "top", 1, sizes, *read, self.results)
         taking = (partials, state, ids, self.tokens, self.results, values)
@@ -182,6 +185,6 @@ class GpuSampler:
         params: list[int | float],
         *tensors: Tensor,
     ) -> None:
-        constants = {"THREADS": THREADS, "CHUNK": CHUNK, "RESULTS": RESULTS, "TOP": self.top}
-        kernel = link(op, self.device.features, constants=constants, pieces=PIECES[op])
+        sizes = {"THREADS": THREADS, "CHUNK": CHUNK, "RESULTS": RESULTS, "TOP": TOP_LOGPROBS}
+        kernel = link(op, self.device.features, constants=sizes, pieces=PIECES[op])
         recorder.call(kernel, (groups,), params, *tensors)

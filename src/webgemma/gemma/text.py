@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from webgemma.device import Kernel
+from webgemma.gemma import loops
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.integers import GROUP, Integers, multiplies_integers, pieces_of
-from webgemma.gemma.moe import feed_forward_with_experts
-from webgemma.gemma.tiles import FEW_TOKENS, Tile
+from webgemma.gemma.moe import Branches, feed_forward_with_experts
+from webgemma.gemma.tiles import FEW_TOKENS, Team, Tile
 from webgemma.gemma.weights import Model, Weight
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
@@ -17,7 +18,6 @@ from webgemma.kernels import unit as unit_of
 THREADS = 64
 ROW_THREADS = 256  # where one workgroup handles a whole row
 EVERYTHING = 1 << 30  # a window that no context reaches
-MANY_THREADS = 3 << 14  # in flight, to hide the latency of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,10 @@ class TextRecorder:
         self.inputs = inputs
         self.batch = batch
         self.kv = kv
-        self.precision = precision if batch == 1 else "exact"
         self.features = model.device.features
+        # Where packed dots are made of other instructions, a batch is slower with them.
+        self.precision = precision if batch == 1 or "packed-dots" in self.features else "exact"
+        self.software = model.device.software
 
     def body(self, out: Tensor | None = None) -> Tensor:
         """Everything below the head: [batch, width], normed, into `out` if it is to be kept."""
@@ -92,16 +94,16 @@ class TextRecorder:
         scale = name + "layer_output_scale.weight"
         out = out or self._input_of(following)
         a = self.attention(layer, h)
-        n = self._room(self.config.width, name + "ffn_gate_up.weight", name + "ffn_up.weight")
-        self.residual(x, a, name + "post_attention_norm.weight", name + "ffn_norm.weight", out=n)
-        f = (
-            feed_forward_with_experts(self, layer, x, n)
-            if layer.experts
-            else self.feed_forward(layer, n)
-        )
+        f: Tensor | Branches
+        if layer.experts:
+            f = feed_forward_with_experts(self, layer, x, a)
+        else:
+            n = self._room(self.config.width, name + "ffn_gate_up.weight", name + "ffn_up.weight")
+            post, norm = name + "post_attention_norm.weight", name + "ffn_norm.weight"
+            f = self.feed_forward(layer, self.residual(x, a, post, norm, out=n))
         if ple is None:
             return self.residual(x, f, name + "post_ffw_norm.weight", next_norm, scale, out)
-        self.residual(x, f, name + "post_ffw_norm.weight", next_norm)
+        self.residual(x, f, name + "post_ffw_norm.weight")
         width = self.config.ple
         up = (ple, len(self.config.layers) * width, layer.index * width)
         gated = self.linear(x, self.model.matrices[name + "inp_gate.weight"], up=up)
@@ -140,17 +142,20 @@ class TextRecorder:
 
         With `up` (a tensor, its stride, its first column) the result is gelu(x Wᵀ) * up."""
         tokens = x.shape[0]
+        if tokens > FEW_TOKENS:
+            x = self._as_integers(x, weight)
         y = out or self.recorder.scratch(tokens, weight.rows)
-        each = 2 if weight.rows >= 1024 else 1
-        lanes, units = self._lanes(weight, weight.rows, each)
+        team = Team.for_weight(weight, self.features, self.software)
+        units = weight.width // unit_of(weight.format.name)
         finish = ("gelu", "finish_gated") if up else ("finish_plain",)
         name = weight.format.name
-        tile = Tile.for_batch(tokens)
+        tile = Tile.for_batch(tokens, isinstance(x, Integers), self.software)
         if tile is None:
-            parts = ("state", "lanes", *pieces_of("x", x), *finish)
-            kernel = self._link("matvec", name, parts, LANES=lanes, EACH=each)
+            parts = ("state", "lanes", "row_products", *pieces_of("x", x), *finish)
+            kernel = self._link("matvec", name, parts, **team.constants)
         else:
-            kernel = self._link("matmul", name, ("state", *finish), **tile.constants)
+            parts = ("state", *pieces_of("tile", x), *finish)
+            kernel = self._link("matmul", name, parts, **tile.constants)
         others = (up[0],) if up else ()
         for part in weight.parts:
             params = [
@@ -160,20 +165,12 @@ class TextRecorder:
                 *(() if tile is None else (tokens,)),
             ]
             if tile is None:
-                grid = (*self._fold(-(-part.rows * lanes // (THREADS * each))), tokens)
+                grid = (*self._fold(team.groups(part.rows)), tokens)
             else:
                 columns, layers = self._fold(-(-part.rows // tile.rows))
                 grid = (columns, -(-tokens // tile.tokens), layers)
             self.recorder.call(kernel, grid, params, part.data, self.inputs.state, x, y, *others)
         return y
-
-    def _lanes(self, weight: Weight, rows: int, each: int) -> tuple[int, int]:
-        """How many threads share `each` rows, enough to fill a GPU; and the units of a row."""
-        units = weight.width // unit_of(weight.format.name)
-        lanes = 1 if units < 4 else 4
-        while lanes < THREADS and 2 * lanes <= units and rows * lanes < each * MANY_THREADS:
-            lanes *= 2
-        return lanes, units
 
     def _room(self, width: int, *readers: str) -> Tensor:
         """Where to put what these matrices read: integers if all of them can multiply those."""
@@ -181,6 +178,18 @@ class TextRecorder:
         if self.precision == "exact" or not all(multiplies_integers(w.format) for w in weights):
             return self.recorder.scratch(self.batch, width)
         return Integers.of((self.batch, width), self.precision)
+
+    def _as_integers(self, x: Tensor, weight: Weight) -> Tensor:
+        """x as this weight is best multiplied with it."""
+        floats = self.precision == "exact" or not multiplies_integers(weight.format)
+        if floats or isinstance(x, Integers):
+            return x
+        tokens, width = x.shape
+        h = Integers.of((tokens, width), self.precision)
+        grid = (-(-width // (4 * THREADS)), tokens)
+        pieces = ("state", *pieces_of("put", h))
+        self._call("quantise", grid, [width], self.inputs.state, x, h, pieces=pieces)
+        return h
 
     def _input_of(self, index: int) -> Tensor:
         """Where to put what a layer reads, or the head after the last one."""
@@ -205,73 +214,84 @@ class TextRecorder:
             self.model.vector(name),
             h,
             pieces=("sum", "state", *pieces_of("put", h)),
+            THREADS=ROW_THREADS,
         )
         return h
 
     def residual(
         self,
         x: Tensor,
-        y: Tensor,
+        y: Tensor | Branches,
         post: str,
-        following: str,
+        following: str = "",
         scale: str = "",
         out: Tensor | None = None,
     ) -> Tensor:
-        """x = (x + rms(y) * post) * scale, in place; gives rms(x) * next."""
-        h = out or self.recorder.scratch(*x.shape)
+        """x = (x + rms(y) * post) * scale, in place; gives rms(x) * next, if there is one."""
+        h = out or self.recorder.scratch(*(x.shape if following else (4,)))
+        put = ("next_one", *pieces_of("put", h)) if following else ("next_none",)
         vector = self.model.vector
-        tensors = (self.inputs.state, y, vector(post), vector(scale), vector(following), x, h)
-        params = [x.shape[1], self.config.eps]
+        added = (y,) if isinstance(y, Tensor) else y
+        form = "y_one" if len(added) == 1 else "y_two"
         self._call(
             "residual",
             (self.batch,),
-            params,
-            *tensors,
-            pieces=("sum", "state", *pieces_of("put", h)),
+            [self.config.eps, 0, 0],
+            *(x, h, vector(post), vector(scale), vector(following), *added),
+            pieces=("sum", form, *put),
             THREADS=ROW_THREADS,
+            WIDTH=x.shape[1],
         )
         return h
 
     def geglu(
-        self, gate: Tensor, gate_stride: int, up: Tensor, up_stride: int, up_first: int, width: int
+        self,
+        gate: Tensor,
+        gate_stride: int,
+        up: Tensor,
+        up_stride: int,
+        up_first: int,
+        width: int,
+        out: Tensor | None = None,
     ) -> Tensor:
         """gelu(gate) * up, each the first `width` columns (up: from `up_first` on) of its rows."""
-        out = self.recorder.scratch(self.batch, width)
-        grid = (-(-width // THREADS), self.batch)
+        h = out or self.recorder.scratch(self.batch, width)
+        grid = (-(-width // (4 * THREADS)), self.batch)
         params = [width, gate_stride, up_stride, up_first]
-        self._call(
-            "geglu", grid, params, self.inputs.state, gate, up, out, pieces=("state", "gelu")
-        )
-        return out
+        pieces = ("state", "gelu", *pieces_of("put", h))
+        self._call("geglu", grid, params, self.inputs.state, gate, up, h, pieces=pieces)
+        return h
 
     def feed_forward(self, layer: Layer, n: Tensor) -> Tensor:
         """W_down(gelu(W_gate n) * W_up n)."""
+        hidden = self.hidden(layer, n)
+        return self.linear(hidden, self.model.matrices[f"blk.{layer.index}.ffn_down.weight"])
+
+    def hidden(self, layer: Layer, n: Tensor) -> Tensor:
+        """gelu(W_gate n) * W_up n: [batch, ffn]."""
         name = f"blk.{layer.index}."
         matrices = self.model.matrices
         weight = matrices[name + "ffn_gate_up.weight"]
         both = weight.rows == 2 * layer.ffn
-        if both and len(weight.parts) == 1 and self.batch <= FEW_TOKENS:
-            hidden = self._room(layer.ffn, name + "ffn_down.weight")
+        hidden = self._room(layer.ffn, name + "ffn_down.weight")
+        if both and len(weight.parts) == 1 and self.batch <= FEW_TOKENS and not self.software:
             self.gate_up(n, weight, hidden)
         else:
-            hidden = self.linear(n, weight)
+            gate = self.linear(n, weight)
             split = weight.rows == layer.ffn
-            up = self.linear(n, matrices[name + "ffn_up.weight"]) if split else hidden
-            gate_stride = hidden.shape[1]
-            hidden = self.geglu(
-                hidden, gate_stride, up, up.shape[1], 0 if split else layer.ffn, layer.ffn
-            )
-        return self.linear(hidden, matrices[name + "ffn_down.weight"])
+            up = self.linear(n, matrices[name + "ffn_up.weight"]) if split else gate
+            first = 0 if split else layer.ffn
+            self.geglu(gate, gate.shape[1], up, up.shape[1], first, layer.ffn, hidden)
+        return hidden
 
     def gate_up(self, n: Tensor, weight: Weight, out: Tensor) -> None:
         """gelu(W_gate n) * W_up n, from both matrices in one."""
         ffn = weight.rows // 2
-        lanes, units = self._lanes(weight, ffn, 1)
-        threads = THREADS
-        if isinstance(out, Integers):  # a workgroup makes a whole group of them
-            lanes = min(lanes, ROW_THREADS // GROUP)
-            threads = GROUP * lanes
-        parts = ("state", "lanes", "gelu", *pieces_of("x", n), *pieces_of("row", out))
+        units = weight.width // unit_of(weight.format.name)
+        lanes = 1 if units < 4 else 8
+        threads = GROUP * lanes  # a workgroup makes a whole group, if they are to be integers
+        products = ("lanes", "row_products", *pieces_of("x", n))
+        parts = ("state", "gelu", *products, *pieces_of("row", out))
         kernel = self._link("gate_up", weight.format.name, parts, LANES=lanes, THREADS=threads)
         part = weight.parts[0]
         params = [weight.width // weight.format.block, *part.planes, ffn, units]
@@ -318,36 +338,33 @@ class TextRecorder:
                 self.linear(h, weight, raw, first)
                 first += weight.rows
         keys, values = inputs.caches[layer.kv_donor]
-        ring = inputs.ring[layer.kv_donor]
-        q = self.recorder.scratch(self.batch, layer.heads * layer.head_dim)
-        self._call(
-            "heads",
-            (layer.heads + 2 * layer.kv_heads * (own > 0), self.batch),
-            [layer.heads, layer.kv_heads, raw_heads, ring, self.config.eps],
-            *(inputs.state, raw, self.head_norms(layer), self.turns(layer), q, keys, values),
-            pieces=("sum", "state", self.kv),
-            HEAD_DIM=layer.head_dim,
-        )
         attend = self._attend_one if self.batch == 1 else self._attend_many
-        out = attend(layer, q, keys, values, ring)
+        out = attend(layer, raw, keys, values)
         return self.linear(out, matrices[name + "attn_output.weight"])
 
-    def _attend_one(
-        self, layer: Layer, q: Tensor, keys: Tensor, values: Tensor, ring: int
-    ) -> Tensor:
+    def _attend_one(self, layer: Layer, raw: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """One token: the positions are shared out among workgroups, then put together."""
-        shares = 16 if layer.sliding else 32
+        threads, ring = 128, self.inputs.ring[layer.kv_donor]
         window = self.config.window if layer.sliding else EVERYTHING
+        shares = 16 if layer.sliding else 32
+        if self.software:
+            most = loops.attention_keys(layer.head_dim, threads)
+            shares = max(shares, -(-min(ring, window) // most))
+        own = int(not layer.shares_kv)
+        shares += own  # the token itself
+        raw_heads = raw.shape[1] // layer.head_dim
         parts = self.recorder.scratch(1, layer.heads * shares * layer.head_dim)
         sums = self.recorder.scratch(1, layer.heads * shares * 2)
         self._call(
             "attention",
-            (layer.heads, 1, shares),
-            [layer.heads, layer.kv_heads, ring, window],
-            *(self.inputs.state, q, keys, values, parts, sums),
-            pieces=("state", self.kv),
+            (layer.heads, shares),
+            [layer.heads, layer.kv_heads, raw_heads, ring, window, self.config.eps],
+            *(self.inputs.state, raw, self.head_norms(layer), self.turns(layer)),
+            *(keys, values, parts, sums),
+            pieces=("sum", "state", "rope", self.kv),
             HEAD_DIM=layer.head_dim,
-            THREADS=128,
+            OWN_CACHE=own,
+            THREADS=threads,
         )
         out = self.recorder.scratch(1, layer.heads * layer.head_dim)
         if layer.head_dim % GROUP == 0:
@@ -363,25 +380,44 @@ class TextRecorder:
         )
         return out
 
-    def _attend_many(
-        self, layer: Layer, q: Tensor, keys: Tensor, values: Tensor, ring: int
-    ) -> Tensor:
+    def _heads(self, layer: Layer, raw: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Queries normed and turned, keys and values into the cache."""
+        q = self.recorder.scratch(self.batch, layer.heads * layer.head_dim)
+        raw_heads, ring = raw.shape[1] // layer.head_dim, self.inputs.ring[layer.kv_donor]
+        heads = layer.heads + 2 * layer.kv_heads * (not layer.shares_kv)
+        self._call(
+            "heads",
+            (heads, self.batch),
+            [layer.heads, layer.kv_heads, raw_heads, ring, self.config.eps],
+            *(self.inputs.state, raw, self.head_norms(layer), self.turns(layer), q, keys, values),
+            pieces=("sum", "state", "rope", self.kv),
+            HEAD_DIM=layer.head_dim,
+        )
+        return q
+
+    def _attend_many(self, layer: Layer, raw: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Many tokens: a workgroup takes a tile of queries; keys and values serve all of them."""
-        queries, keys_at_once = 32, 64
+        q = self._heads(layer, raw, keys, values)
+        ring = self.inputs.ring[layer.kv_donor]
+        shape = {"HEAD_DIM": layer.head_dim, "THREADS": 256, "QUERIES": 32, "KEYS": 64}
+        queries = shape["QUERIES"]
         group = layer.heads // layer.kv_heads
         window = self.config.window if layer.sliding else EVERYTHING
         out = self.recorder.scratch(self.batch, layer.heads * layer.head_dim)
-        self._call(
-            "attention_prefill",
-            (layer.kv_heads, -(-self.batch * group // queries)),
-            [layer.heads, layer.kv_heads, ring, window, self.batch],
-            *(self.inputs.state, q, keys, values, out),
-            pieces=("state", self.kv),
-            HEAD_DIM=layer.head_dim,
-            THREADS=256,
-            QUERIES=queries,
-            KEYS=keys_at_once,
-        )
+        grid = (layer.kv_heads, -(-self.batch * group // queries))
+        params = [layer.heads, layer.kv_heads, ring, window, self.batch]
+        tensors = (self.inputs.state, q, keys, values, out)
+        most = loops.attention_prefill_keys(*shape.values()) if self.software else EVERYTHING
+        seen = min(ring, window + queries)  # by one workgroup
+        if seen <= most:
+            pieces = ("state", self.kv, "attend_all")
+            self._call("attention_prefill", grid, params, *tensors, pieces=pieces, **shape)
+            return out
+        pieces = ("state", self.kv, "attend_some")
+        left = self.recorder.scratch(*grid, 2, queries)
+        for begin in range(0, seen, most):
+            some = [*params, begin, begin + most]
+            self._call("attention_prefill", grid, some, *tensors, left, pieces=pieces, **shape)
         return out
 
     def head_norms(self, layer: Layer) -> Tensor:

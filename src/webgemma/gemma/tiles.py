@@ -1,8 +1,52 @@
-"""How products of many tokens are cut into tiles; the shapes were measured on an H200."""
+"""How products are shared out among threads; measured on an H200 and in software."""
 
 from dataclasses import dataclass
 
+from webgemma.gemma import loops
+from webgemma.gemma.weights import Weight
+from webgemma.kernels import unit as unit_of
+
 FEW_TOKENS = 2  # that many are better multiplied one by one
+MANY_ROWS = 1024
+MANY_THREADS = 3 << 14  # in flight, to hide the latency of memory
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """How matvec shares out rows: of a workgroup's threads, `lanes` share `each` rows."""
+
+    threads: int
+    lanes: int
+    each: int
+
+    @classmethod
+    def for_weight(cls, weight: Weight, features: frozenset[str], software: bool) -> "Team":
+        """Enough threads to fill a GPU, or as few as a software adapter has cores for."""
+        rows, unit = weight.rows, unit_of(weight.format.name)
+        units = weight.width // unit
+        if software:  # adding up is slow there, and a value of x serves as many rows as may be
+            each, lanes = 4, 1
+            while loops.matvec(units, unit // 4, lanes, each) > loops.MOST:
+                lanes *= 2
+            return cls(16, lanes, each)
+        each = 2 if rows >= MANY_ROWS else 1
+        lanes = 1 if units < 4 else 4
+        if "shuffle32" in features:  # adding up is cheap
+            while lanes < min(32, units):
+                lanes *= 2
+            return cls(256 if rows * lanes >= each << 14 else 64, lanes, each)
+        while lanes < 64 and 2 * lanes <= units and rows * lanes < each * MANY_THREADS:
+            lanes *= 2
+        return cls(64, lanes, each)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """As matvec.wgsl names them."""
+        return {"THREADS": self.threads, "LANES": self.lanes, "EACH": self.each}
+
+    def groups(self, rows: int) -> int:
+        """Workgroups for so many rows."""
+        return -(-rows * self.lanes // (self.threads * self.each))
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +61,16 @@ class Tile:
     slice: int
 
     @classmethod
-    def for_batch(cls, tokens: int) -> "Tile | None":
+    def for_batch(cls, tokens: int, integers: bool, software: bool = False) -> "Tile | None":
         """None: so few tokens that each is better multiplied by itself."""
+        step = 64 if integers else 32
         if tokens <= FEW_TOKENS:
             return None
+        if software:  # few threads that do much, since barriers are slow
+            return cls(8, 64, 8, 8, 8, 32) if tokens <= 16 else cls(32, 64, 64, 16, 8, 32)
         if tokens <= 16:
-            return cls(64, 32, 16, 4, 4, 32)
-        return cls(128, 64, 32, 4, 4, 32) if tokens <= 32 else cls(128, 64, 64, 4, 8, 32)
+            return cls(64, 32, 16, 4, 4, step)
+        return cls(128, 64, 32, 4, 4, step) if tokens <= 32 else cls(128, 64, 64, 4, 8, step)
 
     @property
     def constants(self) -> dict[str, int]:

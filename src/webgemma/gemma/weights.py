@@ -74,6 +74,8 @@ class Model:
         self._uncounted_nbytes = 0  # written since the last of them
         self.one = self._vector([1.0])
         self.head_norms: dict[int, Tensor] = {}  # of each layer: q_norm, then k_norm
+        self.fork_norms: dict[int, Tensor] = {}  # of layers with experts: see next_three.wgsl
+        self.join_norms: dict[int, Tensor] = {}  # and y_two.wgsl
         self.turns: dict[bool, Tensor] = {}  # of sliding and full layers: see heads.wgsl
 
     @classmethod
@@ -158,6 +160,8 @@ class Model:
             if not layer.shares_kv:
                 norms += await read_floats(gguf, tensors[name + "attn_k_norm.weight"])
             self.head_norms[layer.index] = self._vector(norms)
+            if layer.experts:
+                await self._derive_branches(gguf, tensors, layer.index)
         factors = tensors.get("rope_freqs.weight")
         for sliding in {layer.sliding for layer in self.config.layers}:
             size = next(x.head_dim for x in self.config.layers if x.sliding == sliding)
@@ -171,6 +175,20 @@ class Model:
             words = [part for turn in turns for part in divmod(round(turn * 2**64) % 2**64, 2**32)]
             packed = struct.pack(f"<{len(words)}I", *words)
             self.turns[sliding] = self._tensor(packed, "turns", len(turns), 2)
+
+    async def _derive_branches(
+        self, gguf: Gguf, tensors: dict[str, TensorInfo], index: int
+    ) -> None:
+        """The norms where a layer forks into dense branch, experts and router, and joins again."""
+
+        async def norm(name: str) -> list[float]:
+            return await read_floats(gguf, tensors[f"blk.{index}.{name}"])
+
+        shrink = 1 / math.sqrt(self.config.width)
+        router = [shrink * scale for scale in await norm("ffn_gate_inp.scale")]
+        fork = await norm("ffn_norm.weight") + await norm("pre_ffw_norm_2.weight") + router
+        join = await norm("post_ffw_norm_1.weight") + await norm("post_ffw_norm_2.weight")
+        self.fork_norms[index], self.join_norms[index] = self._vector(fork), self._vector(join)
 
     def vector(self, name: str) -> Tensor:
         """A one-dimensional tensor; scales that a file leaves out are one."""

@@ -28,15 +28,15 @@ def link(
 ) -> Kernel:
     """The program of one operation, for one weight format where it reads weights.
 
-    `pieces` names files of lib/, each joined once; "sum" is the one that the device's features
-    decide, and "x_integer" brings the format's product with integers.
+    `pieces` names files of lib/, each joined once; of "sum", "lanes" and "eight" the one that the
+    device's features decide, and "integer" brings the format's weights as integers.
     """
-    subgroups = "subgroups" in features
-    chosen = [("sum_subgroups" if subgroups else "sum_plain") if p == "sum" else p for p in pieces]
-    parts = [_constant(name, value) for name, value in (constants or {}).items()]
+    constants = constants or {}
+    chosen = [_provider(piece, features, constants) for piece in pieces]
+    parts = [_constant(name, value) for name, value in constants.items()]
     parts += [_source(f"lib/{piece}") for piece in dict.fromkeys(chosen)]
     parts += [_source(f"formats/{format.lower()}")] if format else []
-    parts += [_source(f"formats/integer/{format.lower()}")] if "x_integer" in chosen else []
+    parts += [_source(f"formats/integer/{format.lower()}")] if "integer" in chosen else []
     parts.append(_source(f"ops/{op}"))
     wgsl = "\n".join(parts)
     name = "/".join([op, *([format] if format else [])])
@@ -49,6 +49,16 @@ def unit(format: str) -> int:
     found = re.search(r"const UNIT: u32 = (\d+)u;", _source(f"formats/{format.lower()}"))
     assert found is not None
     return int(found[1])
+
+
+def _provider(piece: str, features: frozenset[str], constants: Mapping[str, int | float]) -> str:
+    """The file that does a piece's work best on a device with these features."""
+    if piece == "sum":
+        if "shuffle32" in features:
+            return "sum_shuffle"
+        return "sum_subgroups" if "subgroups" in features else "sum_plain"
+    needed = {"lanes": f"shuffle{constants.get('LANES')}", "eight": "shuffle8"}.get(piece)
+    return f"{piece}_shuffle" if needed in features else piece
 
 
 def _constant(name: str, value: int | float) -> str:

@@ -9,7 +9,7 @@ from webgemma.gguf.reader import Gguf
 from webgemma.reference.sampling import sample
 from webgemma.reference.text import Cache, TextModel
 from webgemma.reference.weights import Floats, Weights
-from webgemma.sampler import Sampling
+from webgemma.sampler import Chosen, Sampling
 
 
 class ReferenceEngine:
@@ -31,13 +31,13 @@ class ReferenceEngine:
 
     async def generate(
         self, ids: Sequence[int], sampling: Sampling, seed: int
-    ) -> AsyncIterator[tuple[int, float]]:
+    ) -> AsyncIterator[Chosen]:
         """Token after token with its log-probability, without end: the caller stops it."""
         tokens = list(ids)
         while True:
-            token, logprob = sample(self._read(tokens), sampling, tokens, seed)
-            yield token, logprob
-            tokens.append(token)
+            chosen = sample(self._read(tokens), sampling, tokens, seed)
+            yield chosen
+            tokens.append(chosen.token)
 
     def _read(self, tokens: list[int]) -> Floats:
         """Logits [vocab] after the last token; only what the cache does not hold is computed."""

@@ -6,18 +6,23 @@ import numpy as np
 
 from webgemma.reference.text import softmax
 from webgemma.reference.weights import Floats
-from webgemma.sampler import Sampling, draw
+from webgemma.sampler import Chosen, Sampling, draw
 
 
-def sample(
-    logits: Floats, sampling: Sampling, tokens: Sequence[int], seed: int
-) -> tuple[int, float]:
-    """The next token after `tokens`, and its log-probability before any setting."""
+def sample(logits: Floats, sampling: Sampling, tokens: Sequence[int], seed: int) -> Chosen:
+    """The next token after `tokens`, and log-probabilities before any setting."""
     changed = penalise(logits, sampling, tokens)
     best = int(np.argmax(changed))
     token = best if sampling.greedy else choose(changed, sampling, draw(seed, len(tokens)))
     shifted = logits - logits.max()
-    return token, float(shifted[token] - np.log(np.exp(shifted).sum()))
+    logprobs = shifted - np.log(np.exp(shifted).sum())
+    return Chosen(token, float(logprobs[token]), likeliest(logprobs, sampling.top_logprobs))
+
+
+def likeliest(logprobs: Floats, count: int) -> tuple[tuple[int, float], ...]:
+    """At most `count` possible tokens, the likeliest first, the lowest id where equal."""
+    order = np.argsort(-logprobs, kind="stable")[:count] if count else ()
+    return tuple((int(i), float(logprobs[i])) for i in order if logprobs[i] > -np.inf)
 
 
 def penalise(logits: Floats, sampling: Sampling, tokens: Sequence[int]) -> Floats:

@@ -8,15 +8,24 @@ const UNIT: u32 = 32u;
 
 @group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
 
-// d is the lower half of the first word; its upper half holds the high two bits of each scale, the
-// second word the low four.
-fn group_scale(block: u32, group: u32) -> f32 {
+struct Words { // of a unit, as they lie in memory
+    q: vec4<u32>,
+    d: u32, // and the high two bits of each scale, in its upper half
+    low: u32, // four bits of each scale
+    group: u32,
+}
+
+fn words_of(row: u32, unit: u32) -> Words {
+    let block = row * params.row_blocks + unit / 8u;
     let at = params.plane1 + 2u * block; // in words, even: both stand in one vec4
-    let head = W[at / 4u];
-    let first = head[at % 4u];
-    let low = (head[at % 4u + 1u] >> (4u * group)) & 15u;
-    let high = (first >> (16u + 2u * group)) & 3u;
-    return unpack2x16float(first).x * (f32(low | (high << 4u)) - 32.0);
+    let group = unit % 8u;
+    return Words(W[8u * block + group], W[at / 4u][at % 4u], W[at / 4u][at % 4u + 1u], group);
+}
+
+fn group_scale(words: Words) -> f32 {
+    let low = (words.low >> (4u * words.group)) & 15u;
+    let high = (words.d >> (16u + 2u * words.group)) & 3u;
+    return unpack2x16float(words.d).x * (f32(low | (high << 4u)) - 32.0);
 }
 
 // The value of the lowest four bits of each component, from the table above as bytes.
@@ -36,15 +45,15 @@ fn table_values(q: vec4<u32>) -> vec4<u32> {
 }
 
 // The values of a group, as signed bytes in order.
-fn quants(block: u32, group: u32) -> array<vec4<u32>, 2> {
-    let packed = W[8u * block + group];
+fn quants(words: Words) -> array<vec4<u32>, 2> {
+    let packed = words.q;
     return array<vec4<u32>, 2>(table_values(packed), table_values(packed >> vec4(4u)));
 }
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
-    let block = row * params.row_blocks + unit / 8u;
-    let d = group_scale(block, unit % 8u);
-    let q = quants(block, unit % 8u);
+    let words = words_of(row, unit);
+    let d = group_scale(words);
+    let q = quants(words);
     var out: array<vec4<f32>, 8>;
     for (var i = 0u; i < 4u; i++) {
         out[i] = d * vec4<f32>(unpack4xI8(q[0][i]));

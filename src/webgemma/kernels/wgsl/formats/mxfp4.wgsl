@@ -6,9 +6,20 @@ const UNIT: u32 = 32u;
 
 @group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
 
-fn block_scale(block: u32) -> f32 {
+struct Words { // of a unit, as they lie in memory
+    q: vec4<u32>,
+    e: u32, // four blocks'
+    shift: u32, // to the block's own
+}
+
+fn words_of(row: u32, unit: u32) -> Words {
+    let block = row * params.row_blocks + unit;
     let at = params.plane1 + block / 4u; // in words
-    let e = (W[at / 4u][at % 4u] >> (8u * (block % 4u))) & 255u;
+    return Words(W[block], W[at / 4u][at % 4u], 8u * (block % 4u));
+}
+
+fn block_scale(words: Words) -> f32 {
+    let e = (words.e >> words.shift) & 255u;
     // below 2^-126 a float32 has no exponent left, only a fraction
     return bitcast<f32>(select((e - 1u) << 23u, 0x00200000u << e, e < 2u));
 }
@@ -30,15 +41,15 @@ fn table_values(q: vec4<u32>) -> vec4<u32> {
 }
 
 // The values of a block, as signed bytes in order.
-fn quants(block: u32) -> array<vec4<u32>, 2> {
-    let packed = W[block];
+fn quants(words: Words) -> array<vec4<u32>, 2> {
+    let packed = words.q;
     return array<vec4<u32>, 2>(table_values(packed), table_values(packed >> vec4(4u)));
 }
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
-    let block = row * params.row_blocks + unit;
-    let d = block_scale(block);
-    let q = quants(block);
+    let words = words_of(row, unit);
+    let d = block_scale(words);
+    let q = quants(words);
     var out: array<vec4<f32>, 8>;
     for (var i = 0u; i < 4u; i++) {
         out[i] = d * vec4<f32>(unpack4xI8(q[0][i]));

@@ -8,11 +8,26 @@ const UNIT: u32 = 64u;
 
 @group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
 
+struct Words { // of a unit, as they lie in memory
+    scales: u32,
+    a: vec4<u32>,
+    b: vec4<u32>,
+    d: u32, // and m
+    part: u32,
+}
+
+fn words_of(row: u32, unit: u32) -> Words {
+    let block = row * params.row_blocks + unit / 4u;
+    let part = unit % 4u;
+    let at = 5u * block + 1u + 2u * (part / 2u);
+    let d = params.plane1 + block; // in words
+    return Words(W[5u * block][part], W[at], W[at + 1u], W[d / 4u][d % 4u], part);
+}
+
 // Of the four groups of a part: d * scale, and -m * minimum.
-fn scales_and_offsets(block: u32, part: u32) -> array<vec4<f32>, 2> {
-    let at = params.plane1 + block; // in words
-    let d = unpack2x16float(W[at / 4u][at % 4u]);
-    let bytes = W[5u * block][part];
+fn scales_and_offsets(words: Words) -> array<vec4<f32>, 2> {
+    let d = unpack2x16float(words.d);
+    let bytes = words.scales;
     return array<vec4<f32>, 2>(
         d.x * vec4<f32>(unpack4xU8(bytes & 0x0f0f0f0fu)),
         -d.y * vec4<f32>(unpack4xU8((bytes >> 4u) & 0x0f0f0f0fu)),
@@ -20,19 +35,18 @@ fn scales_and_offsets(block: u32, part: u32) -> array<vec4<f32>, 2> {
 }
 
 // q of a part, as bytes in order.
-fn quants(block: u32, part: u32) -> array<vec4<u32>, 4> {
-    let at = 5u * block + 1u + 2u * (part / 2u);
-    let shift = vec4(4u * (part % 2u));
-    let a = W[at] >> shift;
-    let b = W[at + 1u] >> shift;
+fn quants(words: Words) -> array<vec4<u32>, 4> {
+    let shift = vec4(4u * (words.part % 2u));
+    let a = words.a >> shift;
+    let b = words.b >> shift;
     let low = vec4(0x03030303u);
     return array<vec4<u32>, 4>(a & low, b & low, (a >> vec4(2u)) & low, (b >> vec4(2u)) & low);
 }
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
-    let block = row * params.row_blocks + unit / 4u;
-    let s = scales_and_offsets(block, unit % 4u);
-    let q = quants(block, unit % 4u);
+    let words = words_of(row, unit);
+    let s = scales_and_offsets(words);
+    let q = quants(words);
     var out: array<vec4<f32>, 16>;
     for (var i = 0u; i < 4u; i++) {
         out[i] = s[0].x * vec4<f32>(unpack4xU8(q[0][i])) + s[1].x;

@@ -9,16 +9,44 @@ const UNIT: u32 = 64u;
 
 @group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
 
+struct Words { // of a unit, as they lie in memory
+    third_a: vec4<u32>,
+    third_b: vec4<u32>,
+    a: vec4<u32>,
+    b: vec4<u32>,
+    low: u32, // four bits of the scales
+    high: u32, // two bits of the scales
+    d: u32, // two blocks'
+    odd: u32, // which of them
+    part: u32,
+}
+
+fn words_of(row: u32, unit: u32) -> Words {
+    let block = row * params.row_blocks + unit / 4u;
+    let part = unit % 4u;
+    let at = 6u * block + 2u + 2u * (part / 2u);
+    let low = params.plane1 + 3u * block + part % 2u; // in words
+    let high = params.plane1 + 3u * block + 2u;
+    let d = params.plane2 + block / 2u;
+    return Words(
+        W[6u * block],
+        W[6u * block + 1u],
+        W[at],
+        W[at + 1u],
+        W[low / 4u][low % 4u],
+        W[high / 4u][high % 4u],
+        W[d / 4u][d % 4u],
+        block % 2u,
+        part,
+    );
+}
+
 // Of the four groups of a part: d * (scale - 32). Byte j < 8 holds the low four bits of the scales
 // j and j + 8, byte 8 + j the high two of the scales j, j + 4, j + 8 and j + 12.
-fn group_scales(block: u32, part: u32) -> vec4<f32> {
-    let first = params.plane1 + 3u * block; // in words
-    let low_at = first + part % 2u;
-    let low = (W[low_at / 4u][low_at % 4u] >> (4u * (part / 2u))) & 0x0f0f0f0fu;
-    let high_at = first + 2u;
-    let high = (W[high_at / 4u][high_at % 4u] >> (2u * part)) & 0x03030303u;
-    let d_at = params.plane2 + block / 2u;
-    let d = unpack2x16float(W[d_at / 4u][d_at % 4u])[block % 2u];
+fn group_scales(words: Words) -> vec4<f32> {
+    let low = (words.low >> (4u * (words.part / 2u))) & 0x0f0f0f0fu;
+    let high = (words.high >> (2u * words.part)) & 0x03030303u;
+    let d = unpack2x16float(words.d)[words.odd];
     return d * (vec4<f32>(unpack4xU8(low | (high << 4u))) - 32.0);
 }
 
@@ -29,12 +57,11 @@ fn centred(low: vec4<u32>, high: vec4<u32>) -> vec4<u32> {
 }
 
 // q - 4 of a part, as signed bytes in order.
-fn quants(block: u32, part: u32) -> array<vec4<u32>, 4> {
-    let high_a = W[6u * block] >> vec4(2u * part);
-    let high_b = W[6u * block + 1u] >> vec4(2u * part);
-    let at = 6u * block + 2u + 2u * (part / 2u);
-    let a = W[at] >> vec4(4u * (part % 2u));
-    let b = W[at + 1u] >> vec4(4u * (part % 2u));
+fn quants(words: Words) -> array<vec4<u32>, 4> {
+    let high_a = words.third_a >> vec4(2u * words.part);
+    let high_b = words.third_b >> vec4(2u * words.part);
+    let a = words.a >> vec4(4u * (words.part % 2u));
+    let b = words.b >> vec4(4u * (words.part % 2u));
     return array<vec4<u32>, 4>(
         centred(a, high_a),
         centred(b, high_b),
@@ -44,9 +71,9 @@ fn quants(block: u32, part: u32) -> array<vec4<u32>, 4> {
 }
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
-    let block = row * params.row_blocks + unit / 4u;
-    let s = group_scales(block, unit % 4u);
-    let q = quants(block, unit % 4u);
+    let words = words_of(row, unit);
+    let s = group_scales(words);
+    let q = quants(words);
     var out: array<vec4<f32>, 16>;
     for (var i = 0u; i < 4u; i++) {
         out[i] = s.x * vec4<f32>(unpack4xI8(q[0][i]));

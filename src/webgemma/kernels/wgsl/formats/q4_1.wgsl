@@ -5,14 +5,24 @@ const UNIT: u32 = 32u;
 
 @group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
 
-fn scale_and_offset(block: u32) -> vec2<f32> {
+struct Words { // of a unit, as they lie in memory
+    q: vec4<u32>,
+    d: u32, // and m
+}
+
+fn words_of(row: u32, unit: u32) -> Words {
+    let block = row * params.row_blocks + unit;
     let at = params.plane1 + block; // in words
-    return unpack2x16float(W[at / 4u][at % 4u]);
+    return Words(W[block], W[at / 4u][at % 4u]);
+}
+
+fn scale_and_offset(words: Words) -> vec2<f32> {
+    return unpack2x16float(words.d);
 }
 
 // q of a block, as bytes in order.
-fn quants(block: u32) -> array<vec4<u32>, 2> {
-    let packed = W[block];
+fn quants(words: Words) -> array<vec4<u32>, 2> {
+    let packed = words.q;
     return array<vec4<u32>, 2>(
         packed & vec4(0x0f0f0f0fu),
         (packed >> vec4(4u)) & vec4(0x0f0f0f0fu),
@@ -20,9 +30,9 @@ fn quants(block: u32) -> array<vec4<u32>, 2> {
 }
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
-    let block = row * params.row_blocks + unit;
-    let s = scale_and_offset(block);
-    let q = quants(block);
+    let words = words_of(row, unit);
+    let s = scale_and_offset(words);
+    let q = quants(words);
     var out: array<vec4<f32>, 8>;
     for (var i = 0u; i < 4u; i++) {
         out[i] = s.x * vec4<f32>(unpack4xU8(q[0][i])) + s.y;

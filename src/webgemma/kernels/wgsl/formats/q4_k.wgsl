@@ -6,18 +6,31 @@ const UNIT: u32 = 64u;
 
 @group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
 
+struct Words { // of a unit, as they lie in memory
+    head: vec4<u32>,
+    a: vec4<u32>,
+    b: vec4<u32>,
+    part: u32,
+}
+
+fn words_of(row: u32, unit: u32) -> Words {
+    let block = row * params.row_blocks + unit / 4u;
+    let part = unit % 4u;
+    let at = 9u * block + 1u + 2u * part;
+    return Words(W[9u * block], W[at], W[at + 1u], part);
+}
+
 // Of both groups of a part: (d * scale, -m * minimum). Bytes 0 to 3 hold the scales 0 to 3, bytes 4
 // to 7 the minima; bytes 8 to 11 the low four bits of those of the groups 4 to 7, whose high two
 // bits are the top bits of bytes 0 to 7.
-fn scales_and_offsets(block: u32, part: u32) -> array<vec2<f32>, 2> {
-    let head = W[9u * block];
-    let bytes = head.yzw >> vec3(16u * (part % 2u));
+fn scales_and_offsets(words: Words) -> array<vec2<f32>, 2> {
+    let bytes = words.head.yzw >> vec3(16u * (words.part % 2u));
     var pair = bytes.xy & vec2(0x3f3fu);
-    if (part >= 2u) {
+    if (words.part >= 2u) {
         let high = (bytes.xy >> vec2(2u)) & vec2(0x3030u);
         pair = (vec2(bytes.z, bytes.z >> 4u) & vec2(0x0f0fu)) | high;
     }
-    let d = unpack2x16float(head.x) * vec2(1.0, -1.0);
+    let d = unpack2x16float(words.head.x) * vec2(1.0, -1.0);
     return array<vec2<f32>, 2>(
         d * vec2<f32>(pair & vec2(255u)),
         d * vec2<f32>(pair >> vec2(8u)),
@@ -25,18 +38,17 @@ fn scales_and_offsets(block: u32, part: u32) -> array<vec2<f32>, 2> {
 }
 
 // q of a part, as bytes in order.
-fn quants(block: u32, part: u32) -> array<vec4<u32>, 4> {
-    let at = 9u * block + 1u + 2u * part;
-    let a = W[at];
-    let b = W[at + 1u];
+fn quants(words: Words) -> array<vec4<u32>, 4> {
+    let a = words.a;
+    let b = words.b;
     let low = vec4(0x0f0f0f0fu);
     return array<vec4<u32>, 4>(a & low, b & low, (a >> vec4(4u)) & low, (b >> vec4(4u)) & low);
 }
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
-    let block = row * params.row_blocks + unit / 4u;
-    let s = scales_and_offsets(block, unit % 4u);
-    let q = quants(block, unit % 4u);
+    let words = words_of(row, unit);
+    let s = scales_and_offsets(words);
+    let q = quants(words);
     var out: array<vec4<f32>, 16>;
     for (var i = 0u; i < 4u; i++) {
         out[i] = s[0].x * vec4<f32>(unpack4xU8(q[0][i])) + s[0].y;

@@ -6,9 +6,22 @@ const UNIT: u32 = 32u;
 
 @group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
 
-fn block_scale(block: u32) -> f32 {
-    let at = params.plane2 + block / 2u; // in words
-    return unpack2x16float(W[at / 4u][at % 4u])[block % 2u];
+struct Words { // of a unit, as they lie in memory
+    q: vec4<u32>,
+    fifth: u32,
+    d: u32, // two blocks'
+    odd: u32, // which of them
+}
+
+fn words_of(row: u32, unit: u32) -> Words {
+    let block = row * params.row_blocks + unit;
+    let fifth = params.plane1 + block; // in words
+    let d = params.plane2 + block / 2u;
+    return Words(W[block], W[fifth / 4u][fifth % 4u], W[d / 4u][d % 4u], block % 2u);
+}
+
+fn block_scale(words: Words) -> f32 {
+    return unpack2x16float(words.d)[words.odd];
 }
 
 // Bits 0 to 15 as the fifth bits of sixteen bytes.
@@ -24,20 +37,18 @@ fn centred(q: vec4<u32>) -> vec4<u32> {
 }
 
 // q - 16 of a block, as signed bytes in order.
-fn quants(block: u32) -> array<vec4<u32>, 2> {
-    let at = params.plane1 + block; // in words
-    let high = W[at / 4u][at % 4u];
-    let packed = W[block];
+fn quants(words: Words) -> array<vec4<u32>, 2> {
+    let packed = words.q;
     return array<vec4<u32>, 2>(
-        centred((packed & vec4(0x0f0f0f0fu)) | fifth_bits(high)),
-        centred(((packed >> vec4(4u)) & vec4(0x0f0f0f0fu)) | fifth_bits(high >> 16u)),
+        centred((packed & vec4(0x0f0f0f0fu)) | fifth_bits(words.fifth)),
+        centred(((packed >> vec4(4u)) & vec4(0x0f0f0f0fu)) | fifth_bits(words.fifth >> 16u)),
     );
 }
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
-    let block = row * params.row_blocks + unit;
-    let d = block_scale(block);
-    let q = quants(block);
+    let words = words_of(row, unit);
+    let d = block_scale(words);
+    let q = quants(words);
     var out: array<vec4<f32>, 8>;
     for (var i = 0u; i < 4u; i++) {
         out[i] = d * vec4<f32>(unpack4xI8(q[0][i]));

@@ -6,9 +6,20 @@ const UNIT: u32 = 32u;
 
 @group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
 
-fn scale_and_offset(block: u32) -> vec2<f32> {
-    let at = params.plane1 + 2u * block; // in words
-    return unpack2x16float(W[at / 4u][at % 4u]);
+struct Words { // of a unit, as they lie in memory
+    q: vec4<u32>,
+    d: u32, // and m
+    fifth: u32,
+}
+
+fn words_of(row: u32, unit: u32) -> Words {
+    let block = row * params.row_blocks + unit;
+    let at = params.plane1 + 2u * block; // in words, even: both stand in one vec4
+    return Words(W[block], W[at / 4u][at % 4u], W[at / 4u][at % 4u + 1u]);
+}
+
+fn scale_and_offset(words: Words) -> vec2<f32> {
+    return unpack2x16float(words.d);
 }
 
 // Bits 0 to 15 as the fifth bits of sixteen bytes.
@@ -19,20 +30,18 @@ fn fifth_bits(bits: u32) -> vec4<u32> {
 }
 
 // q of a block, as bytes in order.
-fn quants(block: u32) -> array<vec4<u32>, 2> {
-    let at = params.plane1 + 2u * block + 1u; // in words
-    let high = W[at / 4u][at % 4u];
-    let packed = W[block];
+fn quants(words: Words) -> array<vec4<u32>, 2> {
+    let packed = words.q;
     return array<vec4<u32>, 2>(
-        (packed & vec4(0x0f0f0f0fu)) | fifth_bits(high),
-        ((packed >> vec4(4u)) & vec4(0x0f0f0f0fu)) | fifth_bits(high >> 16u),
+        (packed & vec4(0x0f0f0f0fu)) | fifth_bits(words.fifth),
+        ((packed >> vec4(4u)) & vec4(0x0f0f0f0fu)) | fifth_bits(words.fifth >> 16u),
     );
 }
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
-    let block = row * params.row_blocks + unit;
-    let s = scale_and_offset(block);
-    let q = quants(block);
+    let words = words_of(row, unit);
+    let s = scale_and_offset(words);
+    let q = quants(words);
     var out: array<vec4<f32>, 8>;
     for (var i = 0u; i < 4u; i++) {
         out[i] = s.x * vec4<f32>(unpack4xU8(q[0][i])) + s.y;

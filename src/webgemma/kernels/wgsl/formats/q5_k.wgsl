@@ -7,18 +7,34 @@ const UNIT: u32 = 64u;
 
 @group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
 
+struct Words { // of a unit, as they lie in memory
+    head: vec4<u32>,
+    fifth_a: vec4<u32>,
+    fifth_b: vec4<u32>,
+    a: vec4<u32>,
+    b: vec4<u32>,
+    part: u32,
+}
+
+fn words_of(row: u32, unit: u32) -> Words {
+    let block = row * params.row_blocks + unit / 4u;
+    let part = unit % 4u;
+    let at = 11u * block;
+    let low = at + 3u + 2u * part;
+    return Words(W[at], W[at + 1u], W[at + 2u], W[low], W[low + 1u], part);
+}
+
 // Of both groups of a part: (d * scale, -m * minimum). Bytes 0 to 3 hold the scales 0 to 3, bytes 4
 // to 7 the minima; bytes 8 to 11 the low four bits of those of the groups 4 to 7, whose high two
 // bits are the top bits of bytes 0 to 7.
-fn scales_and_offsets(block: u32, part: u32) -> array<vec2<f32>, 2> {
-    let head = W[11u * block];
-    let bytes = head.yzw >> vec3(16u * (part % 2u));
+fn scales_and_offsets(words: Words) -> array<vec2<f32>, 2> {
+    let bytes = words.head.yzw >> vec3(16u * (words.part % 2u));
     var pair = bytes.xy & vec2(0x3f3fu);
-    if (part >= 2u) {
+    if (words.part >= 2u) {
         let high = (bytes.xy >> vec2(2u)) & vec2(0x3030u);
         pair = (vec2(bytes.z, bytes.z >> 4u) & vec2(0x0f0fu)) | high;
     }
-    let d = unpack2x16float(head.x) * vec2(1.0, -1.0);
+    let d = unpack2x16float(words.head.x) * vec2(1.0, -1.0);
     return array<vec2<f32>, 2>(
         d * vec2<f32>(pair & vec2(255u)),
         d * vec2<f32>(pair >> vec2(8u)),
@@ -30,24 +46,21 @@ fn joined(low: vec4<u32>, high: vec4<u32>) -> vec4<u32> {
 }
 
 // q of a part, as bytes in order.
-fn quants(block: u32, part: u32) -> array<vec4<u32>, 4> {
-    let at = 11u * block + 1u;
-    let high_a = W[at] >> vec4(2u * part);
-    let high_b = W[at + 1u] >> vec4(2u * part);
-    let a = W[at + 2u + 2u * part];
-    let b = W[at + 3u + 2u * part];
+fn quants(words: Words) -> array<vec4<u32>, 4> {
+    let high_a = words.fifth_a >> vec4(2u * words.part);
+    let high_b = words.fifth_b >> vec4(2u * words.part);
     return array<vec4<u32>, 4>(
-        joined(a, high_a),
-        joined(b, high_b),
-        joined(a >> vec4(4u), high_a >> vec4(1u)),
-        joined(b >> vec4(4u), high_b >> vec4(1u)),
+        joined(words.a, high_a),
+        joined(words.b, high_b),
+        joined(words.a >> vec4(4u), high_a >> vec4(1u)),
+        joined(words.b >> vec4(4u), high_b >> vec4(1u)),
     );
 }
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
-    let block = row * params.row_blocks + unit / 4u;
-    let s = scales_and_offsets(block, unit % 4u);
-    let q = quants(block, unit % 4u);
+    let words = words_of(row, unit);
+    let s = scales_and_offsets(words);
+    let q = quants(words);
     var out: array<vec4<f32>, 16>;
     for (var i = 0u; i < 4u; i++) {
         out[i] = s[0].x * vec4<f32>(unpack4xU8(q[0][i])) + s[0].y;

@@ -9,11 +9,36 @@ const UNIT: u32 = 64u;
 
 @group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
 
+struct Words { // of a unit, as they lie in memory
+    low: array<vec4<u32>, 4>,
+    high_a: vec4<u32>,
+    high_b: vec4<u32>,
+    scales: u32,
+    d: u32, // two blocks'
+    odd: u32, // which of them
+    part: u32,
+}
+
+fn words_of(row: u32, unit: u32) -> Words {
+    let block = row * params.row_blocks + unit / 4u;
+    let part = unit % 4u;
+    let low = 13u * block + 4u * (part / 2u);
+    let high = 13u * block + 8u + 2u * (part / 2u);
+    let d = params.plane1 + block / 2u; // in words
+    return Words(
+        array<vec4<u32>, 4>(W[low], W[low + 1u], W[low + 2u], W[low + 3u]),
+        W[high],
+        W[high + 1u],
+        W[13u * block + 12u][part],
+        W[d / 4u][d % 4u],
+        block % 2u,
+        part,
+    );
+}
+
 // Of the four groups of a part: d * scale.
-fn group_scales(block: u32, part: u32) -> vec4<f32> {
-    let at = params.plane1 + block / 2u; // in words
-    let d = unpack2x16float(W[at / 4u][at % 4u])[block % 2u];
-    return d * vec4<f32>(unpack4xI8(W[13u * block + 12u][part]));
+fn group_scales(words: Words) -> vec4<f32> {
+    return unpack2x16float(words.d)[words.odd] * vec4<f32>(unpack4xI8(words.scales));
 }
 
 // q - 32 without a borrow between the four bytes of a word.
@@ -23,24 +48,22 @@ fn centred(low: vec4<u32>, high: vec4<u32>) -> vec4<u32> {
 }
 
 // q - 32 of a part, as signed bytes in order.
-fn quants(block: u32, part: u32) -> array<vec4<u32>, 4> {
-    let shift = vec4(4u * (part % 2u));
-    let low = 13u * block + 4u * (part / 2u);
-    let high = 13u * block + 8u + 2u * (part / 2u);
-    let a = W[high] >> shift;
-    let b = W[high + 1u] >> shift;
+fn quants(words: Words) -> array<vec4<u32>, 4> {
+    let shift = vec4(4u * (words.part % 2u));
+    let a = words.high_a >> shift;
+    let b = words.high_b >> shift;
     return array<vec4<u32>, 4>(
-        centred(W[low] >> shift, a),
-        centred(W[low + 1u] >> shift, b),
-        centred(W[low + 2u] >> shift, a >> vec4(2u)),
-        centred(W[low + 3u] >> shift, b >> vec4(2u)),
+        centred(words.low[0] >> shift, a),
+        centred(words.low[1] >> shift, b),
+        centred(words.low[2] >> shift, a >> vec4(2u)),
+        centred(words.low[3] >> shift, b >> vec4(2u)),
     );
 }
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
-    let block = row * params.row_blocks + unit / 4u;
-    let s = group_scales(block, unit % 4u);
-    let q = quants(block, unit % 4u);
+    let words = words_of(row, unit);
+    let s = group_scales(words);
+    let q = quants(words);
     var out: array<vec4<f32>, 16>;
     for (var i = 0u; i < 4u; i++) {
         out[i] = s.x * vec4<f32>(unpack4xI8(q[0][i]));

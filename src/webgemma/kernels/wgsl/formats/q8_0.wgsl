@@ -5,20 +5,32 @@ const UNIT: u32 = 32u;
 
 @group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
 
-fn block_scale(block: u32) -> f32 {
+struct Words { // of a unit, as they lie in memory
+    a: vec4<u32>,
+    b: vec4<u32>,
+    d: u32, // two blocks'
+    odd: u32, // which of them
+}
+
+fn words_of(row: u32, unit: u32) -> Words {
+    let block = row * params.row_blocks + unit;
     let at = params.plane1 + block / 2u; // in words
-    return unpack2x16float(W[at / 4u][at % 4u])[block % 2u];
+    return Words(W[2u * block], W[2u * block + 1u], W[at / 4u][at % 4u], block % 2u);
+}
+
+fn block_scale(words: Words) -> f32 {
+    return unpack2x16float(words.d)[words.odd];
 }
 
 // q of a block, as signed bytes in order.
-fn quants(block: u32) -> array<vec4<u32>, 2> {
-    return array<vec4<u32>, 2>(W[2u * block], W[2u * block + 1u]);
+fn quants(words: Words) -> array<vec4<u32>, 2> {
+    return array<vec4<u32>, 2>(words.a, words.b);
 }
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
-    let block = row * params.row_blocks + unit;
-    let d = block_scale(block);
-    let q = quants(block);
+    let words = words_of(row, unit);
+    let d = block_scale(words);
+    let q = quants(words);
     var out: array<vec4<f32>, 8>;
     for (var i = 0u; i < 4u; i++) {
         out[i] = d * vec4<f32>(unpack4xI8(q[0][i]));

@@ -6,6 +6,9 @@ const STEP: u32 = select(8u, LANES, LANES < 8u);
 var<workgroup> lane_parts: array<f32, THREADS>;
 
 fn lanes_sum(value: f32, thread: u32) -> f32 {
+    if (LANES == 1u) {
+        return value;
+    }
     let lane = thread % LANES;
     workgroupBarrier(); // the parts of an earlier sum have been read
     lane_parts[thread] = value;

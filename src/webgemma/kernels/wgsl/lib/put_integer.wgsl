@@ -1,4 +1,4 @@
-// put_four: four values of a row of h, as integers in the groups that x_integer.wgsl reads; place
+// put_four: four values of a row of h, as integers in the groups that integer.wgsl reads; place
 // counts the fours. All threads of a workgroup call it together, eight neighbours for a group:
 // place and thread agree modulo 8, and all eight are live or none is.
 
@@ -8,24 +8,13 @@ const GROUP_WORDS: u32 = 8u * BYTES + 4u;
 const NOTHING: u32 = 0x0da24260u; // 1e-30: a group below it is 0, its scale would have no inverse
 
 // As bits, floats from 0 on keep their order, and NaN is the largest: so its group's scale is NaN.
-var<workgroup> peaks: array<u32, THREADS>;
-var<workgroup> totals: array<i32, THREADS>;
-
 fn put_four(place: u32, four: vec4<f32>, live: bool, thread: u32) {
     let size = bitcast<vec4<u32>>(four) & vec4(0x7fffffffu);
-    workgroupBarrier(); // those of an earlier four have been read
-    peaks[thread] = max(max(size.x, size.y), max(size.z, size.w));
-    workgroupBarrier();
-    let first = thread - thread % 8u;
-    var bits = 0u;
-    for (var i = 0u; i < 8u; i++) {
-        bits = max(bits, peaks[first + i]);
-    }
+    let bits = eight_max(max(max(size.x, size.y), max(size.z, size.w)), thread);
     let peak = bitcast<f32>(bits);
     let inverse = select(LARGEST / peak, 0.0, bits < NOTHING);
     let v = vec4<i32>(round(four * inverse));
-    totals[thread] = v.x + v.y + v.z + v.w;
-    workgroupBarrier();
+    let sums = four_sums(v.x + v.y + v.z + v.w, thread);
     if (!live) {
         return;
     }
@@ -41,12 +30,16 @@ fn put_four(place: u32, four: vec4<f32>, live: bool, thread: u32) {
         let scale = select(peak / LARGEST, 0.0, bits < NOTHING);
         let sizes = at + 8u * BYTES;
         h[sizes] = bitcast<u32>(scale);
-        h[sizes + 1u] = bitcast<u32>(scale * f32(sum_of_four(first)));
-        h[sizes + 2u] = bitcast<u32>(scale * f32(sum_of_four(first + 4u)));
+        h[sizes + 1u] = bitcast<u32>(scale * f32(sums.x));
+        h[sizes + 2u] = bitcast<u32>(scale * f32(sums.y));
         h[sizes + 3u] = 0u;
     }
 }
 
-fn sum_of_four(first: u32) -> i32 {
-    return totals[first] + totals[first + 1u] + totals[first + 2u] + totals[first + 3u];
+// Four floats of h, which needs no other thread; place counts fours of floats.
+fn put_floats(place: u32, four: vec4<f32>) {
+    let words = bitcast<vec4<u32>>(four);
+    for (var i = 0u; i < 4u; i++) {
+        h[4u * place + i] = words[i];
+    }
 }

@@ -1,21 +1,27 @@
-// out[t, head] = softmax(q k^T) v over the positions that t sees, with an online softmax. One
-// workgroup for each (head, token, share of the positions); a share leaves its maximum, its sum and
-// its unnormalised values for attention_merge.
+// One token's attention, from the raw projections on: for each head, q = rope(rms(q) * q_norm) and
+// softmax(q k^T) v over the positions it sees, with an online softmax. One workgroup for each (head,
+// share of the positions); a share leaves its maximum, its sum and its unnormalised values for
+// attention_merge. With a cache of its own (OWN_CACHE 1), the layer's last share is the token itself:
+// k = rope(rms(k) * k_norm) and v = rms(v) are made there and go into the cache.
 
 struct Params {
     heads: u32,
     kv_heads: u32,
-    ring: u32,
+    raw_heads: u32, // heads in `raw`
+    ring: u32, // positions the cache holds
     window: u32,
+    eps: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: State;
-@group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;
-@group(0) @binding(3) var<storage, read> k_cache: array<KvFour>;
-@group(0) @binding(4) var<storage, read> v_cache: array<KvFour>;
-@group(0) @binding(5) var<storage, read_write> parts: array<vec4<f32>>; // [t, head, share, FOURS]
-@group(0) @binding(6) var<storage, read_write> sums: array<vec2<f32>>; // [t, head, share]: maximum, sum
+@group(0) @binding(2) var<storage, read> raw: array<vec4<f32>>; // q, k and (unless k is v) v heads
+@group(0) @binding(3) var<storage, read> norms: array<vec4<f32>>; // q_norm, then k_norm
+@group(0) @binding(4) var<storage, read> turns: array<vec2<u32>>; // see rope.wgsl
+@group(0) @binding(5) var<storage, read_write> k_cache: array<KvFour>;
+@group(0) @binding(6) var<storage, read_write> v_cache: array<KvFour>;
+@group(0) @binding(7) var<storage, read_write> parts: array<vec4<f32>>; // [head, share, FOURS]
+@group(0) @binding(8) var<storage, read_write> sums: array<vec2<f32>>; // [head, share]: maximum, sum
 
 const FOURS: u32 = HEAD_DIM / 4u;
 const LANES: u32 = 4u; // threads that share a key's score
@@ -27,12 +33,62 @@ const TURNS: u32 = KEYS / TEAMS;
 
 const_assert STEPS * LANES == FOURS && TURNS * TEAMS == KEYS;
 
+const HALF: u32 = FOURS / 2u;
+
 var<workgroup> query: array<vec4<f32>, FOURS>;
 var<workgroup> lane_scores: array<f32, THREADS>;
 var<workgroup> scores: array<f32, KEYS>;
 var<workgroup> slots: array<u32, KEYS>;
 var<workgroup> team_parts: array<vec4<f32>, THREADS>;
 var<workgroup> team_totals: array<f32, THREADS>;
+
+// 1 / rms of a raw head.
+fn size_of(head: u32, thread: u32) -> f32 {
+    var squares = 0.0;
+    for (var i = thread; i < FOURS; i += THREADS) {
+        squares += dot(raw[head * FOURS + i], raw[head * FOURS + i]);
+    }
+    return inverseSqrt(workgroup_sum(squares, thread) / f32(HEAD_DIM) + params.eps);
+}
+
+// Two fours of a raw head, HALF apart, normed and turned; kind 0 is a query, 1 a key.
+fn turned(head: u32, kind: u32, size: f32, i: u32) -> array<vec4<f32>, 2> {
+    let a = raw[head * FOURS + i] * size * norms[kind * FOURS + i];
+    let b = raw[head * FOURS + HALF + i] * size * norms[kind * FOURS + HALF + i];
+    return rotated(a, b, state.first, i);
+}
+
+// The share of the token itself: one key, as the cache will hold it.
+fn attend_itself(head: u32, kv_head: u32, to: u32, thread: u32) {
+    let k_head = params.heads + kv_head;
+    let v_head = params.raw_heads - params.kv_heads + kv_head;
+    let k_size = size_of(k_head, thread);
+    let v_size = size_of(v_head, thread);
+    let slot = (state.first % params.ring * params.kv_heads + kv_head) * FOURS;
+    let writes = head % (params.heads / params.kv_heads) == 0u;
+    var part = 0.0;
+    for (var i = thread; i < HALF; i += THREADS) {
+        let pair = turned(k_head, 1u, k_size, i);
+        let a = pack_kv(pair[0]);
+        let b = pack_kv(pair[1]);
+        part += dot(query[i], unpack_kv(a)) + dot(query[HALF + i], unpack_kv(b));
+        if (writes) {
+            k_cache[slot + i] = a;
+            k_cache[slot + HALF + i] = b;
+        }
+    }
+    for (var i = thread; i < FOURS; i += THREADS) {
+        let v = pack_kv(raw[v_head * FOURS + i] * v_size);
+        parts[to * FOURS + i] = unpack_kv(v);
+        if (writes) {
+            v_cache[slot + i] = v;
+        }
+    }
+    let score = workgroup_sum(part, thread);
+    if (thread == 0u) {
+        sums[to] = vec2(score, 1.0);
+    }
+}
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -41,22 +97,28 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let head = group.x;
-    let t = group.y;
-    let shares = groups.z;
     let kv_head = head / (params.heads / params.kv_heads);
-    let place = t * params.heads + head;
-    for (var i = thread; i < FOURS; i += THREADS) {
-        query[i] = q[place * FOURS + i];
+    let to = head * groups.y + group.y;
+    let q_size = size_of(head, thread);
+    for (var i = thread; i < HALF; i += THREADS) {
+        let pair = turned(head, 0u, q_size, i);
+        query[i] = pair[0];
+        query[HALF + i] = pair[1];
     }
-    let last = state.first + t;
-    let seen = min(last + 1u, params.window);
-    let begin = last + 1u - seen;
-    let share = (seen + shares - 1u) / shares;
-    let low = begin + min(seen, share * group.z);
-    let high = begin + min(seen, share * (group.z + 1u));
+    workgroupBarrier();
+    let shares = groups.y - OWN_CACHE;
+    if (group.y == shares) {
+        attend_itself(head, kv_head, to, thread);
+        return;
+    }
+    let last = state.first;
+    let seen = min(last + 1u, params.window) - OWN_CACHE; // in the cache
+    let begin = last + 1u - OWN_CACHE - seen;
+    let share = (seen + shares * KEYS - 1u) / (shares * KEYS) * KEYS; // whole tiles
+    let low = begin + min(seen, share * group.y);
+    let high = begin + min(seen, share * (group.y + 1u));
     let team = thread / FOURS;
     let lane = thread % LANES;
-    workgroupBarrier();
 
     var best = -3.0e38;
     var total = 0.0;
@@ -102,13 +164,12 @@ fn main(
         workgroupBarrier(); // scores and slots have been read
     }
 
-    let to = place * shares + group.z;
     team_totals[thread] = total;
     for (var own = 0u; own < OWN; own++) {
         workgroupBarrier();
         team_parts[thread] = gathered[own];
         workgroupBarrier();
-        if (team == 0u && t < state.count) {
+        if (team == 0u) {
             var sum = vec4(0.0);
             for (var i = 0u; i < TEAMS; i++) {
                 sum += team_parts[thread + i * FOURS];
@@ -116,7 +177,7 @@ fn main(
             parts[to * FOURS + own * THREADS + thread] = sum;
         }
     }
-    if (thread == 0u && t < state.count) {
+    if (thread == 0u) {
         var sum = 0.0;
         for (var i = 0u; i < TEAMS; i++) {
             sum += team_totals[i * FOURS];

@@ -15,9 +15,6 @@ const FOURS: u32 = HEAD_DIM / 4u;
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    if (group.y >= state.count) {
-        return;
-    }
     let place = group.y * params.heads + group.x;
     let first = place * SHARES;
     var best = -3.0e38;
@@ -34,7 +31,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var i = 0u; i < SHARES; i++) {
             sum += parts[(first + i) * FOURS + four] * exp(sums[first + i].x - best);
         }
-        let live = begin + thread < FOURS;
+        let live = begin + thread < FOURS && group.y < state.count;
         put_four(place * FOURS + begin + thread, sum / total, live, thread);
     }
 }

@@ -3,7 +3,8 @@
 // after those of another), so that a tile of KEYS keys and values serves them all. Of a tile, a
 // thread first sums scores of 4 queries by 4 keys over every SPLIT-th four of HEAD_DIM (the SPLIT
 // threads of the same place add up), then turns some into shares of the softmax, then gathers four
-// dimensions of the values for 4 * OWN queries.
+// dimensions of the values for 4 * OWN queries. attend_all or attend_some says which of the keys are
+// the dispatch's.
 
 struct Params {
     heads: u32,
@@ -11,6 +12,8 @@ struct Params {
     ring: u32, // positions the cache holds
     window: u32,
     batch: u32, // tokens of q
+    begin: u32, // with attend_some: the keys of the dispatch, counted from the first that is seen
+    end: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -144,6 +147,15 @@ fn soften(softmax: ptr<function, Softmax>, tile_first: u32, thread: u32) {
     workgroupBarrier();
 }
 
+// What the threads that share a quad's softmax have left in `parts`.
+fn total_of(quad: u32) -> vec4<f32> {
+    var total = vec4(0.0);
+    for (var j = 0u; j < PARTS; j++) {
+        total += parts[j * QUADS + quad];
+    }
+    return total;
+}
+
 // Fades what was gathered and adds the tile's values, times their shares.
 fn gather(gathered: ptr<function, Gathered>, four: u32, own: u32) {
     for (var i = 0u; i < OWN; i++) {
@@ -185,7 +197,22 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let four = thread % FOURS; // the dimensions this thread gathers
     let own = thread / FOURS * OWN; // and the first of the quads it gathers them for
     var gathered: Gathered;
-    for (var tile_first = low; tile_first < high; tile_first += KEYS) {
+    let here = workgroup.y * params.kv_heads + kv_head;
+    let begin = begin_of(low);
+    let end = end_of(low, high);
+    if (begin >= end) {
+        return;
+    }
+    if (begin > low) {
+        find_best(&softmax, here, thread);
+        for (var i = 0u; i < OWN && own < QUADS; i++) {
+            for (var c = 0u; c < 4u; c++) {
+                let number = min(first + 4u * (own + i) + c, count * group - 1u);
+                gathered[i][c] = out[query_at(number, kv_head) + four];
+            }
+        }
+    }
+    for (var tile_first = begin; tile_first < end; tile_first += KEYS) {
         workgroupBarrier();
         if (thread < KEYS) {
             let position = min(tile_first + thread, high - 1u);
@@ -201,10 +228,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         parts[thread] = softmax.total;
     }
     workgroupBarrier();
+    if (end < high) {
+        leave_best(softmax.best, here, thread);
+    }
     for (var i = 0u; i < OWN && own < QUADS; i++) {
-        var total = vec4(0.0);
-        for (var j = 0u; j < PARTS; j++) {
-            total += parts[j * QUADS + own + i];
+        var total = total_of(own + i);
+        if (end < high) {
+            total = vec4(1.0);
         }
         for (var c = 0u; c < 4u; c++) {
             let number = first + 4u * (own + i) + c;

@@ -1,5 +1,6 @@
-// y[t, n] = sum over slots of shares[t, slot] * W[e, n] hidden[t, slot], e = ids[t, slot]: LANES threads
-// for each n share the units of all slots. The first part of W sets y, the others add what they hold.
+// y[t, n] = sum over slots of shares[t, slot] * W[e, n] x[t, slot], e = ids[t, slot]: LANES threads share
+// EACH rows n and the units of all slots, two at a time as in row_products.wgsl. x_float or x_integer says
+// what x is. Where W is not in one part (WHOLE 0), the first sets y, the others add what they hold.
 
 struct Params {
     row_blocks: u32,
@@ -14,15 +15,30 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(2) var<storage, read> state: State;
-@group(0) @binding(3) var<storage, read> ids: array<u32>;
-@group(0) @binding(4) var<storage, read> shares: array<f32>;
-@group(0) @binding(5) var<storage, read> hidden: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read> ids: array<u32>;
+@group(0) @binding(5) var<storage, read> shares: array<f32>;
 @group(0) @binding(6) var<storage, read_write> y: array<f32>;
 
-const ROWS: u32 = THREADS / LANES;
-const FOURS: u32 = UNIT / 4u;
+const ROWS: u32 = THREADS / LANES * EACH; // of a workgroup
 
-var<workgroup> lane_sums: array<f32, THREADS>;
+fn row_of(first: u32, each: u32) -> u32 {
+    return min(first + each, params.rows - 1u);
+}
+
+// The unit i of all slots together; rows that this part has not got are left out.
+fn add_unit(t: u32, i: u32, n: u32, sums: ptr<function, array<f32, EACH>>) {
+    let place = t * params.used + i / params.units;
+    let first = ids[place] * params.width + n - params.first_row; // wraps below the first
+    if (WHOLE == 1u || first < params.rows || first + EACH - 1u < params.rows) {
+        var products: array<f32, EACH>;
+        add_products(place, i % params.units, first, &products);
+        for (var each = 0u; each < EACH; each++) {
+            if (WHOLE == 1u || first + each < params.rows) {
+                (*sums)[each] += shares[place] * products[each];
+            }
+        }
+    }
+}
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
@@ -30,34 +46,27 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (t >= state.count) {
         return;
     }
-    let n = group.x * ROWS + thread / LANES;
-    var sum = 0.0;
+    let n = group.x * ROWS + thread / LANES * EACH;
+    var sums: array<f32, EACH>;
     if (n < params.width) {
-        for (var i = thread % LANES; i < params.used * params.units; i += LANES) {
-            let place = t * params.used + i / params.units;
-            let row = ids[place] * params.width + n - params.first_row; // wraps below the first
-            if (row < params.rows) {
-                let unit = i % params.units;
-                let weights = decode(row, unit);
-                let at = (place * params.units + unit) * FOURS;
-                var part = 0.0;
-                for (var k = 0u; k < FOURS; k++) {
-                    part += dot(weights[k], hidden[at + k]);
-                }
-                sum += shares[place] * part;
-            }
+        let units = params.used * params.units;
+        var i = thread % LANES;
+        for (; i + LANES < units; i += 2u * LANES) {
+            add_unit(t, i, n, &sums);
+            add_unit(t, i + LANES, n, &sums);
+        }
+        if (i < units) {
+            add_unit(t, i, n, &sums);
         }
     }
-    lane_sums[thread] = sum;
-    workgroupBarrier();
-    if (thread % LANES != 0u || n >= params.width) {
-        return;
+    for (var each = 0u; each < EACH; each++) {
+        var sum = lanes_sum(sums[each], thread);
+        if (thread % LANES == 0u && n + each < params.width) {
+            let to = t * params.width + n + each;
+            if (params.first_row > 0u) {
+                sum += y[to];
+            }
+            y[to] = sum;
+        }
     }
-    for (var lane = 1u; lane < LANES; lane++) {
-        sum += lane_sums[thread + lane];
-    }
-    if (params.first_row > 0u) {
-        sum += y[t * params.width + n];
-    }
-    y[t * params.width + n] = sum;
 }

@@ -1,6 +1,8 @@
-// hidden[t, slot, n] = gelu(g) * u with g = W[e, gate + n] m[t], u = W[e, up + n] m[t], e = ids[t, slot]:
-// LANES threads for each n, a layer of the grid for each (slot, t). A part of W that holds only g's row
-// leaves g in hidden; the part with u's row comes later and finds it there.
+// h[t, slot, n] = gelu(g) * u with g = W[e, gate + n] x[t], u = W[e, up + n] x[t], e the expert that
+// token t asks in this slot: LANES threads for each n, a layer of the grid for each (slot, t). Every
+// workgroup finds e by itself, and the first of a slot says it in ids and shares. x_float or x_integer
+// says what x is, row_float or row_integer what becomes of h. A part of W that holds only g's row leaves
+// g in h, as a float; the part with u's row comes later and finds it there.
 
 struct Params {
     row_blocks: u32,
@@ -11,73 +13,54 @@ struct Params {
     units: u32,
     expert_rows: u32,
     gate: u32, // the rows of an expert where gate and up begin; of two tensors
-    up: u32, // each has only one of them, and the other is beyond all rows
+    up: u32, // each has only one of them (EACH 1), and the other is beyond all rows
     ffn: u32,
+    experts: u32,
+    used: u32,
+    scale_step: u32, // 0: one scale for all
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(2) var<storage, read> state: State;
-@group(0) @binding(3) var<storage, read> ids: array<u32>;
-@group(0) @binding(4) var<storage, read> m: array<vec4<f32>>;
-@group(0) @binding(5) var<storage, read_write> hidden: array<f32>;
+@group(0) @binding(4) var<storage, read_write> h: array<Stored>;
+@group(0) @binding(5) var<storage, read> scores: array<f32>;
+@group(0) @binding(6) var<storage, read> scale: array<f32>;
+@group(0) @binding(7) var<storage, read_write> ids: array<u32>;
+@group(0) @binding(8) var<storage, read_write> shares: array<f32>;
 
 const ROWS: u32 = THREADS / LANES;
-const FOURS: u32 = UNIT / 4u;
 
-var<workgroup> lane_sums: array<vec2<f32>, THREADS>;
-
-fn dot_unit(row: u32, unit: u32, t: u32) -> f32 {
-    let weights = decode(row, unit);
-    let at = (t * params.units + unit) * FOURS;
-    var sum = 0.0;
-    for (var i = 0u; i < FOURS; i++) {
-        sum += dot(weights[i], m[at + i]);
-    }
-    return sum;
+fn row_of(first: u32, each: u32) -> u32 {
+    let begin = select(params.gate, params.up, each + 1u == EACH && params.up < params.expert_rows);
+    return min(first + begin, params.rows - 1u);
 }
 
 @compute @workgroup_size(THREADS)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) thread: u32,
-) {
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let t = group.z;
     if (t >= state.count) {
         return;
     }
-    let place = t * groups.y + group.y;
+    rank(t, thread);
+    let place = t * params.used + group.y;
+    let expert = chosen[group.y];
+    if (group.x == 0u && thread == 0u) {
+        ids[place] = expert;
+        shares[place] = share_of(t, group.y);
+    }
     let n = group.x * ROWS + thread / LANES;
-    let row = ids[place] * params.expert_rows + n - params.first_row; // wraps below the first
+    let row = expert * params.expert_rows + n - params.first_row; // wraps below the first
     let gate_here = n < params.ffn && row + params.gate < params.rows;
     let up_here = n < params.ffn && row + params.up < params.rows;
-    var sums = vec2(0.0);
+    var sums: array<f32, EACH>;
     if (gate_here || up_here) {
-        for (var unit = thread % LANES; unit < params.units; unit += LANES) {
-            if (gate_here) {
-                sums.x += dot_unit(row + params.gate, unit, t);
-            }
-            if (up_here) {
-                sums.y += dot_unit(row + params.up, unit, t);
-            }
-        }
+        add_row(t, row, thread % LANES, &sums);
     }
-    lane_sums[thread] = sums;
-    workgroupBarrier();
-    if (thread % LANES != 0u || !(gate_here || up_here)) {
-        return;
-    }
-    for (var lane = 1u; lane < LANES; lane++) {
-        sums += lane_sums[thread + lane];
-    }
+    var g = lanes_sum(sums[0], thread);
+    let u = lanes_sum(sums[EACH - 1u], thread);
     let to = place * params.ffn + n;
-    var g = sums.x;
-    if (!gate_here) {
-        g = hidden[to];
+    if (up_here && !gate_here) {
+        g = bitcast<f32>(h[to]);
     }
-    if (up_here) {
-        hidden[to] = gelu(g) * sums.y;
-    } else {
-        hidden[to] = g;
-    }
+    put_row(to, select(g, gelu(g) * u, up_here), gate_here || up_here, thread);
 }

@@ -30,10 +30,8 @@ fn main(
     let t = group.z;
     let row = (group.y * groups.x + group.x) * ROWS + thread / LANES;
     var sums: array<f32, EACH>;
-    if (row < params.ffn && t < state.count) {
-        for (var unit = thread % LANES; unit < params.units; unit += LANES) {
-            add_products(t, unit, row, &sums);
-        }
+    if (row < params.ffn) {
+        add_row(t, row, thread % LANES, &sums);
     }
     let g = lanes_sum(sums[0], thread);
     let u = lanes_sum(sums[1], thread);

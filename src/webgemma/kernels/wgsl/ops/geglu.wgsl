@@ -1,4 +1,5 @@
-// out[t, i] = gelu(gate[t, i]) * up[t, i]; both may be slices of longer rows.
+// h[t, i] = gelu(gate[t, i]) * up[t, i]; both may be slices of longer rows. A thread takes four i;
+// put_float or put_integer stores h.
 
 struct Params {
     width: u32,
@@ -9,16 +10,21 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: State;
-@group(0) @binding(2) var<storage, read> gate: array<f32>;
-@group(0) @binding(3) var<storage, read> up: array<f32>;
-@group(0) @binding(4) var<storage, read_write> out: array<f32>;
+@group(0) @binding(2) var<storage, read> gate: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read> up: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read_write> h: array<Stored>;
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let t = group.y;
-    let i = group.x * THREADS + thread;
-    if (i < params.width && t < state.count) {
-        let u = up[t * params.up_stride + params.up_first + i];
-        out[t * params.width + i] = gelu(gate[t * params.gate_stride + i]) * u;
+    if (t >= state.count) {
+        return;
     }
+    let fours = params.width / 4u;
+    let i = group.x * THREADS + thread;
+    let at = min(i, fours - 1u);
+    let g = gate[t * (params.gate_stride / 4u) + at];
+    let u = up[(t * params.up_stride + params.up_first) / 4u + at];
+    let four = vec4(gelu(g.x), gelu(g.y), gelu(g.z), gelu(g.w)) * u;
+    put_four(t * fours + i, four, i < fours, thread);
 }

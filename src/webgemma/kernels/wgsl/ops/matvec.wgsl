@@ -33,10 +33,8 @@ fn main(
     let t = group.z;
     let first = (group.y * groups.x + group.x) * ROWS + thread / LANES * EACH;
     var sums: array<f32, EACH>;
-    if (first < params.rows && t < state.count) {
-        for (var unit = thread % LANES; unit < params.units; unit += LANES) {
-            add_products(t, unit, first, &sums);
-        }
+    if (first < params.rows) {
+        add_row(t, first, thread % LANES, &sums);
     }
     for (var each = 0u; each < EACH; each++) {
         let sum = lanes_sum(sums[each], thread);

@@ -1,40 +1,61 @@
-// x[t] = (x[t] + rms(y[t]) * post) * scale, then h[t] = rms(x[t]) * next: one workgroup for each
-// token. put_float or put_integer stores h.
+// x[t] = (x[t] + rms(y[t]) * post) * scale, then what follows of rms(x[t]): one workgroup for each
+// token, whose threads keep their EACH fours of the row. y_one or y_two says what y is, next_none,
+// next_one or next_three what follows, put_float or put_integer how it is stored.
 
 struct Params {
-    width: u32,
     eps: f32,
+    m_place: u32, // of next_three
+    s_place: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> state: State;
-@group(0) @binding(2) var<storage, read> y: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read_write> x: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read_write> h: array<Stored>;
 @group(0) @binding(3) var<storage, read> post: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read> scale: array<f32>;
 @group(0) @binding(5) var<storage, read> next: array<vec4<f32>>;
-@group(0) @binding(6) var<storage, read_write> x: array<vec4<f32>>;
-@group(0) @binding(7) var<storage, read_write> h: array<Stored>;
+
+const FOURS: u32 = WIDTH / 4u;
+const EACH: u32 = (FOURS + THREADS - 1u) / THREADS;
+
+alias Row = array<vec4<f32>, EACH>; // a thread's fours; beyond the end of the row, zeros
+
+fn four_of(each: u32, thread: u32) -> u32 {
+    return min(each * THREADS + thread, FOURS - 1u);
+}
+
+fn is_live(each: u32, thread: u32) -> bool {
+    return each * THREADS + thread < FOURS;
+}
+
+fn inverse_root(row: Row, thread: u32) -> f32 {
+    var squares = 0.0;
+    for (var each = 0u; each < EACH; each++) {
+        squares += dot(row[each], row[each]);
+    }
+    return inverseSqrt(workgroup_sum(squares, thread) / f32(WIDTH) + params.eps);
+}
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let fours = params.width / 4u;
-    let at = group.x * fours;
-    let width = f32(params.width);
-    var squares = 0.0;
-    for (var i = thread; i < fours; i += THREADS) {
-        squares += dot(y[at + i], y[at + i]);
+    let at = group.x * FOURS;
+    // All that is needed is asked for before anybody waits.
+    var sum: Row;
+    var weights: Row;
+    for (var each = 0u; each < EACH; each++) {
+        let four = four_of(each, thread);
+        sum[each] = select(vec4(0.0), x[at + four], is_live(each, thread));
+        weights[each] = post[four];
     }
-    let y_scale = inverseSqrt(workgroup_sum(squares, thread) / width + params.eps);
-    squares = 0.0;
-    for (var i = thread; i < fours; i += THREADS) {
-        let sum = (x[at + i] + y[at + i] * y_scale * post[i]) * scale[0];
-        x[at + i] = sum;
-        squares += dot(sum, sum);
+    let following = next_weights(thread);
+    let y = y_row(at, thread);
+    let factor = scale[0];
+    let y_root = inverse_root(y, thread);
+    for (var each = 0u; each < EACH; each++) {
+        sum[each] = (sum[each] + y[each] * y_root * weights[each]) * factor;
+        if (is_live(each, thread)) {
+            x[at + four_of(each, thread)] = sum[each];
+        }
     }
-    let x_scale = inverseSqrt(workgroup_sum(squares, thread) / width + params.eps);
-    for (var first = 0u; first < fours; first += THREADS) {
-        let i = min(first + thread, fours - 1u);
-        let live = first + thread < fours;
-        put_four(at + first + thread, x[at + i] * x_scale * next[i], live, thread);
-    }
+    put_next(at, sum, following, thread);
 }

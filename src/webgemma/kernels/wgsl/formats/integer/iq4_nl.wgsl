@@ -1,7 +1,9 @@
 // IQ4_NL: one scale for each group of x.
 
-fn integer_dot(row: u32, unit: u32, x: Slice) -> f32 {
-    let block = row * params.row_blocks + unit;
-    let q = quants(block);
-    return block_scale(block) * dot_group(q[0], q[1], x[0], x[1]);
+const SCALED: u32 = 32u; // weights with one scale
+const OFFSETS: bool = false;
+
+fn integer_unit(words: Words) -> array<Weights, 1> {
+    let q = quants(words);
+    return array<Weights, 1>(Weights(q[0], q[1], vec4(block_scale(words))));
 }

@@ -1,14 +1,13 @@
 // Q2_K: one scale and one offset for each sixteen of x, four in a unit.
 
-fn integer_dot(row: u32, unit: u32, x: Slice) -> f32 {
-    let block = row * params.row_blocks + unit / 4u;
-    let q = quants(block, unit % 4u);
-    let s = scales_and_offsets(block, unit % 4u);
-    let dots = vec4(
-        dot_sixteen(q[0], x[0]),
-        dot_sixteen(q[1], x[1]),
-        dot_sixteen(q[2], x[2]),
-        dot_sixteen(q[3], x[3]),
+const SCALED: u32 = 16u; // weights with one scale
+const OFFSETS: bool = true;
+
+fn integer_unit(words: Words) -> array<Weights, 2> {
+    let q = quants(words);
+    let s = scales_and_offsets(words);
+    return array<Weights, 2>(
+        Weights(q[0], q[1], vec4(s[0].xy, s[1].xy)),
+        Weights(q[2], q[3], vec4(s[0].zw, s[1].zw)),
     );
-    return dot(s[0], dots) + dot(s[1], vec4(x[0].sum, x[1].sum, x[2].sum, x[3].sum));
 }

@@ -1,13 +1,13 @@
 // Q6_K: one scale for each sixteen of x, four in a unit.
 
-fn integer_dot(row: u32, unit: u32, x: Slice) -> f32 {
-    let block = row * params.row_blocks + unit / 4u;
-    let q = quants(block, unit % 4u);
-    let dots = vec4(
-        dot_sixteen(q[0], x[0]),
-        dot_sixteen(q[1], x[1]),
-        dot_sixteen(q[2], x[2]),
-        dot_sixteen(q[3], x[3]),
+const SCALED: u32 = 16u; // weights with one scale
+const OFFSETS: bool = false;
+
+fn integer_unit(words: Words) -> array<Weights, 2> {
+    let q = quants(words);
+    let s = group_scales(words);
+    return array<Weights, 2>(
+        Weights(q[0], q[1], vec4(s.xy, 0.0, 0.0)),
+        Weights(q[2], q[3], vec4(s.zw, 0.0, 0.0)),
     );
-    return dot(group_scales(block, unit % 4u), dots);
 }

@@ -1,0 +1,201 @@
+"""Command buffers of wgpu: recorded, submitted and waited for by the library's own calls.
+
+wgpu-py's wrappers cost more than the work itself, and its poll thread keeps `submit` waiting while
+it waits for a buffer to be mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import wgpu  # type: ignore[import-untyped]
+from wgpu.backends.wgpu_native import ffi, lib  # type: ignore[import-untyped]
+from wgpu.backends.wgpu_native._api import libf  # type: ignore[import-untyped]
+
+from webgemma.device import Buffer, Plan
+from webgemma.errors import DeviceError
+
+KEPT_STAGING_NBYTES = 1 << 16  # smaller ones serve again
+STAGING = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
+
+
+@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
+def _mapped(status: int, _message: Any, userdata: Any, _: Any) -> None:
+    """Called by the library inside a poll: hands the status over."""
+    ffi.cast("int *", userdata)[0] = status
+
+
+class Recording:
+    """A plan in the library's form, and a command buffer of it that was recorded ahead."""
+
+    __slots__ = ("ahead", "calls", "kept", "runs")
+
+    def __init__(self, plan: Plan) -> None:
+        self.kept = plan.dispatches  # own what the calls point to
+        self.calls = [
+            (d.pipeline.raw._internal, d.group._internal, *d.grid) for d in plan.dispatches
+        ]
+        self.runs = 0
+        self.ahead: Future[Any] | None = None
+
+    def __del__(self) -> None:
+        if self.ahead is not None and self.ahead.exception() is None:
+            lib.wgpuCommandBufferRelease(self.ahead.result())
+
+
+class Commands:
+    """The queue of one device."""
+
+    def __init__(self, device: Any, name: str) -> None:
+        self._device = device
+        self._raw = device._internal
+        self._queue = device.queue._internal
+        self._name = name
+        self._probe = device.create_buffer(size=4, usage=wgpu.BufferUsage.COPY_DST)
+        self._thread = ThreadPoolExecutor(1, "webgemma-recorder")
+        self._last: Future[Any] | None = None  # what the recorder was asked for
+        self._staging: dict[int, list[Any]] = {}
+        self._map_info = ffi.new("WGPUBufferMapCallbackInfo *")
+        self._map_info.mode = lib.WGPUCallbackMode_AllowProcessEvents
+        self._map_info.callback = _mapped
+
+    def run(self, plan: Plan, read: tuple[Buffer, int, int] | None) -> NativeReading | None:
+        """Submit a plan and a copy of some bytes for the host.
+
+        Nothing in a plan changes, so one that runs again and again is recorded by another thread
+        while the GPU works on it."""
+        recording = plan.ready
+        if recording is None:
+            recording = plan.ready = Recording(plan)
+        ahead, recording.ahead = recording.ahead, None
+        with self.errors():
+            commands = self._record(recording) if ahead is None else ahead.result()
+        reading = self._submit([commands], read)
+        recording.runs += 1
+        if recording.runs > 1:
+            recording.ahead = self._last = self._thread.submit(self._record, recording)
+        return reading
+
+    def read(self, buffer: Buffer, offset: int, nbytes: int) -> NativeReading:
+        """Bytes as they are when all submitted work is done."""
+        reading = self._submit([], (buffer, offset, nbytes))
+        assert reading is not None
+        return reading
+
+    def copy(self, source: Any, at: int, target: Any, nbytes: int) -> Any:
+        """A command buffer that copies between buffers of wgpu-py."""
+        encoder = libf.wgpuDeviceCreateCommandEncoder(self._raw, ffi.NULL)
+        libf.wgpuCommandEncoderCopyBufferToBuffer(
+            encoder, source._internal, at, target._internal, 0, nbytes
+        )
+        return self._finish(encoder)
+
+    def submit(self, commands: list[Any]) -> int:
+        """Hand command buffers to the GPU; gives the number to wait for."""
+        with self.errors():
+            # The library ends the process when something is submitted to a lost device; writing
+            # nothing fails first, and in words.
+            libf.wgpuQueueWriteBuffer(self._queue, self._probe._internal, 0, ffi.NULL, 0)
+        index: int = libf.wgpuQueueSubmitForIndex(self._queue, len(commands), commands)
+        for each in commands:
+            lib.wgpuCommandBufferRelease(each)
+        return index
+
+    def fetch(self, staging: Any, nbytes: int, index: int) -> bytes:
+        """What a staging buffer holds when the submission with this number is done."""
+        status = ffi.new("int *")
+        self._map_info.userdata1 = status
+        number = ffi.new("WGPUSubmissionIndex *", index)
+        raw = staging._internal
+        with self.errors():
+            libf.wgpuBufferMapAsync(raw, lib.WGPUMapMode_Read, 0, nbytes, self._map_info[0])
+            libf.wgpuDevicePoll(self._raw, True, number)
+            if status[0] != lib.WGPUMapAsyncStatus_Success:
+                raise DeviceError(f"{self._name} gave no answer: it may have been lost.")
+            data = bytes(ffi.buffer(lib.wgpuBufferGetConstMappedRange(raw, 0, nbytes), nbytes))
+            libf.wgpuBufferUnmap(raw)
+        return data
+
+    def settle(self) -> None:
+        """Wait for the recorder: the library does not bear a buffer that goes while it works."""
+        if self._last is not None:
+            self._last.exception()
+            self._last = None
+
+    def close(self) -> None:
+        """End the recorder."""
+        self._thread.shutdown()
+        self._staging.clear()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """The library's errors as ours."""
+        try:
+            yield
+        except wgpu.GPUError as error:
+            if "device is lost" in str(error):
+                raise DeviceError(
+                    f"{self._name} was lost: its driver was reset or it was taken away. "
+                    "Load the model again."
+                ) from error
+            raise DeviceError(f"{self._name}: {error}") from error
+
+    def _record(self, recording: Recording) -> Any:
+        set_pipeline = lib.wgpuComputePassEncoderSetPipeline
+        set_group = lib.wgpuComputePassEncoderSetBindGroup
+        dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
+        null = ffi.NULL
+        encoder = libf.wgpuDeviceCreateCommandEncoder(self._raw, null)
+        compute = libf.wgpuCommandEncoderBeginComputePass(encoder, null)
+        for pipeline, group, x, y, z in recording.calls:
+            set_pipeline(compute, pipeline)
+            set_group(compute, 0, group, 0, null)
+            dispatch(compute, x, y, z)
+        libf.wgpuComputePassEncoderEnd(compute)
+        lib.wgpuComputePassEncoderRelease(compute)
+        return self._finish(encoder)
+
+    def _finish(self, encoder: Any) -> Any:
+        try:
+            return libf.wgpuCommandEncoderFinish(encoder, ffi.NULL)
+        finally:
+            lib.wgpuCommandEncoderRelease(encoder)
+
+    def _submit(
+        self, commands: list[Any], read: tuple[Buffer, int, int] | None
+    ) -> NativeReading | None:
+        if read is None:
+            self.submit(commands)
+            return None
+        buffer, offset, nbytes = read
+        free = self._staging.setdefault(nbytes, [])
+        with self.errors():
+            staging = free.pop() if free else self._device.create_buffer(size=nbytes, usage=STAGING)
+            commands.append(self.copy(buffer.raw, offset, staging, nbytes))
+        return NativeReading(self, staging, nbytes, self.submit(commands), free)
+
+
+class NativeReading:
+    """Bytes on their way: waiting blocks, so its coroutine never suspends."""
+
+    __slots__ = ("_commands", "_free", "_index", "_nbytes", "_staging")
+
+    def __init__(
+        self, commands: Commands, staging: Any, nbytes: int, index: int, free: list[Any]
+    ) -> None:
+        self._commands = commands
+        self._staging = staging
+        self._nbytes = nbytes
+        self._index = index
+        self._free = free
+
+    async def bytes(self) -> bytes:
+        """Wait for them."""
+        data = self._commands.fetch(self._staging, self._nbytes, self._index)
+        if len(data) <= KEPT_STAGING_NBYTES:
+            self._free.append(self._staging)
+        else:
+            self._staging.destroy()
+        return data

@@ -1,0 +1,120 @@
+"""matmul.wgsl with integers against numpy: every format, tile shapes, sizes that fill no tile."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gpu import device, get, put
+from integers import (
+    EVERY_FORMAT,
+    EVERY_PRECISION,
+    assert_close,
+    integers,
+    load,
+    numbers,
+    recorder,
+    truth,
+)
+from tiny import random_tensor
+from tolerance import F32_KERNEL
+
+from webgemma.gemma.text import TextRecorder
+from webgemma.gemma.tiles import Tile
+from webgemma.gguf.formats import FORMATS
+from webgemma.graph import Tensor
+from webgemma.reference.text import gelu
+
+POISON = np.float32(-77)
+
+
+def poisoned(rows: int, columns: int) -> Tensor:
+    return put(np.full((rows, columns), POISON))
+
+
+def run(text: TextRecorder) -> None:
+    device().run(text.recorder.plan())
+
+
+@EVERY_FORMAT
+@EVERY_PRECISION
+def test_every_format(name: str, precision: str) -> None:
+    """Rows of one block, of several steps, and of a step and a half."""
+    block = FORMATS[name].block
+    for width in {block, 768, 96 if block == 32 else 512}:
+        tensor = random_tensor(width, "w", (width, 37), name)
+        model = load(tensor)
+        given, meant = integers(numbers(5, width), precision)
+        text = recorder(model, 5, 5)
+        y = text.linear(given, model.matrices["w"])
+        run(text)
+        assert_close(get(y), meant @ truth(tensor).T, F32_KERNEL)
+
+
+@EVERY_PRECISION
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("batch", [16, 17, 65])
+def test_rows_and_tokens_need_not_fill_a_tile(name: str, batch: int, precision: str) -> None:
+    """A tile of each shape; tokens beyond the count are neither used nor stored."""
+    for rows in (1, 64, 70):
+        tensor = random_tensor(rows, "w", (256, rows), name)
+        model = load(tensor)
+        x = numbers(batch, 256)
+        expected = integers(x, precision)[1] @ truth(tensor).T
+        x[batch - 2 :] = np.inf
+        with np.errstate(invalid="ignore"):
+            given = integers(x, precision)[0]
+        text = recorder(model, batch, batch - 2)
+        y = poisoned(batch, rows + 9)
+        text.linear(given, model.matrices["w"], y, 7)
+        run(text)
+        found = get(y)
+        assert_close(found[:-2, 7:-2], expected[:-2], F32_KERNEL)
+        assert (found[-2:] == POISON).all()
+        assert (found[:, :7] == POISON).all()
+        assert (found[:, -2:] == POISON).all()
+
+
+TILES = {
+    "shared in four": Tile(128, 32, 16, 4, 4, 128),
+    "eight rows": Tile(64, 64, 32, 8, 4, 64),
+    "many threads": Tile(256, 64, 64, 4, 4, 64),
+    "three warps": Tile(96, 48, 64, 4, 8, 64),
+}
+
+
+@pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
+def test_other_tiles(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tile, "for_batch", lambda *_: tile)
+    tensor = random_tensor(8, "w", (320, 70), "Q5_1")
+    model = load(tensor)
+    given, meant = integers(numbers(65, 320), "int16")
+    text = recorder(model, 65, 65)
+    y = text.linear(given, model.matrices["w"])
+    run(text)
+    assert_close(get(y), meant @ truth(tensor).T, F32_KERNEL)
+
+
+@EVERY_PRECISION
+def test_the_largest_sums_there_are_do_not_overflow(precision: str) -> None:
+    tensor = random_tensor(6, "w", (64, 5), "Q8_0")
+    blocks = np.frombuffer(tensor.data, np.uint8).reshape(-1, 34).copy()
+    blocks[:, 2:] = 0x80  # -128
+    tensor = replace(tensor, data=blocks.tobytes())
+    model, x = load(tensor), np.full((3, 64), 3, np.float32)
+    text = recorder(model, 3, 3)
+    y = text.linear(integers(-x, precision)[0], model.matrices["w"])
+    run(text)
+    assert_close(get(y), -x @ truth(tensor).T, F32_KERNEL)
+
+
+@EVERY_PRECISION
+def test_a_gate_over_floats_that_become_integers(precision: str) -> None:
+    tensor = random_tensor(7, "w", (96, 70), "Q4_0")
+    model = load(tensor)
+    x, up = numbers(19, 96), np.random.default_rng(1).standard_normal((19, 200), np.float32)
+    text = recorder(model, 19, 19)
+    text.precision = precision
+    y = text.linear(put(x), model.matrices["w"], up=(put(up), 200, 90))
+    run(text)
+    products = integers(x, precision)[1] @ truth(tensor).T
+    assert_close(get(y), gelu(products) * up[:, 90:160], F32_KERNEL)
