@@ -88,7 +88,7 @@ def test_keys_and_values_in_half_the_memory(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["small", "moe"])
 def test_plain_webgpu(kind: str) -> None:
-    without = frozenset({"subgroups", "shader-f16", "timestamp-query"})
+    without = frozenset({"subgroups", "shader-f16", "timestamp-query", "packed-dots"})
     assert not device(without).features
     check_session(session_of(kind, without=without), kind, GPU_LOGITS_OF_TRANSFORMERS)
 

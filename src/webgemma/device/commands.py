@@ -5,7 +5,7 @@ it waits for a buffer to be mapped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -130,8 +130,10 @@ class Commands:
         self._staging.clear()
 
     @contextmanager
-    def errors(self) -> Iterator[None]:
-        """The library's errors as ours."""
+    def errors(
+        self, otherwise: Callable[[wgpu.GPUError], DeviceError] | None = None
+    ) -> Iterator[None]:
+        """The library's errors as ours: a lost device, else what `otherwise` makes of it."""
         try:
             yield
         except wgpu.GPUError as error:
@@ -140,7 +142,8 @@ class Commands:
                     f"{self._name} was lost: its driver was reset or it was taken away. "
                     "Load the model again."
                 ) from error
-            raise DeviceError(f"{self._name}: {error}") from error
+            named = DeviceError(f"{self._name}: {error}")
+            raise (otherwise(error) if otherwise else named) from error
 
     def _record(self, recording: Recording) -> Any:
         set_pipeline = lib.wgpuComputePassEncoderSetPipeline

@@ -62,9 +62,7 @@ class NativeDevice:
         self.software: bool = info["adapter_type"] == "CPU"
         self.unified: bool = info["adapter_type"] in ("CPU", "IntegratedGPU")
         self.nbytes = 0  # of the buffers that are not freed
-        dots = frozenset(
-            {"packed-dots"} if info["backend_type"] != "Metal" else ()
-        )  # which has none
+        dots = frozenset(() if info["backend_type"] == "Metal" else ("packed-dots",))
         self.features = frozenset(wanted) | (dots - without)
         self._device = adapter.request_device_sync(
             required_features=list(wanted.values()),
@@ -95,13 +93,13 @@ class NativeDevice:
     def buffer(self, nbytes: int, label: str = "") -> Buffer:
         """Memory of the device, zero at first; its size is rounded up to 16 bytes."""
         nbytes += -nbytes % 16
-        try:
-            raw = self._device.create_buffer(
-                size=nbytes, usage=USAGE | wgpu.BufferUsage.UNIFORM, label=label
+        held, usage = self.nbytes, USAGE | wgpu.BufferUsage.UNIFORM
+        with self._commands.errors(
+            lambda error: DeviceMemoryError(
+                f"The GPU has no {nbytes} bytes for {label} beside {held}: {error}.", held
             )
-        except wgpu.GPUError as error:
-            why = f"The GPU has no {nbytes} bytes for {label} beside {self.nbytes}: {error}."
-            raise DeviceMemoryError(why, self.nbytes) from error
+        ):
+            raw = self._device.create_buffer(size=nbytes, usage=usage, label=label)
         self.nbytes += nbytes
         return Buffer(raw, nbytes)
 
@@ -124,14 +122,14 @@ class NativeDevice:
         """Compile a kernel; the same one only once."""
         made = self._pipelines.get(kernel)
         if made is None:
-            group_layout, pipeline_layout = self._layout(kernel.bindings)
-            try:
+            with self._commands.errors(
+                lambda error: DeviceError(f"The kernel {kernel.name} does not compile: {error}")
+            ):
+                group_layout, pipeline_layout = self._layout(kernel.bindings)
                 module = self._shader_module(kernel.wgsl)
                 raw = self._device.create_compute_pipeline(
                     layout=pipeline_layout, compute={"module": module, "entry_point": "main"}
                 )
-            except wgpu.GPUError as error:
-                raise DeviceError(f"The kernel {kernel.name} does not compile: {error}") from error
             made = self._pipelines[kernel] = NativePipeline(raw, group_layout)
         return made
 
@@ -141,7 +139,8 @@ class NativeDevice:
             {"binding": i, "resource": {"buffer": buffer.raw, "offset": offset, "size": nbytes}}
             for i, (buffer, offset, nbytes) in enumerate(buffers)
         ]
-        return self._device.create_bind_group(layout=pipeline.layout, entries=entries)
+        with self._commands.errors():
+            return self._device.create_bind_group(layout=pipeline.layout, entries=entries)
 
     def run(self, plan: Plan, read: tuple[Buffer, int, int] | None = None) -> NativeReading | None:
         """Submit the whole plan and, with it, a copy of some bytes for the host."""

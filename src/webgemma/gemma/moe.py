@@ -137,7 +137,7 @@ class Mixture:
         shape = {"LANES": UP_LANES, "EACH": each, "THREADS": GROUP * UP_LANES, **MOST}
         forms = (*pieces_of("x", m), *pieces_of("row", hidden))
         pieces = (*ROUTE, "lanes", "row_products", "gelu", *forms)
-        grid = (-(-ffn // GROUP), self.experts.used, text.batch)
+        grid = (-(-ffn // GROUP) + 1, self.experts.used, text.batch)
         tensors = (text.inputs.state, m, hidden, scores, scale, ids, shares)
         for weight, *firsts in halves:
             params = [*firsts, ffn, *routing]

@@ -149,7 +149,7 @@ class TextRecorder:
         units = weight.width // unit_of(weight.format.name)
         finish = ("gelu", "finish_gated") if up else ("finish_plain",)
         name = weight.format.name
-        tile = Tile.for_batch(tokens, isinstance(x, Integers), self.software)
+        tile = Tile.for_product(weight.rows, tokens, isinstance(x, Integers), self.software)
         if tile is None:
             parts = ("state", "lanes", "row_products", *pieces_of("x", x), *finish)
             kernel = self._link("matvec", name, parts, **team.constants)
@@ -288,14 +288,14 @@ class TextRecorder:
         """gelu(W_gate n) * W_up n, from both matrices in one."""
         ffn = weight.rows // 2
         units = weight.width // unit_of(weight.format.name)
-        lanes = 1 if units < 4 else 8
-        threads = GROUP * lanes  # a workgroup makes a whole group, if they are to be integers
+        team = Team.for_pairs(weight)
         products = ("lanes", "row_products", *pieces_of("x", n))
         parts = ("state", "gelu", *products, *pieces_of("row", out))
-        kernel = self._link("gate_up", weight.format.name, parts, LANES=lanes, THREADS=threads)
+        shape = {"THREADS": team.threads, "LANES": team.lanes}
+        kernel = self._link("gate_up", weight.format.name, parts, **shape)
         part = weight.parts[0]
         params = [weight.width // weight.format.block, *part.planes, ffn, units]
-        grid = (*self._fold(-(-ffn * lanes // threads)), self.batch)
+        grid = (*self._fold(team.groups(ffn)), self.batch)
         self.recorder.call(kernel, grid, params, part.data, self.inputs.state, n, out)
 
     def per_layer_embeddings(self, x: Tensor) -> Tensor | None:

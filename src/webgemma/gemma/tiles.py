@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 from webgemma.gemma import loops
+from webgemma.gemma.integers import GROUP
 from webgemma.gemma.weights import Weight
 from webgemma.kernels import unit as unit_of
 
 FEW_TOKENS = 2  # that many are better multiplied one by one
 MANY_ROWS = 1024
+LARGE_PRODUCT = 1 << 20  # values, enough for large tiles to fill a GPU
 MANY_THREADS = 3 << 14  # in flight, to hide the latency of memory
 
 
@@ -39,6 +41,12 @@ class Team:
             lanes *= 2
         return cls(64, lanes, each)
 
+    @classmethod
+    def for_pairs(cls, weight: Weight) -> "Team":
+        """Of gate_up, where `each` is a pair: a workgroup makes a whole group of integers."""
+        lanes = 1 if weight.width // unit_of(weight.format.name) < 4 else 8
+        return cls(GROUP * lanes, lanes, 1)
+
     @property
     def constants(self) -> dict[str, int]:
         """As matvec.wgsl names them."""
@@ -61,16 +69,18 @@ class Tile:
     slice: int
 
     @classmethod
-    def for_batch(cls, tokens: int, integers: bool, software: bool = False) -> "Tile | None":
+    def for_product(cls, rows: int, tokens: int, integers: bool, software: bool) -> "Tile | None":
         """None: so few tokens that each is better multiplied by itself."""
-        step = 64 if integers else 32
+        step = 64 if integers else 32  # either fills the 16 KiB of a workgroup at most
         if tokens <= FEW_TOKENS:
             return None
-        if software:  # few threads that do much, since barriers are slow
-            return cls(8, 64, 8, 8, 8, 32) if tokens <= 16 else cls(32, 64, 64, 16, 8, 32)
+        if software and not integers:  # few threads that do much, since barriers are slow
+            return cls(8, 64, 8, 8, 8, step) if tokens <= 16 else cls(32, 64, 64, 16, 8, step)
         if tokens <= 16:
             return cls(64, 32, 16, 4, 4, step)
-        return cls(128, 64, 32, 4, 4, step) if tokens <= 32 else cls(128, 64, 64, 4, 8, step)
+        if tokens <= 32 or (integers and rows * tokens < LARGE_PRODUCT):
+            return cls(128, 64, 32, 4, 4, step)
+        return cls(128, 64, 64, 4, 8, step)
 
     @property
     def constants(self) -> dict[str, int]:

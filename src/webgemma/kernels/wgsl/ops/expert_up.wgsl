@@ -1,8 +1,8 @@
 // h[t, slot, n] = gelu(g) * u with g = W[e, gate + n] x[t], u = W[e, up + n] x[t], e the expert that
 // token t asks in this slot: LANES threads for each n, a layer of the grid for each (slot, t). Every
-// workgroup finds e by itself, and the first of a slot says it in ids and shares. x_float or x_integer
-// says what x is, row_float or row_integer what becomes of h. A part of W that holds only g's row leaves
-// g in h, as a float; the part with u's row comes later and finds it there.
+// workgroup finds e by itself; one more than the rows need says it in ids and shares. x_float or
+// x_integer says what x is, row_float or row_integer what becomes of h. A part of W that holds only g's
+// row leaves g in h, as a float; the part with u's row comes later and finds it there.
 
 struct Params {
     row_blocks: u32,
@@ -44,7 +44,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     rank(t, thread);
     let place = t * params.used + group.y;
     let expert = chosen[group.y];
-    if (group.x == 0u && thread == 0u) {
+    if (group.x * ROWS >= params.ffn && thread == 0u) {
         ids[place] = expert;
         shares[place] = share_of(t, group.y);
     }

@@ -1,0 +1,141 @@
+"""WebGPU through wgpu: plans that run again and again, reading back, and a device that is lost."""
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu import device, get, put
+from numpy import arange, float32
+
+from webgemma.blocking import finish
+from webgemma.device import Kernel, Plan
+from webgemma.device.native import NativeDevice, adapters
+from webgemma.errors import DeviceError
+from webgemma.graph import Recorder, Tensor
+
+COUNT = """
+struct Params { step: u32 }
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read_write> total: array<u32>;
+@compute @workgroup_size(1) fn main() { total[0] += params.step; }
+"""
+
+
+def counter(on: NativeDevice, step: int) -> tuple[Plan, Tensor]:
+    """A plan that adds to a number, and the number."""
+    total = Tensor((4,), 16, on.buffer(16, "total"))
+    recorder = Recorder(on)
+    recorder.call(Kernel("count", COUNT, ("uniform", "write")), (1,), [step], total)
+    return recorder.plan(), total
+
+
+def number(on: NativeDevice, total: Tensor) -> int:
+    return int.from_bytes(finish(on.read(total.buffer, 0, 4).bytes()), "little")
+
+
+def test_a_plan_runs_as_often_as_it_is_told() -> None:
+    """From the second time on its commands are recorded ahead."""
+    plan, total = counter(device(), 3)
+    for times in range(1, 8):
+        reading = device().run(plan, (total.buffer, 0, 4))
+        assert reading is not None
+        assert int.from_bytes(finish(reading.bytes()), "little") == 3 * times
+
+
+def test_results_that_are_read_late_and_in_any_order() -> None:
+    plan, total = counter(device(), 1)
+    readings = [device().run(plan, (total.buffer, 0, 4)) for _ in range(5)]
+    for times in (5, 1, 3, 2, 4):
+        reading = readings[times - 1]
+        assert reading is not None
+        assert int.from_bytes(finish(reading.bytes()), "little") == times
+
+
+def test_plans_that_take_turns() -> None:
+    (one, total_one), (two, total_two) = counter(device(), 1), counter(device(), 10)
+    for _ in range(4):
+        device().run(one)
+        device().run(two)
+    assert number(device(), total_one) == 4
+    assert number(device(), total_two) == 40
+
+
+def test_memory_is_freed_while_commands_are_recorded_ahead() -> None:
+    for _ in range(20):
+        plan, total = counter(device(), 1)
+        for _ in range(3):
+            device().run(plan)
+        device().free(total.buffer)
+
+
+def test_a_large_reading_and_a_part_of_one() -> None:
+    values = put(arange(1 << 16, dtype=float32))
+    assert (get(values) == arange(1 << 16, dtype=float32)).all()
+    part = finish(device().read(values.buffer, 4 * 100, 8).bytes())
+    assert struct.unpack("<2f", part) == (100, 101)
+
+
+@pytest.mark.parametrize("ask", ["run", "run ahead", "read", "write", "buffer", "pipeline"])
+def test_a_lost_device_gets_a_sentence(ask: str) -> None:
+    """The library would end the process when something is submitted to it."""
+    lost = NativeDevice(adapters()[0])
+    plan, total = counter(lost, 1)
+    if ask == "run ahead":
+        for _ in range(3):
+            lost.run(plan)
+        number(lost, total)
+    lost._device.destroy()
+    asked = {
+        "run": lambda: lost.run(plan),
+        "run ahead": lambda: lost.run(plan),
+        "read": lambda: number(lost, total),
+        "write": lambda: lost.write(total.buffer, bytes(4)),
+        "buffer": lambda: lost.buffer(16, "more"),
+        "pipeline": lambda: lost.pipeline(Kernel("count", COUNT + "\n", ("uniform", "write"))),
+    }
+    with pytest.raises(DeviceError, match=r"was lost: .* Load the model again"):
+        asked[ask]()
+
+
+def test_another_device_works_after_one_was_lost() -> None:
+    lost = NativeDevice(adapters()[0])
+    lost._device.destroy()
+    with pytest.raises(DeviceError):
+        lost.buffer(16)
+    other = NativeDevice(adapters()[0])
+    plan, total = counter(other, 2)
+    other.run(plan)
+    assert number(other, total) == 2
+    other.close()
+
+
+def test_threads_that_shuffle_are_found_by_trying() -> None:
+    names = {name for name in device().features if name.startswith("shuffle")}
+    sizes = sorted(int(name.removeprefix("shuffle")) for name in names)
+    assert sizes == [4, 8, 16, 32][: len(sizes)]
+    assert not device(frozenset({"subgroups"})).features & names
+    assert "shuffle8" not in device(frozenset({"shuffle8"})).features
+
+
+def test_no_thread_is_left_when_a_device_is_closed() -> None:
+    """A process that has closed its device ends."""
+    program = (
+        "from webgemma.device.native import NativeDevice, adapters\n"
+        "from test_native import counter\n"
+        "device = NativeDevice(adapters()[0])\n"
+        "plan, _ = counter(device, 1)\n"
+        "for _ in range(4): device.run(plan)\n"
+        "device.close()\n"
+    )
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parent), *sys.path]
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {paths!r}\n{program}"],
+        timeout=60,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "")
