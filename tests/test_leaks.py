@@ -9,12 +9,15 @@ import wgpu
 from tiny import Tiny, tiny_gguf
 
 from webgemma import Gemma
+from webgemma.device import native
 
 TOKENS, LOADS = 2000, 10
 QUICK = Tiny(pattern="sf", width=32, ffn=32, ple=16, context=4096)
 # Measured: 0 over the tokens, 0.3 MB over the loads. A bind group kept at each token is 2.6 MB, a
 # buffer 3.6 MB; a plan or a model that is not freed keeps its device, 28 MB at each load.
 FLAT_NBYTES = 1 << 20
+# The heap of the thread that records ahead comes and goes, 2 MB up or down at a load.
+WAVY_NBYTES = 8 << 20
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,11 @@ def test_memory_stays_as_it_is(path: Path) -> None:
         assert resident_nbytes() - nbytes < FLAT_NBYTES
 
 
-def test_unloading_frees_all(path: Path) -> None:
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "recorded ahead"])
+def test_unloading_frees_all(path: Path, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded ahead, as on real GPUs, the commands of a step are left over at the end."""
+    made = native.Commands
+    monkeypatch.setattr(native, "Commands", lambda *args, **_: made(*args, ahead=ahead))
     counts, blocks, nbytes = [], [], []
     for _ in range(LOADS):
         with Gemma.load(path, "gpu", context=64) as gemma:
@@ -69,4 +76,4 @@ def test_unloading_frees_all(path: Path) -> None:
     warm = LOADS // 3  # until then, the driver fills its own stores
     assert counts[warm:] == [counts[warm]] * (LOADS - warm)
     assert blocks[-1] - blocks[warm] < 1000
-    assert nbytes[-1] - nbytes[warm] < FLAT_NBYTES
+    assert nbytes[-1] - nbytes[warm] < (WAVY_NBYTES if ahead else FLAT_NBYTES)

@@ -3,6 +3,7 @@
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,43 +32,66 @@ def counter(on: NativeDevice, step: int) -> tuple[Plan, Tensor]:
     return recorder.plan(), total
 
 
+@pytest.fixture(scope="module")
+def eager() -> Iterator[NativeDevice]:
+    """A device whose plans are recorded ahead, as real GPUs' are."""
+    made = NativeDevice(adapters()[0])
+    made._commands._ahead = True
+    yield made
+    made.close()
+
+
 def number(on: NativeDevice, total: Tensor) -> int:
     return int.from_bytes(finish(on.read(total.buffer, 0, 4).bytes()), "little")
 
 
-def test_a_plan_runs_as_often_as_it_is_told() -> None:
+def test_a_plan_runs_as_often_as_it_is_told(eager: NativeDevice) -> None:
     """From the second time on its commands are recorded ahead."""
-    plan, total = counter(device(), 3)
+    plan, total = counter(eager, 3)
     for times in range(1, 8):
-        reading = device().run(plan, (total.buffer, 0, 4))
+        reading = eager.run(plan, (total.buffer, 0, 4))
         assert reading is not None
         assert int.from_bytes(finish(reading.bytes()), "little") == 3 * times
 
 
-def test_results_that_are_read_late_and_in_any_order() -> None:
-    plan, total = counter(device(), 1)
-    readings = [device().run(plan, (total.buffer, 0, 4)) for _ in range(5)]
+def test_results_that_are_read_late_and_in_any_order(eager: NativeDevice) -> None:
+    plan, total = counter(eager, 1)
+    readings = [eager.run(plan, (total.buffer, 0, 4)) for _ in range(5)]
     for times in (5, 1, 3, 2, 4):
         reading = readings[times - 1]
         assert reading is not None
         assert int.from_bytes(finish(reading.bytes()), "little") == times
 
 
-def test_plans_that_take_turns() -> None:
-    (one, total_one), (two, total_two) = counter(device(), 1), counter(device(), 10)
+def test_plans_that_take_turns(eager: NativeDevice) -> None:
+    (one, total_one), (two, total_two) = counter(eager, 1), counter(eager, 10)
     for _ in range(4):
-        device().run(one)
-        device().run(two)
-    assert number(device(), total_one) == 4
-    assert number(device(), total_two) == 40
+        eager.run(one)
+        eager.run(two)
+    assert number(eager, total_one) == 4
+    assert number(eager, total_two) == 40
 
 
-def test_memory_is_freed_while_commands_are_recorded_ahead() -> None:
+def test_memory_is_freed_while_commands_are_recorded_ahead(eager: NativeDevice) -> None:
     for _ in range(20):
-        plan, total = counter(device(), 1)
+        plan, total = counter(eager, 1)
         for _ in range(3):
-            device().run(plan)
-        device().free(total.buffer)
+            eager.run(plan)
+        eager.free(total.buffer)
+
+
+def test_a_plan_that_goes_while_a_step_of_it_is_recorded_ahead(eager: NativeDevice) -> None:
+    """With its buffers, and after one of them has gone."""
+    for first in (False, True):
+        plan, total = counter(eager, 1)
+        for _ in range(3):
+            eager.run(plan)
+        if first:
+            eager.free(total.buffer)
+        plan.close(eager)
+        assert plan.ready is None
+        if not first:
+            assert number(eager, total) == 4  # once more, for nobody
 
 
 def test_a_large_reading_and_a_part_of_one() -> None:
@@ -81,6 +105,7 @@ def test_a_large_reading_and_a_part_of_one() -> None:
 def test_a_lost_device_gets_a_sentence(ask: str) -> None:
     """The library would end the process when something is submitted to it."""
     lost = NativeDevice(adapters()[0])
+    lost._commands._ahead = True
     plan, total = counter(lost, 1)
     if ask == "run ahead":
         for _ in range(3):
@@ -125,6 +150,7 @@ def test_no_thread_is_left_when_a_device_is_closed() -> None:
         "from webgemma.device.native import NativeDevice, adapters\n"
         "from test_native import counter\n"
         "device = NativeDevice(adapters()[0])\n"
+        "device._commands._ahead = True\n"
         "plan, _ = counter(device, 1)\n"
         "for _ in range(4): device.run(plan)\n"
         "device.close()\n"

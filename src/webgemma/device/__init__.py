@@ -37,7 +37,7 @@ class Dispatch:
     grid: tuple[int, int, int]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Buffer:
     """Memory of the device, and the device's own name for it."""
 
@@ -55,6 +55,7 @@ class Plan:
 
     def close(self, device: "Device") -> None:
         """Give its memory back; what was submitted is still computed."""
+        device.retire(self)
         while self.buffers:
             device.free(self.buffers.pop())
         self.dispatches, self.ready = [], None
@@ -95,6 +96,10 @@ class Device(Protocol):
 
     def run(self, plan: Plan, read: tuple[Buffer, int, int] | None = None) -> Reading | None:
         """Submit the whole plan and, with it, a copy of (buffer, offset, nbytes) for the host."""
+        ...
+
+    def retire(self, plan: Plan) -> None:
+        """The plan will not run again; said while the buffers it uses are still there."""
         ...
 
     def free(self, buffer: Buffer) -> None: ...

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import wgpu  # type: ignore[import-untyped]
@@ -35,21 +35,18 @@ class Recording:
     def __init__(self, plan: Plan) -> None:
         self.kept = plan.dispatches  # own what the calls point to
         self.calls = [
-            (d.pipeline.raw._internal, d.group._internal, *d.grid) for d in plan.dispatches
+            (d.pipeline.raw._internal, d.group.raw._internal, *d.grid) for d in plan.dispatches
         ]
         self.runs = 0
         self.ahead: Future[Any] | None = None
-
-    def __del__(self) -> None:
-        if self.ahead is not None and self.ahead.exception() is None:
-            lib.wgpuCommandBufferRelease(self.ahead.result())
 
 
 class Commands:
     """The queue of one device."""
 
-    def __init__(self, device: Any, name: str) -> None:
+    def __init__(self, device: Any, name: str, *, ahead: bool) -> None:
         self._device = device
+        self._ahead = ahead
         self._raw = device._internal
         self._queue = device.queue._internal
         self._name = name
@@ -74,9 +71,24 @@ class Commands:
             commands = self._record(recording) if ahead is None else ahead.result()
         reading = self._submit([commands], read)
         recording.runs += 1
-        if recording.runs > 1:
+        if self._ahead and recording.runs > 1:
             recording.ahead = self._last = self._thread.submit(self._record, recording)
         return reading
+
+    def retire(self, plan: Plan, whole: bool) -> None:
+        """A plan that will not run again; `whole` if all the buffers it uses are still there.
+
+        A command buffer that is never submitted keeps its device alive in this library, so one
+        that was recorded ahead runs once more, for nobody."""
+        recording, plan.ready = plan.ready, None
+        if recording is None or recording.ahead is None or recording.ahead.exception():
+            return
+        commands = recording.ahead.result()
+        if whole:
+            with suppress(DeviceError):  # lost, and everything with it
+                self.submit([commands])
+                return
+        lib.wgpuCommandBufferRelease(commands)
 
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> NativeReading:
         """Bytes as they are when all submitted work is done."""
@@ -94,14 +106,16 @@ class Commands:
 
     def submit(self, commands: list[Any]) -> int:
         """Hand command buffers to the GPU; gives the number to wait for."""
-        with self.errors():
-            # The library ends the process when something is submitted to a lost device; writing
-            # nothing fails first, and in words.
-            libf.wgpuQueueWriteBuffer(self._queue, self._probe._internal, 0, ffi.NULL, 0)
+        self.check()  # the library ends the process when something is submitted to a lost device
         index: int = libf.wgpuQueueSubmitForIndex(self._queue, len(commands), commands)
         for each in commands:
             lib.wgpuCommandBufferRelease(each)
         return index
+
+    def check(self) -> None:
+        """DeviceError if the device is lost: writing nothing fails then."""
+        with self.errors():
+            libf.wgpuQueueWriteBuffer(self._queue, self._probe._internal, 0, ffi.NULL, 0)
 
     def fetch(self, staging: Any, nbytes: int, index: int) -> bytes:
         """What a staging buffer holds when the submission with this number is done."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import wgpu  # type: ignore[import-untyped]
 from wgpu.backends.wgpu_native import GPUShaderModule, ffi, lib  # type: ignore[import-untyped]
@@ -47,6 +48,14 @@ class NativePipeline:
     layout: Any
 
 
+@dataclass(frozen=True, slots=True)
+class NativeGroup:
+    """A bind group and the buffers it binds."""
+
+    raw: Any
+    buffers: tuple[Buffer, ...]
+
+
 class NativeDevice:
     """One wgpu device with all the limits its adapter has."""
 
@@ -62,6 +71,7 @@ class NativeDevice:
         self.software: bool = info["adapter_type"] == "CPU"
         self.unified: bool = info["adapter_type"] in ("CPU", "IntegratedGPU")
         self.nbytes = 0  # of the buffers that are not freed
+        self._alive: WeakSet[Buffer] = WeakSet()
         dots = frozenset(() if info["backend_type"] == "Metal" else ("packed-dots",))
         self.features = frozenset(wanted) | (dots - without)
         self._device = adapter.request_device_sync(
@@ -86,7 +96,7 @@ class NativeDevice:
         )
         self._layouts: dict[tuple[str, ...], tuple[Any, Any]] = {}
         self._pipelines: dict[Kernel, NativePipeline] = {}
-        self._commands = Commands(self._device, self.name)
+        self._commands = Commands(self._device, self.name, ahead=not self.software)
         if "subgroups" in self.features:
             self.features |= finish(shuffles(self)) - without
 
@@ -101,7 +111,9 @@ class NativeDevice:
         ):
             raw = self._device.create_buffer(size=nbytes, usage=usage, label=label)
         self.nbytes += nbytes
-        return Buffer(raw, nbytes)
+        made = Buffer(raw, nbytes)
+        self._alive.add(made)
+        return made
 
     def write(self, buffer: Buffer, data: Any, offset: int = 0) -> None:
         """Copy bytes (a multiple of four) into a buffer."""
@@ -133,23 +145,31 @@ class NativeDevice:
             made = self._pipelines[kernel] = NativePipeline(raw, group_layout)
         return made
 
-    def bind(self, pipeline: Any, buffers: Sequence[tuple[Buffer, int, int]]) -> Any:
+    def bind(self, pipeline: Any, buffers: Sequence[tuple[Buffer, int, int]]) -> NativeGroup:
         """A bind group over parts of buffers."""
         entries = [
             {"binding": i, "resource": {"buffer": buffer.raw, "offset": offset, "size": nbytes}}
             for i, (buffer, offset, nbytes) in enumerate(buffers)
         ]
         with self._commands.errors():
-            return self._device.create_bind_group(layout=pipeline.layout, entries=entries)
+            raw = self._device.create_bind_group(layout=pipeline.layout, entries=entries)
+        return NativeGroup(raw, tuple(buffer for buffer, _, _ in buffers))
 
     def run(self, plan: Plan, read: tuple[Buffer, int, int] | None = None) -> NativeReading | None:
         """Submit the whole plan and, with it, a copy of some bytes for the host."""
         return self._commands.run(plan, read)
 
+    def retire(self, plan: Plan) -> None:
+        """The plan will not run again; said while the buffers it uses are still there."""
+        groups = {id(d.group): d.group for d in plan.dispatches}.values()
+        whole = all(buffer in self._alive for group in groups for buffer in group.buffers)
+        self._commands.retire(plan, whole)
+
     def free(self, buffer: Buffer) -> None:
         """Give memory back at once."""
         self._commands.settle()
         buffer.raw.destroy()
+        self._alive.discard(buffer)
         self.nbytes -= buffer.nbytes
 
     def close(self) -> None:

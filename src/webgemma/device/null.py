@@ -111,6 +111,9 @@ class NullDevice:
         self.plans.append(plan)
         return None if read is None else self.read(*read)
 
+    def retire(self, plan: Plan) -> None:
+        """Nothing was made ahead."""
+
     def free(self, buffer: Buffer) -> None:
         """Count a buffer no longer."""
         self._check_range(buffer, 0, 0)
