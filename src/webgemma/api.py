@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from webgemma.blocking import each, finish
 from webgemma.defaults import Message, Settings, chat_size, context_of, ollama_defaults
-from webgemma.engines import Engine, EngineOptions, open_engine
+from webgemma.engines import Engine, EngineOptions, GpuEngine, open_engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.models import find_model
 from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText, top_tokens
 from webgemma.sampler import Sampling
-from webgemma.session import GpuEngine, no_numbers
+from webgemma.session import no_numbers
 from webgemma.text.chat import Chat, encode_parts, opens_thought
 from webgemma.text.parser import ReplyParser
 from webgemma.text.tokenizer import Tokenizer

@@ -1,5 +1,6 @@
 """Opening what computes: the GPU where there is one, else the reference on the CPU."""
 
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,11 +10,12 @@ from webgemma.errors import DeviceError, DeviceMemoryError, InputError, Webgemma
 from webgemma.gemma.cache import ELEMENT_NBYTES
 from webgemma.gemma.config import Config
 from webgemma.gemma.integers import chosen_precision
-from webgemma.gemma.weights import Model, weights_nbytes
+from webgemma.gemma.stacks import weights_nbytes
+from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.sampler import Chosen, Sampling
 from webgemma.selftest import selftest
-from webgemma.session import GpuEngine, Session
+from webgemma.session import Session
 
 
 class Engine(Protocol):
@@ -50,6 +52,51 @@ class EngineOptions:
         chosen_precision(self.precision, software=False)
         if self.memory_gb is not None and not 0 < self.memory_gb < float("inf"):
             raise InputError(f"memory_gb is {self.memory_gb}; it must be a number above zero.")
+
+
+class GpuEngine:
+    """A session as `api.Gemma` uses it, with the model it runs on; forks share the model."""
+
+    def __init__(
+        self, gguf: Gguf, session: Session, sharing: "list[GpuEngine] | None" = None
+    ) -> None:
+        self.name = session.device.name
+        self._gguf = gguf
+        self._session = session
+        self._sharing = [] if sharing is None else sharing  # every open engine on this model
+        self._sharing.append(self)
+
+    async def logits(self, ids: Sequence[int]) -> bytes:
+        """Float32 logits after each of the ids: [len(ids), vocab]."""
+        return await self._session.logits(ids)
+
+    def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chosen]:
+        """Token after token with its log-probability."""
+        return self._session.generate(ids, sampling, seed)
+
+    def fork(self) -> "GpuEngine":
+        """An engine on the same model whose session goes on from here."""
+        return GpuEngine(self._gguf, self._session.fork(), self._sharing)
+
+    async def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the session to a file."""
+        await self._session.save(path)
+
+    async def restore(self, path: str | os.PathLike[str]) -> list[int]:
+        """Go on where a saved session was; gives its tokens."""
+        await self._session.take_over(path)
+        return list(self._session.tokens)
+
+    def close(self) -> None:
+        """Free the session and, with the last engine on it, the model and its device."""
+        if self not in self._sharing:
+            return
+        self._sharing.remove(self)
+        self._session.close()
+        if not self._sharing:
+            self._session.model.close()
+            self._session.device.close()
+            self._gguf.close()
 
 
 async def open_engine(gguf: Gguf, config: Config, context: int, options: EngineOptions) -> Engine:

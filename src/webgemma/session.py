@@ -17,7 +17,6 @@ from webgemma.gemma.sampling import GpuSampler
 from webgemma.gemma.saved import Saved, SavedFile, write_saved
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
-from webgemma.gguf.reader import Gguf
 from webgemma.graph import Recorder, Tensor
 from webgemma.sampler import Chosen, Sampling
 
@@ -374,48 +373,3 @@ def _check_saved(file: SavedFile, model: Model) -> None:
         and all(token < config.vocab for token in saved.tokens)
     ):
         raise file.damaged("its header makes no sense")
-
-
-class GpuEngine:
-    """A session as `api.Gemma` uses it, with the model it runs on; forks share the model."""
-
-    def __init__(
-        self, gguf: Gguf, session: Session, sharing: "list[GpuEngine] | None" = None
-    ) -> None:
-        self.name = session.device.name
-        self._gguf = gguf
-        self._session = session
-        self._sharing = [] if sharing is None else sharing  # every open engine on this model
-        self._sharing.append(self)
-
-    async def logits(self, ids: Sequence[int]) -> bytes:
-        """Float32 logits after each of the ids: [len(ids), vocab]."""
-        return await self._session.logits(ids)
-
-    def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chosen]:
-        """Token after token with its log-probability."""
-        return self._session.generate(ids, sampling, seed)
-
-    def fork(self) -> "GpuEngine":
-        """An engine on the same model whose session goes on from here."""
-        return GpuEngine(self._gguf, self._session.fork(), self._sharing)
-
-    async def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the session to a file."""
-        await self._session.save(path)
-
-    async def restore(self, path: str | os.PathLike[str]) -> list[int]:
-        """Go on where a saved session was; gives its tokens."""
-        await self._session.take_over(path)
-        return list(self._session.tokens)
-
-    def close(self) -> None:
-        """Free the session and, with the last engine on it, the model and its device."""
-        if self not in self._sharing:
-            return
-        self._sharing.remove(self)
-        self._session.close()
-        if not self._sharing:
-            self._session.model.close()
-            self._session.device.close()
-            self._gguf.close()

@@ -11,7 +11,8 @@ from webgemma.device import Buffer, Dispatch, Kernel, Plan
 from webgemma.device.null import DEFAULT_LIMITS, NullDevice
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Config
-from webgemma.gemma.weights import Model, weights_nbytes
+from webgemma.gemma.stacks import weights_nbytes
+from webgemma.gemma.weights import Model
 from webgemma.sampler import Chosen, Sampling
 from webgemma.session import BATCHES, Session
 

@@ -5,6 +5,7 @@ from blank import a4b, e2b
 
 from webgemma.device.null import NullDevice
 from webgemma.gemma import loops
+from webgemma.gemma.attention import Attention
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.tiles import Team
@@ -17,14 +18,14 @@ USABLE = [name for name, fmt in FORMATS.items() if fmt.usable]
 LONGEST = 21_504
 
 
-def software(config: Config, layer: Layer, ring: int, batch: int) -> TextRecorder:
+def software(config: Config, layer: Layer, ring: int, batch: int) -> Attention:
     """Records for a software adapter that is none."""
     device = NullDevice()
     device.software = True
     model = Model(config, device)
-    model.head_norms[layer.index] = model.turns[layer.sliding] = model.one
-    inputs = Inputs(model.one, model.one, {}, {layer.kv_donor: ring})
-    return TextRecorder(model, Recorder(device), inputs, batch, "kv_f16")
+    one = model.head_norms[layer.index] = model.turns[layer.sliding] = model.one
+    inputs = Inputs(one, one, {layer.kv_donor: (one, one)}, {layer.kv_donor: ring})
+    return Attention(TextRecorder(model, Recorder(device), inputs, batch, "kv_f16"), layer)
 
 
 @pytest.mark.parametrize("name", USABLE)
@@ -44,12 +45,13 @@ def test_attention_at_any_context(config: Config, context: int) -> None:
         seen = min(ring, config.window) if layer.sliding else ring
         tensor = Tensor((1, layer.head_dim), 4)
         one, many = software(config, layer, ring, 1), software(config, layer, ring, 512)
-        one._attend_one(layer, tensor, tensor, tensor)
-        shares = one.recorder.calls[0].grid[1] - (not layer.shares_kv)
+        one.attend_one(tensor)
+        shares = one.text.recorder.calls[0].grid[1] - (not layer.shares_kv)
         assert shares * loops.attention_keys(layer.head_dim, 32) >= seen
-        many._attend_many(layer, tensor, tensor, tensor)
-        calls = [call for call in many.recorder.calls if call.kernel.name == "attention_prefill"]
+        many.attend_many(tensor)
+        names = [call.kernel.name for call in many.text.recorder.calls]
+        dispatches = names.count("attention_prefill")
         keys = loops.attention_prefill_keys(layer.head_dim, 256, 32, 64)
         assert keys % 64 == 0
-        assert len(calls) * keys >= seen
-        assert len(calls) == 1 or not layer.sliding
+        assert dispatches * keys >= seen
+        assert dispatches == 1 or not layer.sliding

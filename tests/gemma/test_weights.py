@@ -21,7 +21,8 @@ from webgemma.device.null import DEFAULT_LIMITS, NullDevice
 from webgemma.errors import DeviceError, GgufError, InputError
 from webgemma.gemma import weights
 from webgemma.gemma.config import Config
-from webgemma.gemma.weights import BATCH_ROWS, TABLE, Model, weights_nbytes
+from webgemma.gemma.stacks import TABLE, stacks, weights_nbytes
+from webgemma.gemma.weights import BATCH_ROWS, Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import gguf_bytes
@@ -97,7 +98,7 @@ def test_parts_of_stacked_matrices_hold_every_row(
     tensors = [random_tensor(3, name, (96, rows), fmt) for name, rows in shapes.items()]
     gguf = opened(gguf_bytes({}, tensors))
     model = Model(None, limited(1600))
-    stacked = weights._stacks(dict(gguf.tensors))
+    stacked = stacks(dict(gguf.tensors))
     assert list(stacked) == ["blk.0.attn_qkv.weight"]
     weight = model.room("qkv", stacked["blk.0.attn_qkv.weight"])
     finish(model.fill_matrix(gguf, weight, stacked["blk.0.attn_qkv.weight"]))

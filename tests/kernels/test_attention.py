@@ -1,5 +1,6 @@
 """Attention over the cache against the reference: for few queries in shares, for many in tiles."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ from gpu import device, get, put
 from tolerance import F16_ROUNDING, F32_KERNEL
 
 from webgemma.gemma import loops, text
+from webgemma.gemma.attention import Attention
 from webgemma.gemma.config import Layer
 from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
@@ -141,7 +143,7 @@ class OneToken:
         case, own = self.case, int(self.own)
         constants = {"THREADS": 64, "HEAD_DIM": case.head_dim, "OWN_CACHE": own}
         pieces, features = ("sum", "state", "rope", case.kv), device().features
-        attention = link("attention", features, constants=constants, pieces=pieces)
+        shared = link("attention", features, constants=constants, pieces=pieces)
         constants["SHARES"] = shares + own
         pieces = ("state", "put_float")
         merge = link("attention_merge", features, constants=constants, pieces=pieces)
@@ -151,7 +153,7 @@ class OneToken:
         out = put(np.full((1, case.heads, case.head_dim), POISON))
         params = [case.heads, case.kv_heads, len(self.raw), case.ring, case.window, EPS]
         tensors = (self.state, *self.given, *self.caches, parts, sums)
-        recorder.call(attention, (case.heads, shares + own), params, *tensors)
+        recorder.call(shared, (case.heads, shares + own), params, *tensors)
         recorder.call(merge, (case.heads,), [case.heads], self.state, parts, sums, out)
         device().run(recorder.plan())
         return get(out)
@@ -262,20 +264,24 @@ def layer_of(case: Case) -> Layer:
     )
 
 
-def recorded(case: Case, state: Tensor) -> text.TextRecorder:
-    inputs = text.Inputs(state, state, {}, {0: case.ring})
+def attention(case: Case, state: Tensor, caches: Sequence[Tensor]) -> Attention:
+    """As a model of one layer records it."""
+    k, v = caches
+    inputs = text.Inputs(state, state, {0: (k, v)}, {0: case.ring})
     model = Model(CONFIG, device())
-    return text.TextRecorder(model, Recorder(device()), inputs, case.batch, case.kv)
+    recorder = text.TextRecorder(model, Recorder(device()), inputs, case.batch, case.kv)
+    return Attention(recorder, layer_of(case))
 
 
 def attended(inputs: Inputs) -> tuple[np.ndarray, int]:
     """out of attention as a model records it, and how many dispatches that takes."""
     state, q, *caches = inputs.tensors
-    plan = recorded(inputs.case, state)
-    plan._heads = lambda *_: q  # type: ignore[method-assign]
-    out = plan._attend_many(layer_of(inputs.case), q, *caches)
-    device().run(plan.recorder.plan())
-    return get(out).reshape(inputs.q.shape), len(plan.recorder.calls)
+    plan = attention(inputs.case, state, caches)
+    plan.queries = lambda _: q  # type: ignore[method-assign]
+    out = plan.attend_many(q)
+    calls = plan.text.recorder
+    device().run(calls.plan())
+    return get(out).reshape(inputs.q.shape), len(calls.calls)
 
 
 LONG = [
@@ -298,11 +304,12 @@ def test_many_queries_beyond_what_the_loops_of_a_software_adapter_reach(case: Ca
 @pytest.mark.parametrize("case", LONG[::2], **EVERY_LONG)
 def test_one_query_beyond_what_the_loops_of_a_software_adapter_reach(case: Case) -> None:
     token = OneToken(case)
-    plan = recorded(case, token.state)
-    raw, plan.model.head_norms[0], plan.model.turns[False] = token.given
+    plan = attention(case, token.state, token.caches)
+    model = plan.text.model
+    raw, model.head_norms[0], model.turns[False] = token.given
     raw.shape = (1, token.raw.size)
-    out = plan._attend_one(layer_of(case), raw, *token.caches)
-    device().run(plan.recorder.plan())
+    out = plan.attend_one(raw)
+    device().run(plan.text.recorder.plan())
     token.assert_right(get(out).reshape(1, case.heads, case.head_dim))
 
 

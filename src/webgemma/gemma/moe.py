@@ -74,10 +74,10 @@ class Mixture:
     def fork(self, x: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x += rms(a) * post, in place; gives what the dense branch, experts and router read."""
         text, name, shape = self.text, self.name, (self.text.batch, self.width)
-        n = text._room(self.width, name + "ffn_gate_up.weight", name + "ffn_up.weight")
+        n = text.room(self.width, name + "ffn_gate_up.weight", name + "ffn_up.weight")
         m, s = text.recorder.scratch(*shape), text.recorder.scratch(*shape)
         if text.batch == 1 and isinstance(n, Integers):
-            m = text._room(self.width, self.gate.name, self.up.name)
+            m = text.room(self.width, self.gate.name, self.up.name)
         alike = isinstance(m, Integers) == isinstance(n, Integers)
         h = text.recorder.together(n, m, s)
         m_place = m.offset // 16
@@ -117,7 +117,7 @@ class Mixture:
         text, (ids, shares) = self.text, self._asked()
         hidden = text.recorder.scratch(text.batch, self.experts.used * self.experts.ffn)
         if text.batch == 1 and self.experts.fused and len(self.gate.parts) == 1:
-            hidden = text._room(hidden.shape[1], self.down.name)
+            hidden = text.room(hidden.shape[1], self.down.name)
         if beside is not None:  # the first of them that is read waits for both
             text.recorder.together(beside, hidden)
         self._up(m, hidden, scores, ids, shares)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from webgemma.device import Kernel
-from webgemma.gemma import loops
+from webgemma.gemma.attention import Attention
 from webgemma.gemma.config import Config, Layer
-from webgemma.gemma.integers import GROUP, Integers, multiplies_integers, pieces_of
+from webgemma.gemma.integers import Integers, multiplies_integers, pieces_of
 from webgemma.gemma.moe import Branches, feed_forward_with_experts
 from webgemma.gemma.tiles import FEW_TOKENS, Cut, Team, Tile
 from webgemma.gemma.weights import Model, Weight
@@ -17,7 +17,6 @@ from webgemma.kernels import unit as unit_of
 
 THREADS = 64
 ROW_THREADS = 256  # where one workgroup handles a whole row
-EVERYTHING = 1 << 30  # a window that no context reaches
 # In software, a barrier costs more than all else; among eight threads, lavapipe needs none.
 SOFTWARE_THREADS, SOFTWARE_TILE = 8, 32
 
@@ -74,13 +73,13 @@ class TextRecorder:
         width = self.config.width
         row = self.recorder.scratch(1, width)
         grid = (-(-width // THREADS),)
-        self._call("last_row", grid, [width], self.inputs.state, h, row, pieces=("state",))
+        self.call("last_row", grid, [width], self.inputs.state, h, row, pieces=("state",))
         return row
 
     def softcap(self, logits: Tensor) -> Tensor:
         """cap * tanh(logits / cap), in place."""
         count = logits.nbytes // 4
-        self._call(
+        self.call(
             "softcap", self._flat(count), [count, self.config.softcap], logits, pieces=("finite",)
         )
         return logits
@@ -95,12 +94,12 @@ class TextRecorder:
         next_norm = "output_norm.weight" if last else f"blk.{following}.attn_norm.weight"
         scale = name + "layer_output_scale.weight"
         out = out or self._input_of(following)
-        a = self.attention(layer, h)
+        a = Attention(self, layer).answer(h)
         f: Tensor | Branches
         if layer.experts:
             f = feed_forward_with_experts(self, layer, x, a)
         else:
-            n = self._room(self.config.width, name + "ffn_gate_up.weight", name + "ffn_up.weight")
+            n = self.room(self.config.width, name + "ffn_gate_up.weight", name + "ffn_up.weight")
             post, norm = name + "post_attention_norm.weight", name + "ffn_norm.weight"
             f = self.feed_forward(layer, self.residual(x, a, post, norm, out=n))
         if ple is None:
@@ -116,7 +115,7 @@ class TextRecorder:
         """Rows of a table for the ids, the batch's tokens if not told: [batch, width]."""
         weight = self.model.matrices[name]
         x = self.recorder.scratch(self.batch, weight.width)
-        kernel = self._link("embed", weight.format.name, pieces=("state",))
+        kernel = self.link("embed", weight.format.name, pieces=("state",))
         unit = unit_of(weight.format.name)
         for part in weight.parts:
             blocks = weight.width // weight.format.block
@@ -174,17 +173,17 @@ class TextRecorder:
         tokens, name, integers = x.shape[0], weight.format.name, isinstance(x, Integers)
         cut = None if integers else Cut.for_tokens(tokens, self.features, self.software)
         if cut is not None:
-            kernel = self._link("matmul_lanes", name, ("state", *finish), **cut.constants)
+            kernel = self.link("matmul_lanes", name, ("state", *finish), **cut.constants)
             return kernel, cut.threads * cut.rows_each, cut.tokens
         tile = Tile.for_product(weight.rows, tokens, integers)
         if tile is not None:
             parts = ("state", *pieces_of("tile", x), *finish)
-            return self._link("matmul", name, parts, **tile.constants), tile.rows, tile.tokens
+            return self.link("matmul", name, parts, **tile.constants), tile.rows, tile.tokens
         team = Team.for_weight(weight, self.features, self.software)
         parts = ("state", "lanes", "row_products", *pieces_of("x", x), *finish)
-        return self._link("matvec", name, parts, **team.constants), team.rows, 0
+        return self.link("matvec", name, parts, **team.constants), team.rows, 0
 
-    def _room(self, width: int, *readers: str) -> Tensor:
+    def room(self, width: int, *readers: str) -> Tensor:
         """Where to put what these matrices read: integers if all of them can multiply those."""
         weights = [self.model.matrices[name] for name in readers if name in self.model.matrices]
         if self.precision == "exact" or not all(multiplies_integers(w.format) for w in weights):
@@ -200,14 +199,14 @@ class TextRecorder:
         h = Integers.of((tokens, width), self.precision)
         grid = (-(-width // (4 * THREADS)), tokens)
         pieces = ("state", *pieces_of("put", h))
-        self._call("quantise", grid, [width], self.inputs.state, x, h, pieces=pieces)
+        self.call("quantise", grid, [width], self.inputs.state, x, h, pieces=pieces)
         return h
 
     def _input_of(self, index: int) -> Tensor:
         """Where to put what a layer reads, or the head after the last one."""
         names = [f"blk.{index}.{part}.weight" for part in ("attn_qkv", "attn_k", "attn_v")]
         last = index == len(self.config.layers)
-        return self._room(self.config.width, *([self._head_name] if last else names))
+        return self.room(self.config.width, *([self._head_name] if last else names))
 
     @property
     def _head_name(self) -> str:
@@ -217,7 +216,7 @@ class TextRecorder:
         """rms(x) * w."""
         h = out or self.recorder.scratch(*x.shape)
         params = [x.shape[1], self.config.eps]
-        self._call(
+        self.call(
             "norm",
             (self.batch,),
             params,
@@ -226,7 +225,7 @@ class TextRecorder:
             self.model.vector(name),
             h,
             pieces=("sum", "state", *pieces_of("put", h)),
-            THREADS=self._row_threads(ROW_THREADS),
+            THREADS=self.row_threads(ROW_THREADS),
         )
         return h
 
@@ -245,7 +244,7 @@ class TextRecorder:
         vector = self.model.vector
         added = (y,) if isinstance(y, Tensor) else y
         form = "y_one" if len(added) == 1 else "y_two"
-        self._call(
+        self.call(
             "residual",
             (self.batch,),
             [self.config.eps, 0, 0],
@@ -271,7 +270,7 @@ class TextRecorder:
         grid = (-(-width // (4 * THREADS)), self.batch)
         params = [width, gate_stride, up_stride, up_first]
         pieces = ("state", "gelu", *pieces_of("put", h))
-        self._call("geglu", grid, params, self.inputs.state, gate, up, h, pieces=pieces)
+        self.call("geglu", grid, params, self.inputs.state, gate, up, h, pieces=pieces)
         return h
 
     def feed_forward(self, layer: Layer, n: Tensor) -> Tensor:
@@ -285,7 +284,7 @@ class TextRecorder:
         matrices = self.model.matrices
         weight = matrices[name + "ffn_gate_up.weight"]
         both = weight.rows == 2 * layer.ffn
-        hidden = self._room(layer.ffn, name + "ffn_down.weight")
+        hidden = self.room(layer.ffn, name + "ffn_down.weight")
         if both and len(weight.parts) == 1 and self.batch <= FEW_TOKENS and not self.software:
             self.gate_up(n, weight, hidden)
         else:
@@ -304,7 +303,7 @@ class TextRecorder:
         products = ("lanes", "row_products", *pieces_of("x", n))
         parts = ("state", "gelu", *products, *pieces_of("row", out))
         shape = {"THREADS": team.threads, "LANES": team.lanes}
-        kernel = self._link("gate_up", weight.format.name, parts, **shape)
+        kernel = self.link("gate_up", weight.format.name, parts, **shape)
         part = weight.parts[0]
         params = [weight.width // weight.format.block, *part.planes, ffn, units]
         grid = (*self._fold(-(-ffn // team.rows)), self.batch)
@@ -323,7 +322,7 @@ class TextRecorder:
         ple = self.recorder.scratch(self.batch, layers * config.ple)
         params = [config.ple, layers, config.eps, 1 / math.sqrt(config.width)]
         norm = self.model.vector("per_layer_proj_norm.weight")
-        self._call(
+        self.call(
             "per_layer",
             (layers, self.batch),
             params,
@@ -333,117 +332,11 @@ class TextRecorder:
             norm,
             ple,
             pieces=("sum", "state"),
-            THREADS=self._row_threads(THREADS),
+            THREADS=self.row_threads(THREADS),
         )
         return ple
 
-    def attention(self, layer: Layer, h: Tensor) -> Tensor:
-        """Queries, keys, values, the softmax over the cache, and the output projection."""
-        name = f"blk.{layer.index}."
-        matrices, inputs = self.model.matrices, self.inputs
-        own = 0 if layer.shares_kv else (1 if layer.k_is_v else 2)
-        raw_heads = layer.heads + own * layer.kv_heads
-        raw = self.recorder.scratch(self.batch, raw_heads * layer.head_dim)
-        first = 0
-        for part in ("attn_qkv", "attn_k", "attn_v"):
-            weight = matrices.get(f"{name}{part}.weight")
-            if weight is not None and first < raw_heads * layer.head_dim:
-                self.linear(h, weight, raw, first)
-                first += weight.rows
-        keys, values = inputs.caches[layer.kv_donor]
-        attend = self._attend_one if self.batch == 1 else self._attend_many
-        out = attend(layer, raw, keys, values)
-        return self.linear(out, matrices[name + "attn_output.weight"])
-
-    def _attend_one(self, layer: Layer, raw: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """One token: the positions are shared out among workgroups, then put together."""
-        threads = SOFTWARE_TILE if self.software else 128
-        ring = self.inputs.ring[layer.kv_donor]
-        window = self.config.window if layer.sliding else EVERYTHING
-        shares = 16 if layer.sliding else 32
-        if self.software:
-            most = loops.attention_keys(layer.head_dim, threads)
-            shares = max(shares, -(-min(ring, window) // most))
-        own = int(not layer.shares_kv)
-        shares += own  # the token itself
-        raw_heads = raw.shape[1] // layer.head_dim
-        parts = self.recorder.scratch(1, layer.heads * shares * layer.head_dim)
-        sums = self.recorder.scratch(1, layer.heads * shares * 2)
-        self._call(
-            "attention",
-            (layer.heads, shares),
-            [layer.heads, layer.kv_heads, raw_heads, ring, window, self.config.eps],
-            *(self.inputs.state, raw, self.head_norms(layer), self.turns(layer)),
-            *(keys, values, parts, sums),
-            pieces=("sum", "state", "rope", self.kv),
-            HEAD_DIM=layer.head_dim,
-            OWN_CACHE=own,
-            THREADS=threads,
-        )
-        out = self.recorder.scratch(1, layer.heads * layer.head_dim)
-        if layer.head_dim % GROUP == 0:
-            out = self._room(out.shape[1], f"blk.{layer.index}.attn_output.weight")
-        self._call(
-            "attention_merge",
-            (layer.heads, 1),
-            [layer.heads],
-            *(self.inputs.state, parts, sums, out),
-            pieces=("state", *pieces_of("put", out)),
-            HEAD_DIM=layer.head_dim,
-            SHARES=shares,
-        )
-        return out
-
-    def _heads(self, layer: Layer, raw: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Queries normed and turned, keys and values into the cache."""
-        q = self.recorder.scratch(self.batch, layer.heads * layer.head_dim)
-        raw_heads, ring = raw.shape[1] // layer.head_dim, self.inputs.ring[layer.kv_donor]
-        heads = layer.heads + 2 * layer.kv_heads * (not layer.shares_kv)
-        self._call(
-            "heads",
-            (heads, self.batch),
-            [layer.heads, layer.kv_heads, raw_heads, ring, self.config.eps],
-            *(self.inputs.state, raw, self.head_norms(layer), self.turns(layer), q, keys, values),
-            pieces=("sum", "state", "rope", self.kv),
-            HEAD_DIM=layer.head_dim,
-            THREADS=self._row_threads(THREADS),
-        )
-        return q
-
-    def _attend_many(self, layer: Layer, raw: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Many tokens: a workgroup takes a tile of queries; keys and values serve all of them."""
-        q = self._heads(layer, raw, keys, values)
-        ring = self.inputs.ring[layer.kv_donor]
-        shape = {"HEAD_DIM": layer.head_dim, "THREADS": 256, "QUERIES": 32, "KEYS": 64}
-        queries = shape["QUERIES"]
-        group = layer.heads // layer.kv_heads
-        window = self.config.window if layer.sliding else EVERYTHING
-        out = self.recorder.scratch(self.batch, layer.heads * layer.head_dim)
-        grid = (layer.kv_heads, -(-self.batch * group // queries))
-        params = [layer.heads, layer.kv_heads, ring, window, self.batch]
-        tensors = (self.inputs.state, q, keys, values, out)
-        most = loops.attention_prefill_keys(*shape.values()) if self.software else EVERYTHING
-        seen = min(ring, window + queries)  # by one workgroup
-        if seen <= most:
-            pieces = ("state", self.kv, "attend_all")
-            self._call("attention_prefill", grid, params, *tensors, pieces=pieces, **shape)
-            return out
-        pieces = ("state", self.kv, "attend_some")
-        left = self.recorder.scratch(*grid, 2, queries)
-        for begin in range(0, seen, most):
-            some = [*params, begin, begin + most]
-            self._call("attention_prefill", grid, some, *tensors, left, pieces=pieces, **shape)
-        return out
-
-    def head_norms(self, layer: Layer) -> Tensor:
-        """q_norm and k_norm, one after the other."""
-        return self.model.head_norms[layer.index]
-
-    def turns(self, layer: Layer) -> Tensor:
-        """Turns per position of each pair of dimensions, as 64-bit fractions."""
-        return self.model.turns[layer.sliding]
-
-    def _row_threads(self, usual: int) -> int:
+    def row_threads(self, usual: int) -> int:
         """Of a workgroup that adds up a row."""
         return SOFTWARE_THREADS if self.software else usual
 
@@ -454,13 +347,13 @@ class TextRecorder:
         """More workgroups than one axis allows, over two."""
         return min(groups, 32768), -(-groups // 32768)
 
-    def _link(
+    def link(
         self, op: str, format: str = "", pieces: tuple[str, ...] = (), **constants: int
     ) -> Kernel:
         numbers = {"THREADS": THREADS, **constants}
         return link(op, self.features, format=format, constants=numbers, pieces=pieces)
 
-    def _call(
+    def call(
         self,
         op: str,
         grid: tuple[int, ...],
@@ -469,5 +362,5 @@ class TextRecorder:
         pieces: tuple[str, ...] = (),
         **constants: int,
     ) -> None:
-        kernel = self._link(op, "", pieces, **constants)
+        kernel = self.link(op, "", pieces, **constants)
         self.recorder.call(kernel, grid, params, *tensors)

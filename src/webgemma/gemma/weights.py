@@ -11,13 +11,14 @@ from typing import Literal
 from webgemma.device import Buffer, Device, Plan, Reading
 from webgemma.errors import DeviceError, InputError
 from webgemma.gemma.config import Config
-from webgemma.gemma.loops import LONGEST_ROW
-from webgemma.gemma.tensors import (
-    canonical_tensors,
-    check_rope_factors,
-    read_floats,
-    text_tensors,
+from webgemma.gemma.stacks import (
+    TABLE,
+    check_kernels_fit,
+    stacks,
+    wanted_tensors,
+    weights_nbytes,
 )
+from webgemma.gemma.tensors import canonical_tensors, check_rope_factors, read_floats
 from webgemma.gguf.formats import Format
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.gguf.sources import Bytes
@@ -27,8 +28,6 @@ from webgemma.kernels import link
 CHUNK_NBYTES = 8 << 20  # what passes through host memory at a time: larger ones are no faster
 SAMPLE_NBYTES = 1 << 16  # of a tensor, for the fingerprint
 CHUNKS_AHEAD = 8  # chunks that the device's queue may hold before it has copied them
-TABLE = "per_layer_token_embd.weight"
-HEAD_DIMS = (16, 32, 64, 128, 256, 512)  # that attention.wgsl can share out among its threads
 BATCH_ROWS = 512  # of a table on the host that the device sees at a time: the largest batch
 
 
@@ -116,19 +115,19 @@ class Model:
                 budget_nbytes is not None and sum(weights_nbytes(gguf, config)) > budget_nbytes
             )
             table = "host" if exceeded else "device"
-        _check_kernels_fit(gguf, config, device)
+        check_kernels_fit(gguf, config, device)
         model = cls(config, device)
         model.name = gguf.name
         try:
-            for name, stacked in _stacks(_wanted(gguf, config)).items():
-                if len(stacked[0].shape) == 1:
-                    size = stacked[0].weights
+            for name, tensors in stacks(wanted_tensors(gguf, config)).items():
+                if len(tensors[0].shape) == 1:
+                    size = tensors[0].weights
                     model.vectors[name] = Tensor((size,), 4 * size, model.keep(4 * size, name))
                 elif name == TABLE and table == "host":
-                    model.table = HostTable(model, gguf, stacked[0])
+                    model.table = HostTable(model, gguf, tensors[0])
                     model.matrices[name] = model.table.weight
                 else:
-                    model.matrices[name] = model.room(name, stacked)
+                    model.matrices[name] = model.room(name, tensors)
         except BaseException:
             model.close()
             raise
@@ -137,14 +136,14 @@ class Model:
     async def fill(self, gguf: Gguf, progress: Callable[[int], None] | None = None) -> None:
         """Bring every tensor to the device, chunk by chunk; a model for which that fails closes."""
         try:
-            for name, stacked in _stacks(_wanted(gguf, self.config)).items():
+            for name, tensors in stacks(wanted_tensors(gguf, self.config)).items():
                 if name in self.vectors:
-                    data = _packed(await read_floats(gguf, stacked[0]))
+                    data = _packed(await read_floats(gguf, tensors[0]))
                     self.device.write(self.vectors[name].buffer, data)
                 elif not (name == TABLE and self.table):
-                    await self.fill_matrix(gguf, self.matrices[name], stacked)
+                    await self.fill_matrix(gguf, self.matrices[name], tensors)
                 if progress is not None:
-                    progress(sum(tensor.nbytes for tensor in stacked))
+                    progress(sum(tensor.nbytes for tensor in tensors))
             await self._derive(gguf, canonical_tensors(gguf))
             self.fingerprint = await _fingerprint(gguf, self.config)
             while self._copies:
@@ -372,67 +371,6 @@ def record_repack(
         recorder.call(kernel, grid, params, chunk, part.data)
 
 
-def weights_nbytes(gguf: Gguf, config: Config) -> tuple[int, int]:
-    """What the text model takes on a device: the table of per-layer embeddings, all the rest."""
-    wanted = _wanted(gguf, config)
-    table = wanted[TABLE].nbytes if TABLE in wanted else 0
-    return table, sum(tensor.nbytes for tensor in wanted.values()) - table
-
-
-def _wanted(gguf: Gguf, config: Config) -> dict[str, TensorInfo]:
-    """The tensors of the text model."""
-    tensors = canonical_tensors(gguf)
-    names = [name for name, _, _ in text_tensors(config)]
-    return {name: tensors[name] for name in names if name in tensors}
-
-
-def _stacks(tensors: dict[str, TensorInfo]) -> dict[str, list[TensorInfo]]:
-    """The tensors to load: those that are always used together stacked, if their formats agree."""
-    stacks = {name: [tensor] for name, tensor in tensors.items()}
-    for name in tensors:
-        if name.endswith(".attn_q.weight"):
-            _stack(stacks, name, "attn_q", "attn_qkv", ("attn_k", "attn_v"))
-        elif name.endswith(".ffn_gate.weight"):
-            _stack(stacks, name, "ffn_gate", "ffn_gate_up", ("ffn_up",))
-    return stacks
-
-
-def _stack(
-    stacks: dict[str, list[TensorInfo]], name: str, old: str, new: str, others: tuple[str, ...]
-) -> None:
-    """Put as many of the others under the first as have its format and block alignment."""
-    whole = stacks.pop(name)
-    for other in others:
-        below = stacks.get(name.replace(old, other))
-        if below is None or below[0].format != whole[0].format:
-            break
-        if whole[-1].weights // whole[-1].format.block % 16:
-            break  # a plane's chunk would begin within a word
-        whole += stacks.pop(name.replace(old, other))
-    stacks[name.replace(old, new)] = whole
-
-
-def _check_kernels_fit(gguf: Gguf, config: Config, device: Device) -> None:
-    """Refuse shapes that no Gemma 4 has and that the kernels would compute wrongly."""
-    for layer in config.layers:
-        if layer.head_dim not in HEAD_DIMS:
-            raise DeviceError(
-                f"{gguf.name}: heads of {layer.head_dim} dimensions are not possible on the GPU, "
-                f"which has kernels for {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}; use device='cpu'."
-            )
-    for name, tensor in _wanted(gguf, config).items():
-        if len(tensor.shape) > 1 and tensor.width % 4:
-            raise DeviceError(
-                f"{gguf.name}: the rows of {name} have {tensor.width} weights, but the GPU reads "
-                "four at a time; use device='cpu'."
-            )
-        if len(tensor.shape) > 1 and tensor.width > LONGEST_ROW and device.software:
-            raise DeviceError(
-                f"{gguf.name}: the rows of {name} have {tensor.width} weights, but {device.name} "
-                f"is software that adds up {LONGEST_ROW} at most; use device='cpu'."
-            )
-
-
 def _packed(values: Sequence[float]) -> bytes:
     return struct.pack(f"<{len(values)}f", *values)
 
@@ -444,7 +382,7 @@ def _whole_words(data: Bytes) -> Bytes:
 
 async def _fingerprint(gguf: Gguf, config: Config) -> str:
     """A digest of some numbers, the tensor table, and both ends of one tensor of every kind."""
-    tensors = _wanted(gguf, config)
+    tensors = wanted_tensors(gguf, config)
     digest = hashlib.sha256()
     numbers = (config.window, config.eps, config.rope_base, config.rope_base_sliding)
     digest.update(f"{numbers}\n".encode())
