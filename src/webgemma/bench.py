@@ -71,6 +71,7 @@ class Step:
     weights_nbytes: int  # that the GPU reads
     dispatches: int
     host_seconds: float  # that Python and the driver work, without waiting
+    recording_seconds: float  # that another thread works beside, to record the next step
 
 
 async def time_gpu(
@@ -87,13 +88,16 @@ async def time_gpu(
     try:
         await _reading_seconds(reader, ids, task.depth)
         await _writing_seconds(writer, ids, min(WARM_UP_TOKENS, task.decode))
-        prompts, decodes, hosts = [], [], []
+        prompts, decodes, hosts, recordings = [], [], [], []
         for _ in range(task.repetitions):
             prompts.append(await _reading_seconds(reader, ids, task.depth))
+            before = model.device.recording_seconds
             seconds, host_seconds = await _writing_seconds(writer, ids, task.decode)
             decodes.append(seconds)
             hosts.append(host_seconds / task.decode)
-        step = Step(weights_read(model), counter.dispatches, statistics.median(hosts))
+            recordings.append((model.device.recording_seconds - before) / task.decode)
+        host, recording = statistics.median(hosts), statistics.median(recordings)
+        step = Step(weights_read(model), counter.dispatches, host, recording)
         return Speed.of(task, prompts, decodes), step
     finally:
         reader.close()

@@ -52,6 +52,7 @@ def test_a_plan_runs_as_often_as_it_is_told(eager: NativeDevice) -> None:
         reading = eager.run(plan, (total.buffer, 0, 4))
         assert reading is not None
         assert int.from_bytes(finish(reading.bytes()), "little") == 3 * times
+    assert eager.recording_seconds > 0
 
 
 def test_results_that_are_read_late_and_in_any_order(eager: NativeDevice) -> None:

@@ -100,6 +100,7 @@ def _gpu_facts(
         "share_of_copy": read_per_second / copied_per_second,
         "dispatches_per_token": step.dispatches,
         "host_seconds_per_token": step.host_seconds,
+        "recording_seconds_per_token": step.recording_seconds,
     }
 
 
@@ -141,6 +142,7 @@ def _cost_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """What loading and each token cost."""
     token_ms = 1000 / facts["decode_tokens_per_second"]
     host_ms = 1000 * facts["host_seconds_per_token"]
+    recording_ms = 1000 * facts["recording_seconds_per_token"]
     return [
         ("load", f"{facts['load_seconds']:.2f} s, {human_nbytes(facts['loaded_nbytes'])}"),
         (
@@ -156,7 +158,8 @@ def _cost_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
             + (
                 "all of it the CPU's: this GPU is software"
                 if facts["software"]
-                else f"the host works {host_ms:.2f} ms of it"
+                else f"the host works {host_ms:.2f} ms of it, "
+                f"another thread {recording_ms:.2f} ms beside it"
             ),
         ),
     ]

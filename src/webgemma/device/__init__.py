@@ -80,6 +80,11 @@ class Device(Protocol):
     software: bool  # the "GPU" is this machine's CPU
     unified: bool  # its memory is this machine's
 
+    @property
+    def recording_seconds(self) -> float:
+        """That another thread has worked to record plans ahead."""
+        ...
+
     def buffer(self, nbytes: int, label: str = "") -> Buffer: ...
 
     def write(self, buffer: Buffer, data: Any, offset: int = 0) -> None: ...

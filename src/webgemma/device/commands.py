@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from time import thread_time
 from typing import Any
 
 import wgpu  # type: ignore[import-untyped]
@@ -47,6 +48,7 @@ class Commands:
     def __init__(self, device: Any, name: str, *, ahead: bool) -> None:
         self._device = device
         self._ahead = ahead
+        self.ahead_seconds = 0.0  # that the recorder has worked
         self._raw = device._internal
         self._queue = device.queue._internal
         self._name = name
@@ -72,7 +74,7 @@ class Commands:
         reading = self._submit([commands], read)
         recording.runs += 1
         if self._ahead and recording.runs > 1:
-            recording.ahead = self._last = self._thread.submit(self._record, recording)
+            recording.ahead = self._last = self._thread.submit(self._record_ahead, recording)
         return reading
 
     def retire(self, plan: Plan, whole: bool) -> None:
@@ -158,6 +160,13 @@ class Commands:
                 ) from error
             named = DeviceError(f"{self._name}: {error}")
             raise (otherwise(error) if otherwise else named) from error
+
+    def _record_ahead(self, recording: Recording) -> Any:
+        start = thread_time()
+        try:
+            return self._record(recording)
+        finally:
+            self.ahead_seconds += thread_time() - start
 
     def _record(self, recording: Recording) -> Any:
         set_pipeline = lib.wgpuComputePassEncoderSetPipeline

@@ -159,6 +159,11 @@ class NativeDevice:
         """Submit the whole plan and, with it, a copy of some bytes for the host."""
         return self._commands.run(plan, read)
 
+    @property
+    def recording_seconds(self) -> float:
+        """That another thread has worked to record plans ahead."""
+        return self._commands.ahead_seconds
+
     def retire(self, plan: Plan) -> None:
         """The plan will not run again; said while the buffers it uses are still there."""
         groups = {id(d.group): d.group for d in plan.dispatches}.values()

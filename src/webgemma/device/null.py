@@ -43,6 +43,7 @@ class NullDevice:
         self.name = "no GPU"
         self.software = False
         self.unified = False
+        self.recording_seconds = 0.0
         self.features = features
         self.limits = limits
         self.memory_nbytes = memory_nbytes
