@@ -293,7 +293,7 @@ def test_all_big_products_are_with_integers(monkeypatch: pytest.MonkeyPatch) -> 
     assert products(tiny, 1, "exact")[1] == products(tiny, 8, "exact")[1] == 0
     for batch in (1, 8):
         assert products(replace(tiny, formats=("F16",)), batch, "int16")[1] == 0
-    monkeypatch.setattr(device(), "features", device().features - {"packed-dots"})
+    monkeypatch.setattr(hardware(), "features", hardware().features - {"packed-dots"})
     assert products(tiny, 1, "int16") == (13, 25)
     assert products(tiny, 8, "int16") == (38, 0)
 
