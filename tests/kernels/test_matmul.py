@@ -63,7 +63,7 @@ def matmul(
     constants = dict(zip(NAMES, TILES[tile], strict=True))
     batch, stride = len(x), stride or matrix.rows
     finish = ("finish_plain",) if up is None else ("gelu", "finish_gated")
-    pieces = ("state", "tile_float", *finish)
+    pieces = ("state", "tile", "tile_float", *finish)
     name = matrix.format.name
     kernel = link("matmul", device().features, format=name, constants=constants, pieces=pieces)
     tiles = -(-matrix.rows // constants["TILE_ROWS"])

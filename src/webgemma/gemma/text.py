@@ -154,7 +154,7 @@ class TextRecorder:
             parts = ("state", "lanes", "row_products", *pieces_of("x", x), *finish)
             kernel = self._link("matvec", name, parts, **team.constants)
         else:
-            parts = ("state", *pieces_of("tile", x), *finish)
+            parts = ("state", "tile", *pieces_of("tile", x), *finish)
             kernel = self._link("matmul", name, parts, **tile.constants)
         others = (up[0],) if up else ()
         for part in weight.parts:
@@ -253,10 +253,13 @@ class TextRecorder:
         up_first: int,
         width: int,
         out: Tensor | None = None,
+        rows: int = 1,
     ) -> Tensor:
-        """gelu(gate) * up, each the first `width` columns (up: from `up_first` on) of its rows."""
-        h = out or self.recorder.scratch(self.batch, width)
-        grid = (-(-width // (4 * THREADS)), self.batch)
+        """gelu(gate) * up, each the first `width` columns (up: from `up_first` on) of its rows.
+
+        A token has so many `rows`."""
+        h = out or self.recorder.scratch(self.batch, rows * width)
+        grid = (-(-width // (4 * THREADS)), self.batch, rows)
         params = [width, gate_stride, up_stride, up_first]
         pieces = ("state", "gelu", *pieces_of("put", h))
         self._call("geglu", grid, params, self.inputs.state, gate, up, h, pieces=pieces)
