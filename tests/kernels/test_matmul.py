@@ -19,6 +19,7 @@ TILES = {  # THREADS, TILE_ROWS, TILE_TOKENS, ROWS_EACH, TOKENS_EACH, SLICE
     "narrow": (64, 32, 16, 4, 4, 32),
     "long": (64, 32, 32, 4, 4, 64),
     "tall": (128, 128, 32, 8, 8, 16),
+    "small": (128, 16, 16, 4, 4, 128),
 }
 NAMES = ("THREADS", "TILE_ROWS", "TILE_TOKENS", "ROWS_EACH", "TOKENS_EACH", "SLICE")
 
