@@ -46,10 +46,10 @@ def integers(x: np.ndarray, precision: str) -> tuple[Integers, np.ndarray]:
     return made, meant.reshape(x.shape)
 
 
-def load(tensor: NewTensor) -> Model:
+def load(tensor: NewTensor, on: NativeDevice | None = None) -> Model:
     """A model of this matrix alone."""
     gguf = finish(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
-    model = Model(None, hardware())
+    model = Model(None, on or hardware())
     stack = [gguf.tensors[tensor.name]]
     model.matrices[tensor.name] = model.room(tensor.name, stack)
     finish(model.fill_matrix(gguf, model.matrices[tensor.name], stack))

@@ -65,11 +65,15 @@ def test_prompts(name: str, way: str, precision: str, monkeypatch: pytest.Monkey
 
 
 @needs_shared
-@pytest.mark.parametrize("precision", ["int16", "int8"])
-def test_prompts_of_e2b(precision: str) -> None:
-    gguf = Gguf.open(SHARED / "e2b" / "e2b-Q4_K_M.gguf")
-    ids = [int(id) for id in (SHARED / "e2b" / "ids.txt").read_text().replace(",", " ").split()]
-    expected = np.load(SHARED / "e2b" / "Q4_K_M.logits.npy")
+@pytest.mark.parametrize(
+    ("name", "precision"), [("e2b", "int16"), ("e2b", "int8"), ("moe", "int16")]
+)
+def test_prompts_of_files(name: str, precision: str) -> None:
+    """Rounding to int8 makes tokens of moe, of random weights, ask other experts."""
+    folder = SHARED / name
+    gguf = Gguf.open(folder / f"{name}-Q4_K_M.gguf")
+    ids = [int(id) for id in (folder / "ids.txt").read_text().replace(",", " ").split()]
+    expected = np.load(folder / "Q4_K_M.logits.npy")
     model = finish(Model.load(gguf, Config.from_gguf(gguf), device()))
     session = Session(model, 256, kv="f32", precision=precision)
     found = np.frombuffer(finish(session.logits(ids)), np.float32).reshape(expected.shape)

@@ -277,7 +277,7 @@ def products(tiny: Tiny, batch: int, precision: str) -> tuple[int, int]:
         text.inputs.ring[layer.index] = 1
     text.head(text.body())
     kernels = [call.kernel for call in text.recorder.calls]
-    names = ("matvec/", "matmul/", "gate_up/", "expert_up/", "expert_down/")
+    names = ("matvec/", "matmul/", "gate_up/", "expert_up/", "expert_down/", "expert_matmul/")
     linked = [k.wgsl for k in kernels if k.name.startswith(names)]
     with_integers = sum("fn integer_unit" in wgsl for wgsl in linked)
     return len(linked) - with_integers, with_integers
@@ -293,6 +293,9 @@ def test_all_big_products_are_with_integers(monkeypatch: pytest.MonkeyPatch) -> 
     assert products(tiny, 1, "exact")[1] == products(tiny, 8, "exact")[1] == 0
     for batch in (1, 8):
         assert products(replace(tiny, formats=("F16",)), batch, "int16")[1] == 0
+    # In each of two layers four and the experts' two, and the head; the router is float32.
+    experts = replace(MOE, pattern="sf", formats=("Q8_0",))
+    assert products(experts, 8, "int16") == (2, 13)
     monkeypatch.setattr(hardware(), "features", hardware().features - {"packed-dots"})
     assert products(tiny, 1, "int16") == (13, 25)
     assert products(tiny, 8, "int16") == (38, 0)

@@ -19,6 +19,7 @@ TILES = {  # THREADS, TILE_ROWS, TILE_TOKENS, ROWS_EACH, TOKENS_EACH, SLICE
     "narrow": (64, 32, 16, 4, 4, 32),
     "long": (64, 32, 32, 4, 4, 64),
     "tall": (128, 128, 32, 8, 8, 16),
+    "small": (128, 16, 16, 4, 4, 128),
 }
 NAMES = ("THREADS", "TILE_ROWS", "TILE_TOKENS", "ROWS_EACH", "TOKENS_EACH", "SLICE")
 LANES = {"few lanes": (2, 1), "lanes": (4, 8)}  # EACH, TOKENS of the 8 threads of matmul_lanes
@@ -74,7 +75,7 @@ def matmul(
     op, constants, rows_at_once, tokens_at_once = cut(tile)
     batch, stride = len(x), stride or matrix.rows
     finish = ("finish_plain",) if up is None else ("gelu", "finish_gated")
-    pieces = ("state", *(("tile_float",) if op == "matmul" else ()), *finish)
+    pieces = ("state", *(("tile", "tile_float") if op == "matmul" else ()), *finish)
     name = matrix.format.name
     kernel = link(op, device().features, format=name, constants=constants, pieces=pieces)
     tiles = -(-matrix.rows // rows_at_once)

@@ -166,12 +166,27 @@ def test_experts_with_integers(up: str, down: str, precision: str) -> None:
     assert np.abs(found - both.experts(x)).max() > 0
 
 
+@pytest.mark.parametrize("precision", ["int16", "int8"])
+@pytest.mark.parametrize(("up", "down"), [FORMATS[0], *FORMATS[-2:]])
+@pytest.mark.parametrize(("batch", "count", "fused"), [(2, 6, True), (40, 6, True), (19, 3, False)])
+def test_batches_with_integers(
+    batch: int, count: int, fused: bool, up: str, down: str, precision: str
+) -> None:
+    """One by one and gathered; formats of which only one multiplies integers, too."""
+    tiny = replace(ONE_LAYER, width=256, experts=(count, 2, 96), fused=fused, formats=("Q8_0",))
+    both, x = Both(tiny, in_formats(tiny, up, down)), residual(tiny, batch)
+    found, wanted = both.experts(x, precision=precision), both.reference.experts(LAYER, x)
+    assert_close(found, wanted, ROUNDING[precision])
+    assert np.abs(found - both.experts(x)).max() > 0
+
+
+@pytest.mark.parametrize("batch", [1, 40])
 @pytest.mark.parametrize("fused", [True, False])
-def test_parts_with_integers(fused: bool) -> None:
+def test_parts_with_integers(fused: bool, batch: int) -> None:
     tiny = replace(ONE_LAYER, experts=(6, 2, 96), fused=fused, formats=("Q8_0",))
     small = copy.copy(device())
     small.limits = replace(small.limits, binding_nbytes=4096)
-    both, x = Both(tiny), residual(tiny, 1)
+    both, x = Both(tiny), residual(tiny, batch)
     wanted = both.reference.experts(LAYER, x)
     assert_close(both.experts(x, on=small, precision="int16"), wanted, ROUNDING["int16"])
     assert_close(both.experts(x, precision="int16"), wanted, ROUNDING["int16"])
@@ -257,6 +272,9 @@ def test_when_all_are_equal_the_first_are_asked() -> None:
         ("Q8_0", "Q4_0", "int16", 1),
         ("Q8_0", "F16", "int16", 1),
         ("F16", "Q8_0", "int16", 1),
+        ("Q8_0", "Q4_0", "int16", 40),
+        ("Q8_0", "F16", "int16", 40),
+        ("F16", "Q8_0", "int16", 40),
     ],
 )
 def test_a_layer_forks_and_joins(dense: str, chosen: str, precision: str, batch: int) -> None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Experts, Layer
-from webgemma.gemma.integers import GROUP, GROUP_NBYTES, Integers, pieces_of
+from webgemma.gemma.integers import GROUP, GROUP_NBYTES, Integers, multiplies_integers, pieces_of
+from webgemma.gemma.tiles import Tile
 from webgemma.gemma.weights import Weight
 from webgemma.graph import Tensor
 from webgemma.kernels import link
@@ -19,7 +20,6 @@ THREADS = 64
 ROW_THREADS = 256  # where one workgroup handles a whole row, or each finds its expert by itself
 UP_LANES = 8  # of a pair of rows; with 32 pairs for a workgroup, as many threads as it may have
 DOWN = {"LANES": 32, "EACH": 2, "THREADS": 64}  # threads that share some rows
-TILE_ROWS = 32  # of expert_matmul.wgsl
 MOST = {"MOST_EXPERTS": 256, "MOST_USED": 16}
 ROUTE = ("state", "order", "route")
 NOWHERE = 1 << 31  # a row that no part of a weight holds
@@ -76,7 +76,7 @@ class Mixture:
         text, name, shape = self.text, self.name, (self.text.batch, self.width)
         n = text.room(self.width, name + "ffn_gate_up.weight", name + "ffn_up.weight")
         m, s = text.recorder.scratch(*shape), text.recorder.scratch(*shape)
-        if text.batch == 1 and isinstance(n, Integers):
+        if isinstance(n, Integers):
             m = text.room(self.width, self.gate.name, self.up.name)
         alike = isinstance(m, Integers) == isinstance(n, Integers)
         h = text.recorder.together(n, m, s)
@@ -116,7 +116,7 @@ class Mixture:
         """Every place finds its expert and reads the weights of it."""
         text, (ids, shares) = self.text, self._asked()
         hidden = text.recorder.scratch(text.batch, self.experts.used * self.experts.ffn)
-        if text.batch == 1 and self.experts.fused and len(self.gate.parts) == 1:
+        if self.experts.fused and len(self.gate.parts) == 1:
             hidden = text.room(hidden.shape[1], self.down.name)
         if beside is not None:  # the first of them that is read waits for both
             text.recorder.together(beside, hidden)
@@ -165,16 +165,22 @@ class Mixture:
 
     def gathered(self, m: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
         """The weights of an expert are read for all its places together."""
-        used, ffn = self.experts.used, self.experts.ffn
+        text, used, ffn = self.text, self.experts.used, self.experts.ffn
         order = self._sort(ids)
-        gate = self._matmul(order, self.gate, 0, ffn, m, used)
-        up = self._matmul(order, self.up, ffn if self.experts.fused else 0, ffn, m, used)
-        hidden = self.text.geglu(gate, used * ffn, up, used * ffn, 0, used * ffn)
-        parts = self._matmul(order, self.down, 0, self.width, hidden, 1)
-        y = self.text.recorder.scratch(self.text.batch, self.width)
-        grid = (-(-self.width // THREADS), self.text.batch)
-        tensors = (self.text.inputs.state, shares, parts, y)
-        _call(self.text, "expert_sum", grid, [self.width, used], tensors)
+        if multiplies_integers(self.up.format):
+            m = text._as_integers(m, self.gate)
+        both = text.recorder.scratch(text.batch, used * 2 * ffn)
+        self._matmul(order, self.gate, m, used, both)
+        if not self.experts.fused:
+            self._matmul(order, self.up, m, used, both, ffn)
+        hidden = text.room(used * ffn, self.down.name)
+        text.geglu(both, 2 * ffn, both, 2 * ffn, ffn, ffn, hidden, used)
+        parts = text.recorder.scratch(text.batch, used * self.width)
+        self._matmul(order, self.down, hidden, 1, parts)
+        y = text.recorder.scratch(text.batch, self.width)
+        grid = (-(-self.width // THREADS), text.batch)
+        tensors = (text.inputs.state, shares, parts, y)
+        _call(text, "expert_sum", grid, [self.width, used], tensors)
         return y
 
     def _sort(self, ids: Tensor) -> _Order:
@@ -189,15 +195,17 @@ class Mixture:
         return _Order(places, tiles, tokens)
 
     def _matmul(
-        self, order: _Order, weight: Weight, first: int, columns: int, x: Tensor, fan: int
-    ) -> Tensor:
-        """Rows of each expert from its `first` on, times its places' x: [batch, used * columns]."""
-        y = self.text.recorder.scratch(self.text.batch, self.experts.used * columns)
-        grid = (-(-columns // TILE_ROWS), order.tiles.shape[0])
-        tensors = (order.tiles, order.places, x, y)
-        params, constants = [first, columns, fan], {"TOKENS": order.tokens}
-        self._multiply("expert_matmul", weight, grid, params, tensors, (), constants)
-        return y
+        self, order: _Order, weight: Weight, x: Tensor, fan: int, y: Tensor, first: int = 0
+    ) -> None:
+        """Each expert's rows times its places' x, into a place's columns of y from `first` on.
+
+        `fan` places share a row of x."""
+        tile = Tile.for_places(order.tokens, isinstance(x, Integers), self.text.software)
+        rows = weight.rows // self.experts.count
+        grid = (-(-rows // tile.rows), order.tiles.shape[0])
+        params = [y.shape[1] // self.experts.used, first, fan]
+        tensors, pieces = (order.tiles, x, y, order.places), ("tile", *pieces_of("tile", x))
+        self._multiply("expert_matmul", weight, grid, params, tensors, pieces, tile.constants)
 
     def _multiply(
         self,

@@ -177,7 +177,7 @@ class TextRecorder:
             return kernel, cut.threads * cut.rows_each, cut.tokens
         tile = Tile.for_product(weight.rows, tokens, integers)
         if tile is not None:
-            parts = ("state", *pieces_of("tile", x), *finish)
+            parts = ("state", "tile", *pieces_of("tile", x), *finish)
             return self.link("matmul", name, parts, **tile.constants), tile.rows, tile.tokens
         team = Team.for_weight(weight, self.features, self.software)
         parts = ("state", "lanes", "row_products", *pieces_of("x", x), *finish)
@@ -264,10 +264,13 @@ class TextRecorder:
         up_first: int,
         width: int,
         out: Tensor | None = None,
+        rows: int = 1,
     ) -> Tensor:
-        """gelu(gate) * up, each the first `width` columns (up: from `up_first` on) of its rows."""
-        h = out or self.recorder.scratch(self.batch, width)
-        grid = (-(-width // (4 * THREADS)), self.batch)
+        """gelu(gate) * up, each the first `width` columns (up: from `up_first` on) of its rows.
+
+        A token has so many `rows`."""
+        h = out or self.recorder.scratch(self.batch, rows * width)
+        grid = (-(-width // (4 * THREADS)), self.batch, rows)
         params = [width, gate_stride, up_stride, up_first]
         pieces = ("state", "gelu", *pieces_of("put", h))
         self.call("geglu", grid, params, self.inputs.state, gate, up, h, pieces=pieces)

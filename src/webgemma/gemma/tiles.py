@@ -10,6 +10,7 @@ from webgemma.kernels import unit as unit_of
 FEW_TOKENS = 2  # that many are better multiplied one by one
 MANY_ROWS = 1024
 LARGE_PRODUCT = 1 << 20  # values, enough for large tiles to fill a GPU
+FEW_GROUPS = 64  # workgroups that leave most of a large GPU idle
 MANY_THREADS = 3 << 14  # in flight, to hide the latency of memory
 
 
@@ -76,10 +77,26 @@ class Tile:
         if tokens <= FEW_TOKENS:
             return None
         if tokens <= 16:
-            return cls(64, 32, 16, 4, 4, step)
-        if tokens <= 32 or (integers and rows * tokens < LARGE_PRODUCT):
-            return cls(128, 64, 32, 4, 4, step)
-        return cls(128, 64, 64, 4, 8, step)
+            tile = cls(64, 32, 16, 4, 4, step)
+        elif tokens <= 32 or (integers and rows * tokens < LARGE_PRODUCT):
+            tile = cls(128, 64, 32, 4, 4, step)
+        else:
+            tile = cls(128, 64, 64, 4, 8, step)
+        if not integers and tile.groups(rows, tokens) < FEW_GROUPS:
+            return cls(128, 16, 16, 4, 4, 128)  # eight threads share k
+        return tile
+
+    @classmethod
+    def for_places(cls, tokens: int, integers: bool, software: bool) -> "Tile":
+        """For the experts' products, with 8, 16 or 32 places in a tile."""
+        if software and not integers:
+            threads = max(8, tokens // 2)
+            return cls(threads, 64, tokens, 8 * tokens // threads, 8, 32)
+        return cls(max(64, 4 * tokens), 64, tokens, 4, 4, 64 if integers else 32)
+
+    def groups(self, rows: int, tokens: int) -> int:
+        """Workgroups for a product of this size."""
+        return -(-rows // self.rows) * -(-tokens // self.tokens)
 
     @property
     def constants(self) -> dict[str, int]:

@@ -28,7 +28,7 @@ fn fetch(ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
 
 fn stage(ahead: ptr<function, Ahead>, tile: Tile, thread: u32) {
     load_weights(tile.row, *ahead, thread);
-    load_tokens(tile.token, tile.count, *ahead, thread);
+    load_tokens(tile, *ahead, thread);
 }
 
 fn load_weights(first: u32, slice: u32, thread: u32) {
@@ -48,14 +48,14 @@ fn load_weights(first: u32, slice: u32, thread: u32) {
     }
 }
 
-fn load_tokens(first: u32, count: u32, slice: u32, thread: u32) {
+fn load_tokens(tile: Tile, slice: u32, thread: u32) {
     let width = params.units * UNIT_FOURS;
     for (var item = thread; item < TILE_TOKENS * FOURS; item += THREADS) {
         let line = item / FOURS;
         let k = slice * FOURS + item % FOURS;
         var four = vec4(0.0);
-        if (first + line < count && k < width) {
-            four = x[(first + line) * width + k];
+        if (tile.token + line < tile.count && k < width) {
+            four = x[x_row(tile, line) * width + k];
         }
         x_tile[place(line, item % FOURS)] = four;
     }

@@ -38,7 +38,7 @@ fn fetch(ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
     let length = params.units * UNIT_GROUPS * QUARTERS;
     for (var i = 0u; i < X_EACH; i++) {
         let item = thread + i * THREADS;
-        let t = min(tile.token + item / SLICE_QUARTERS, tile.count - 1u);
+        let t = x_row(tile, item / SLICE_QUARTERS);
         let at = slice * SLICE_QUARTERS + item % SLICE_QUARTERS;
         if (at < length) {
             (*ahead).tokens[i] = x[t * length + at];
