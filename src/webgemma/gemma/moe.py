@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 THREADS = 64
 ROW_THREADS = 256  # where one workgroup handles a whole row, or each finds its expert by itself
 UP_LANES = 8  # of a pair of rows; with 32 pairs for a workgroup, as many threads as it may have
-DOWN = {"LANES": 32, "EACH": 2, "THREADS": 64}  # threads that share some rows
+DOWN = {"LANES": 32, "EACH": 1, "THREADS": 64}  # threads that share some rows
 MOST = {"MOST_EXPERTS": 256, "MOST_USED": 16}
 ROUTE = ("state", "order", "route")
 NOWHERE = 1 << 31  # a row that no part of a weight holds

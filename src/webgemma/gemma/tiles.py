@@ -8,7 +8,7 @@ from webgemma.gemma.weights import Weight
 from webgemma.kernels import unit as unit_of
 
 FEW_TOKENS = 2  # that many are better multiplied one by one
-MANY_ROWS = 1024
+MANY_ROWS = 2048
 LARGE_PRODUCT = 1 << 20  # values, enough for large tiles to fill a GPU
 FEW_GROUPS = 64  # workgroups that leave most of a large GPU idle
 MANY_THREADS = 3 << 14  # in flight, to hide the latency of memory
