@@ -20,6 +20,7 @@ THREADS = 64
 ROW_THREADS = 256  # where one workgroup handles a whole row, or each finds its expert by itself
 UP_LANES = 8  # of a pair of rows; with 32 pairs for a workgroup, as many threads as it may have
 DOWN = {"LANES": 32, "EACH": 1, "THREADS": 64}  # threads that share some rows
+TILES = (8, 16, 32)  # places that a tile of a batch may have
 MOST = {"MOST_EXPERTS": 256, "MOST_USED": 16}
 ROUTE = ("state", "order", "route")
 NOWHERE = 1 << 31  # a row that no part of a weight holds
@@ -187,7 +188,7 @@ class Mixture:
         """The places expert by expert, in tiles about as large as an expert's average."""
         text, count, used = self.text, self.experts.count, self.experts.used
         most = text.batch * used
-        tokens = next((n for n in (8, 16) if most <= n * count), 32)
+        tokens = next((n for n in TILES if most <= n * count), TILES[-1])
         places = text.recorder.scratch(text.batch, used)
         tiles = text.recorder.scratch(min(most, most // tokens + count), 4)
         params, tensors = [count, used, tiles.shape[0]], (text.inputs.state, ids, places, tiles)
