@@ -92,7 +92,8 @@ class Tile:
         if software and not integers:
             threads = max(8, tokens // 2)
             return cls(threads, 64, tokens, 8 * tokens // threads, 8, 32)
-        return cls(max(64, 4 * tokens), 64, tokens, 4, 4, 64 if integers else 32)
+        each = 8 if tokens == 32 else 4
+        return cls(max(64, 16 * tokens // each), 64, tokens, 4, each, 64 if integers else 32)
 
     def groups(self, rows: int, tokens: int) -> int:
         """Workgroups for a product of this size."""
