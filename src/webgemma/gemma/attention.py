@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 EVERYTHING = 1 << 30  # a window that no context reaches
 THREADS, SOFTWARE_THREADS = 128, 32  # of a workgroup that looks at keys for one query
-SHARES = {True: 16, False: 32}  # of the positions, on sliding layers and on full ones
+SHARES = {True: 16, False: 64}  # of the positions, on sliding layers and on full ones
 MANY = {"THREADS": 256, "QUERIES": 32, "KEYS": 64}  # of one that looks for many queries
 
 
