@@ -72,9 +72,9 @@ class Gemma:
         loaded. `precision` is that of the activations on the GPU: exact (float32), int16 (each
         product off by 3e-5), int8 (by 6e-3); auto is int16 on a real GPU. `memory_gb` is
         what weights and cache may take of the GPU's memory (10**9 bytes each; a step works in some
-        hundred megabytes more): above it the table of per-layer embeddings stays in the file,
-        which makes each token a little slower, and a model that still does not fit is refused
-        before it is loaded."""
+        hundred megabytes more). Above it, or above what the GPU has, the table of per-layer
+        embeddings stays in the file, which makes each token a little slower; a model that still
+        does not fit is refused before it is loaded."""
         found = find_model(model)
         defaults, opening, asked = ollama_defaults(found)
         gguf = found.open()

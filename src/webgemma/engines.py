@@ -3,7 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from webgemma.device import Device, open_device
 from webgemma.errors import DeviceError, DeviceMemoryError, InputError, WebgemmaError
@@ -143,15 +143,45 @@ async def _gpu_engine(
 def _reserve(
     gguf: Gguf, config: Config, device: Device, needs: "Needs", options: EngineOptions
 ) -> Session:
-    """All memory for weights and cache, before the first byte is loaded, or a DeviceError."""
-    if device.unified:  # it promises more memory than there is, and then the process is killed
-        needs.check_machine(device.name)
+    """All memory for weights and cache, before the first byte is loaded, or a DeviceError.
+
+    Where the table of per-layer embeddings is too much, it stays in the file."""
+    table = needs.place_of_table()
+    free_nbytes = machine_free_nbytes() if device.unified else None
+    if free_nbytes is not None:  # it promises more than there is, and then the process is killed
+        if needs.nbytes(table) > free_nbytes:
+            table = "host"
+        if needs.nbytes(table) > free_nbytes:
+            raise needs.refusal(
+                f"{device.name} computes in this machine's memory, of which "
+                f"{_gb(free_nbytes)} is free"
+            )
+    places: list[Literal["device", "host"]] = [table]
+    if table == "device" and needs.table_nbytes:
+        places.append("host")
+    for place in places:
+        try:
+            return _session(gguf, config, device, needs, options, place)
+        except DeviceMemoryError as error:
+            failed = error
+    had = f"{device.name} could give only {_gb(failed.held_nbytes)}"
+    raise needs.refusal(had) from failed
+
+
+def _session(
+    gguf: Gguf,
+    config: Config,
+    device: Device,
+    needs: "Needs",
+    options: EngineOptions,
+    table: Literal["device", "host"],
+) -> Session:
+    model = Model.reserve(gguf, config, device, table=table)
     try:
-        model = Model.reserve(gguf, config, device, budget_nbytes=needs.weights_budget())
         return Session(model, needs.context, kv=options.kv, precision=options.precision)
-    except DeviceMemoryError as error:
-        had = f"{device.name} could give only {_gb(error.held_nbytes)}"
-        raise needs.refusal(had, error.held_nbytes) from error
+    except BaseException:
+        model.close()
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,42 +202,26 @@ class Needs:
         cache = config.kv_nbytes(context, element_nbytes=ELEMENT_NBYTES[options.kv])
         return cls(gguf.name, weights, table, cache, context, options.memory_gb)
 
-    def weights_budget(self) -> int | None:
-        """Bytes that the cache leaves for the weights; DeviceError when they do not suffice."""
-        if self.memory_gb is None:
-            return None
-        if self.least_nbytes > self.memory_gb * 1e9:
-            raise self.refusal(f"memory_gb={self.memory_gb:g}", 0)
-        return int(self.memory_gb * 1e9) - self.cache_nbytes
+    def nbytes(self, table: str) -> int:
+        """With the table on the device, or in the file."""
+        kept = self.table_nbytes if table == "device" else 0
+        return self.weights_nbytes + self.cache_nbytes + kept
 
-    @property
-    def least_nbytes(self) -> int:
-        """With the table in the file."""
-        return self.weights_nbytes + self.cache_nbytes
+    def place_of_table(self) -> Literal["device", "host"]:
+        """Where memory_gb leaves it; DeviceError when the rest is too much for it."""
+        if self.memory_gb is None or self.nbytes("device") <= self.memory_gb * 1e9:
+            return "device"
+        if self.nbytes("host") > self.memory_gb * 1e9:
+            raise self.refusal(f"memory_gb={self.memory_gb:g}")
+        return "host"
 
-    def check_machine(self, device: str) -> None:
-        """DeviceError when the machine's own memory is too small, where that can be known."""
-        free_nbytes = machine_free_nbytes()
-        needed = self.least_nbytes + self.table_nbytes
-        if self.memory_gb is not None and needed > self.memory_gb * 1e9:
-            needed = self.least_nbytes
-        if free_nbytes is not None and needed > free_nbytes:
-            had = f"{device} computes in this machine's memory, of which {_gb(free_nbytes)} is free"
-            raise self.refusal(had, free_nbytes)
-
-    def refusal(self, had: str, free_nbytes: int) -> DeviceError:
+    def refusal(self, had: str) -> DeviceError:
         """The sentence for a model that does not fit: what it needs, what there is, what to do."""
-        table = self.memory_gb is None and self.table_nbytes > 0
-        weights = self.weights_nbytes + (self.table_nbytes if table else 0)
-        advice = "take a smaller model or quantisation, or a shorter context"
-        if table and self.least_nbytes < free_nbytes:
-            advice = (
-                f"load it with memory_gb={free_nbytes // 10**8 / 10:g}, which leaves "
-                f"{_gb(self.table_nbytes)} of the weights in the file, or {advice}"
-            )
+        beside = f" (and {_gb(self.table_nbytes)} left in the file)" if self.table_nbytes else ""
         return DeviceError(
-            f"{self.name} needs {_gb(weights)} for weights and {_gb(self.cache_nbytes)} for a "
-            f"cache of {self.context} tokens, but {had}; {advice}."
+            f"{self.name} needs {_gb(self.weights_nbytes)} for weights{beside} and "
+            f"{_gb(self.cache_nbytes)} for a cache of {self.context} tokens, but {had}; "
+            "take a smaller model or quantisation, or a shorter context."
         )
 
 

@@ -11,13 +11,7 @@ from typing import Literal
 from webgemma.device import Buffer, Device, Plan, Reading
 from webgemma.errors import DeviceError, InputError
 from webgemma.gemma.config import Config
-from webgemma.gemma.stacks import (
-    TABLE,
-    check_kernels_fit,
-    stacks,
-    wanted_tensors,
-    weights_nbytes,
-)
+from webgemma.gemma.stacks import TABLE, check_kernels_fit, stacks, wanted_tensors
 from webgemma.gemma.tensors import canonical_tensors, check_rope_factors, read_floats
 from webgemma.gguf.formats import Format
 from webgemma.gguf.reader import Gguf, TensorInfo
@@ -86,11 +80,10 @@ class Model:
         device: Device,
         progress: Callable[[int], None] | None = None,
         *,
-        table: Literal["auto", "device", "host"] = "auto",
-        budget_nbytes: int | None = None,
+        table: Literal["device", "host"] = "device",
     ) -> "Model":
         """Make room for every tensor of the text model and bring it there: `reserve`, `fill`."""
-        model = cls.reserve(gguf, config, device, table=table, budget_nbytes=budget_nbytes)
+        model = cls.reserve(gguf, config, device, table=table)
         await model.fill(gguf, progress)
         return model
 
@@ -101,20 +94,13 @@ class Model:
         config: Config,
         device: Device,
         *,
-        table: Literal["auto", "device", "host"] = "auto",
-        budget_nbytes: int | None = None,
+        table: Literal["device", "host"] = "device",
     ) -> "Model":
         """A model whose memory is there, but not yet its weights; DeviceError if it is too small.
 
-        The table of per-layer embeddings may stay in the file, which must then stay open ("host");
-        with "auto" it does if the weights together would exceed `budget_nbytes`."""
-        if table not in ("auto", "device", "host"):
-            raise InputError(f"There is no table {table!r}; choose auto, device or host.")
-        if table == "auto":
-            exceeded = (
-                budget_nbytes is not None and sum(weights_nbytes(gguf, config)) > budget_nbytes
-            )
-            table = "host" if exceeded else "device"
+        The `table` of per-layer embeddings may stay in the file, which must then stay open."""
+        if table not in ("device", "host"):
+            raise InputError(f"There is no table {table!r}; choose device or host.")
         check_kernels_fit(gguf, config, device)
         model = cls(config, device)
         model.name = gguf.name
