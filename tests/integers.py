@@ -1,18 +1,16 @@
 """What tests of integer activations share: x as the kernels read it, matrices, recorders."""
 
+import matrices
 import numpy as np
 import pytest
 from gpu import hardware, put
 
-from webgemma.blocking import finish
 from webgemma.device.native import NativeDevice
 from webgemma.gemma.integers import Integers
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
-from webgemma.gguf.reader import Gguf
-from webgemma.gguf.sources import BytesSource
-from webgemma.gguf.writer import NewTensor, gguf_bytes
+from webgemma.gguf.writer import NewTensor
 from webgemma.graph import Recorder
 from webgemma.reference.dequantise import dequantise
 
@@ -47,13 +45,8 @@ def integers(x: np.ndarray, precision: str) -> tuple[Integers, np.ndarray]:
 
 
 def load(tensor: NewTensor, on: NativeDevice | None = None) -> Model:
-    """A model of this matrix alone."""
-    gguf = finish(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
-    model = Model(None, on or hardware())
-    stack = [gguf.tensors[tensor.name]]
-    model.matrices[tensor.name] = model.room(tensor.name, stack)
-    finish(model.fill_matrix(gguf, model.matrices[tensor.name], stack))
-    return model
+    """A model of this matrix alone, cut up as for a real GPU unless told."""
+    return matrices.load(tensor, on or hardware())
 
 
 def truth(tensor: NewTensor) -> np.ndarray:

@@ -85,7 +85,7 @@ class _Prober:
             data += bytes(-len(data) % 16)
         x = [(i * 5 % 17 - 4) / 4 for i in range(fmt.block)]
         y = self.put(bytes(4 * len(rows)))
-        pieces = ("state", "lanes", "row_products", "x_float", "finish_plain")
+        pieces = ("state", "linear", "lanes", "row_products", "x_float", "finish_plain")
         constants = {"THREADS": THREADS, "LANES": 4, "EACH": 1}
         kernel = link(
             "matvec", self.device.features, format=name, constants=constants, pieces=pieces

@@ -105,7 +105,7 @@ def test_products_of_many_rows_and_of_extremes(precision: str) -> None:
 def test_there_is_a_product_for_every_quantised_format() -> None:
     for name, fmt in FORMATS.items():
         if fmt.usable and multiplies_integers(fmt):
-            kernel = link("matvec", frozenset(), format=name, pieces=("integer",))
+            kernel = link("matvec", frozenset(), format=name, pieces=("linear", "integer"))
             assert "fn integer_unit" in kernel.wgsl
 
 

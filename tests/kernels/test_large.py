@@ -63,7 +63,7 @@ def test_more_workgroups_than_one_axis_has_fold() -> None:
     model = load(repeated(small, VOCAB), hardware())
     part, x, y = model.matrices["Q8_0"].parts[0], numbers(1, 32), put(np.zeros(VOCAB, np.float32))
     constants = {"THREADS": 8, "LANES": 8, "EACH": 1}  # a workgroup for a row
-    pieces = ("state", "lanes", "row_products", "x_float", "finish_plain")
+    pieces = ("state", "linear", "lanes", "row_products", "x_float", "finish_plain")
     kernel = link("matvec", device().features, format="Q8_0", constants=constants, pieces=pieces)
     record = Recorder(device())
     params = [1, *part.planes, 0, VOCAB, 1, VOCAB, 0, 0]

@@ -74,7 +74,7 @@ def matmul(
     """What y [batch, stride] holds after the kernel, poisoned before."""
     op, constants, rows_at_once, tokens_at_once = cut(tile)
     batch, stride = len(x), stride or matrix.rows
-    finish = ("finish_plain",) if up is None else ("gelu", "finish_gated")
+    finish = ("linear", *(("finish_plain",) if up is None else ("gelu", "finish_gated")))
     pieces = ("state", *(("tile", "tile_float") if op == "matmul" else ()), *finish)
     name = matrix.format.name
     kernel = link(op, device().features, format=name, constants=constants, pieces=pieces)

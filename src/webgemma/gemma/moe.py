@@ -87,7 +87,7 @@ class Mixture:
         post = text.model.vector(name + "post_attention_norm.weight")
         params = [text.config.eps, m_place, s.offset // 16]
         tensors = (x, h, post, text.model.one, text.model.fork_norms[self.index], a)
-        pieces = ("sum", "y_one", "next_three", *pieces_of("put", n))
+        pieces = ("sum", "y_one", "next_weights", "next_three", *pieces_of("put", n))
         constants = {"THREADS": ROW_THREADS, "WIDTH": self.width, "ALIKE": int(alike)}
         _call(text, "residual", (text.batch,), params, tensors, pieces, constants)
         return n, m, s

@@ -146,7 +146,7 @@ class TextRecorder:
         if tokens > FEW_TOKENS:
             x = self._as_integers(x, weight)
         y = out or self.recorder.scratch(tokens, weight.rows)
-        finish = ("gelu", "finish_gated") if up else ("finish_plain",)
+        finish = ("linear", "gelu", "finish_gated") if up else ("linear", "finish_plain")
         kernel, rows_at_once, tokens_at_once = self._multiplier(x, weight, finish)
         units = weight.width // unit_of(weight.format.name)
         others = (up[0],) if up else ()
@@ -240,7 +240,7 @@ class TextRecorder:
     ) -> Tensor:
         """x = (x + rms(y) * post) * scale, in place; gives rms(x) * next, if there is one."""
         h = out or self.recorder.scratch(*(x.shape if following else (4,)))
-        put = ("next_one", *pieces_of("put", h)) if following else ("next_none",)
+        put = ("next_weights", "next_one", *pieces_of("put", h)) if following else ("next_none",)
         vector = self.model.vector
         added = (y,) if isinstance(y, Tensor) else y
         form = "y_one" if len(added) == 1 else "y_two"

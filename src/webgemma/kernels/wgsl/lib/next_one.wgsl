@@ -1,13 +1,5 @@
 // put_next: of the row's rms norm, h = normed * next.
 
-fn next_weights(thread: u32) -> Row {
-    var row: Row;
-    for (var each = 0u; each < EACH; each++) {
-        row[each] = next[four_of(each, thread)];
-    }
-    return row;
-}
-
 fn put_next(at: u32, sum: Row, weights: Row, thread: u32) {
     let root = inverse_root(sum, thread);
     for (var each = 0u; each < EACH; each++) {

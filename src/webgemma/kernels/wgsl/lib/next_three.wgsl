@@ -2,14 +2,6 @@
 // of next: n for the dense one; m for the experts, ALIKE 1: stored as n is; s for the router. m and s lie
 // further on in h, m_place and s_place fours from its beginning.
 
-fn next_weights(thread: u32) -> Row {
-    var row: Row;
-    for (var each = 0u; each < EACH; each++) {
-        row[each] = next[four_of(each, thread)];
-    }
-    return row;
-}
-
 fn put_next(at: u32, sum: Row, weights: Row, thread: u32) {
     let root = inverse_root(sum, thread);
     for (var each = 0u; each < EACH; each++) {

@@ -2,23 +2,7 @@
 // barrier: for adapters that are CPUs. A subgroup, THREADS threads, computes TOKENS tokens of EACH
 // rows for each thread. Its threads read THREADS neighbouring fours of x and pass them around.
 
-struct Params {
-    row_blocks: u32,
-    plane1: u32,
-    plane2: u32,
-    first_row: u32, // of y: where this part's rows begin
-    rows: u32,
-    units: u32,
-    stride: u32, // values of y for each token
-    up_stride: u32,
-    up_first: u32,
-    batch: u32, // tokens of x
-}
-
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(2) var<storage, read> state: State;
 @group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(4) var<storage, read_write> y: array<f32>;
 
 const UNIT_FOURS: u32 = UNIT / 4u;
 const STEP: u32 = max(1u, THREADS / UNIT_FOURS); // units at a time

@@ -2,22 +2,6 @@
 // EACH rows, so that what is read of x serves all of them; one token t at a time. x_float or
 // x_integer says what x is.
 
-struct Params {
-    row_blocks: u32,
-    plane1: u32,
-    plane2: u32,
-    first_row: u32, // of y: where this part's rows begin
-    rows: u32,
-    units: u32,
-    stride: u32, // values of y for each token
-    up_stride: u32,
-    up_first: u32,
-}
-
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(2) var<storage, read> state: State;
-@group(0) @binding(4) var<storage, read_write> y: array<f32>;
-
 const ROWS: u32 = THREADS / LANES * EACH; // of a workgroup
 
 fn row_of(first: u32, each: u32) -> u32 {
