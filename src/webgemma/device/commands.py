@@ -56,9 +56,6 @@ class Commands:
         self._thread = ThreadPoolExecutor(1, "webgemma-recorder")
         self._last: Future[Any] | None = None  # what the recorder was asked for
         self._staging: dict[int, list[Any]] = {}
-        self._map_info = ffi.new("WGPUBufferMapCallbackInfo *")
-        self._map_info.mode = lib.WGPUCallbackMode_AllowProcessEvents
-        self._map_info.callback = _mapped
 
     def run(self, plan: Plan, read: tuple[Buffer, int, int] | None) -> NativeReading | None:
         """Submit a plan and a copy of some bytes for the host.
@@ -121,12 +118,13 @@ class Commands:
 
     def fetch(self, staging: Any, nbytes: int, index: int) -> bytes:
         """What a staging buffer holds when the submission with this number is done."""
-        status = ffi.new("int *")
-        self._map_info.userdata1 = status
+        status, info = ffi.new("int *"), ffi.new("WGPUBufferMapCallbackInfo *")
+        info.mode, info.callback = lib.WGPUCallbackMode_AllowProcessEvents, _mapped
+        info.userdata1 = status
         number = ffi.new("WGPUSubmissionIndex *", index)
         raw = staging._internal
         with self.errors():
-            libf.wgpuBufferMapAsync(raw, lib.WGPUMapMode_Read, 0, nbytes, self._map_info[0])
+            libf.wgpuBufferMapAsync(raw, lib.WGPUMapMode_Read, 0, nbytes, info[0])
             libf.wgpuDevicePoll(self._raw, True, number)
             if status[0] != lib.WGPUMapAsyncStatus_Success:
                 raise DeviceError(f"{self._name} gave no answer: it may have been lost.")
