@@ -5,6 +5,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -316,6 +317,17 @@ def test_two_conversations_step_by_step(model: Model, sampling: Sampling) -> Non
     assert made == [truth(ids, 12, sampling) for ids in prompts]
     for session in sessions:
         session.close()
+
+
+def test_conversations_in_threads_of_their_own(model: Model) -> None:
+    """They wait for the same device, one of them in the library at a time."""
+    prompts = [[2, 30 + i, 31] for i in range(4)]
+    sessions = [Session(model, 64, kv="f32") for _ in prompts]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        found = list(threads.map(take, sessions, prompts, [20] * len(prompts)))
+    assert found == [take(reference(), prompt, 20) for prompt in prompts]
+    for made in sessions:
+        made.close()
 
 
 @pytest.mark.parametrize("length", [5, RING, 60], ids=["short", "ring", "wrapped"])
