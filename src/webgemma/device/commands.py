@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from time import thread_time
+from time import monotonic, sleep, thread_time
 from typing import Any
 
 import wgpu  # type: ignore[import-untyped]
@@ -19,6 +19,7 @@ from webgemma.device import Buffer, Plan
 from webgemma.errors import DeviceError
 
 KEPT_STAGING_NBYTES = 1 << 16  # smaller ones serve again
+PATIENCE_SECONDS = 5.0
 STAGING = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
 
 
@@ -126,6 +127,9 @@ class Commands:
         with self.errors():
             libf.wgpuBufferMapAsync(raw, lib.WGPUMapMode_Read, 0, nbytes, info[0])
             libf.wgpuDevicePoll(self._raw, True, number)
+            patience = monotonic() + PATIENCE_SECONDS
+            while not status[0] and monotonic() < patience:
+                sleep(0)  # a poll of another thread has taken the answer and is about to say it
             if status[0] != lib.WGPUMapAsyncStatus_Success:
                 raise DeviceError(f"{self._name} gave no answer: it may have been lost.")
             data = bytes(ffi.buffer(lib.wgpuBufferGetConstMappedRange(raw, 0, nbytes), nbytes))
