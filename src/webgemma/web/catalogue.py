@@ -99,7 +99,10 @@ class Catalogue:
 
     def _inside(self, layer: Layer) -> Path:
         """The blob's file, whole and truly in the store's folder of blobs."""
-        folder, path = layer.path.parent.resolve(), layer.path.resolve()
+        try:
+            folder, path = layer.path.parent.resolve(), layer.path.resolve()
+        except (OSError, RuntimeError):  # links in circles
+            raise GgufError(f"The blob {layer.digest} cannot be read: pull it again.") from None
         if path.parent != folder:
             raise GgufError(f"The blob {layer.digest} is a link out of the store: it is not read.")
         if not path.is_file():

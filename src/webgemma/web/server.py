@@ -20,7 +20,6 @@ HEAD_LIMIT_NBYTES = 16 << 10
 HEAD_SECONDS = 15.0  # for a whole request to arrive, and for a kept connection to stay idle
 SEND_SECONDS = 120.0  # without a byte taken: a reader may pause, not sleep
 LINGER_SECONDS = 1.0
-POLL_SECONDS = 0.1  # how soon `stop` is noticed
 CONNECTIONS_LIMIT = 64  # of each address; a browser has 6
 
 HEADERS = {
@@ -46,22 +45,26 @@ class Server:
         self.port = self._listeners[0].port
         self.url = f"http://localhost:{self.port}/"
 
-    def run(self) -> None:
-        """Serve until `stop` or an interrupt."""
+    def run(self, poll_seconds: float = 0.2) -> None:
+        """Serve until `stop`, which is noticed so soon, or an interrupt."""
         first, *others = self._listeners
         for other in others:
-            threading.Thread(target=other.serve_forever, args=(POLL_SECONDS,), daemon=True).start()
+            threading.Thread(target=other.serve_forever, args=(poll_seconds,), daemon=True).start()
         try:
-            first.serve_forever(POLL_SECONDS)
+            first.serve_forever(poll_seconds)
         finally:
             for other in others:
                 other.shutdown()
-            for listener in self._listeners:
-                listener.server_close()
+            self.close()
 
     def stop(self) -> None:
         """End `run` in another thread."""
         self._listeners[0].shutdown()
+
+    def close(self) -> None:
+        """Give the port back; `run` does so when it ends."""
+        for listener in self._listeners:
+            listener.server_close()
 
 
 def _listen(site: Site, port: int | None) -> list["_Listener"]:

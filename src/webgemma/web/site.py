@@ -130,7 +130,11 @@ def _file(root: Path, segments: tuple[str, ...]) -> Content:
         if hidden or not path.is_relative_to(folder) or not path.is_file():
             raise FileNotFoundError
         found = path.stat()
-    except (FileNotFoundError, ValueError):  # ValueError: a name that no file can have
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ):  # also names that no file can have, links in circles
         raise RefusalError(HTTPStatus.NOT_FOUND, "There is nothing at this address.") from None
     mime = MIME.get(path.suffix.lower(), "application/octet-stream")
     return Content(mime, path, found.st_size, f"{found.st_mtime_ns:x}-{found.st_size:x}")
