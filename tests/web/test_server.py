@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from web.client import serving
 
 from webgemma.errors import InputError
 from webgemma.web import server as server_module
+from webgemma.web.http import Answer, FilePart
 from webgemma.web.server import Server
 from webgemma.web.site import Site
 
@@ -101,6 +104,33 @@ def test_clients_that_hang_up_go_unnoticed(store: Path, capfd: pytest.CaptureFix
     assert capfd.readouterr().err == ""
 
 
+class OneFile(Site):
+    """Answers everything with one part of a file."""
+
+    def __init__(self, part: FilePart) -> None:
+        self.part = part
+
+    def answer(self, *_: object) -> Answer:
+        return Answer(HTTPStatus.OK, {}, self.part)
+
+
+def test_a_file_that_has_gone_gets_a_sentence(tmp_path: Path) -> None:
+    with serving(OneFile(FilePart(tmp_path / "gone", 0, 5))) as client:
+        reply = client.get("/")
+    assert reply.status == 500
+    assert reply.text == "A file for this address cannot be read: No such file or directory.\n"
+
+
+def test_a_file_that_has_shrunk_ends_the_connection(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"abc")
+    with (
+        serving(OneFile(FilePart(tmp_path / "short", 1, 5))) as client,
+        pytest.raises(http.client.IncompleteRead) as cut,
+    ):
+        client.get("/")
+    assert cut.value.partial == b"bc"
+
+
 def test_both_loopback_addresses_and_no_other(store: Path) -> None:
     with serving(Site(store, store)) as client:
         if has_ipv6():
@@ -150,13 +180,13 @@ def test_the_next_port_if_the_usual_one_is_taken(
 
 
 @contextmanager
-def command(store: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
+def command(store: Path, *args: str, **env: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "webgemma", "web", "--no-open", *args],
+        [sys.executable, "-m", "webgemma", "web", *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OLLAMA_MODELS": str(store), "NO_COLOR": "1"},
+        env={**os.environ, "OLLAMA_MODELS": str(store), "NO_COLOR": "1", **env},
         # A shell's background job ignores interrupts, and so would its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
@@ -168,7 +198,7 @@ def command(store: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_ctrl_c_ends_the_command_even_during_a_download(store: Path) -> None:
-    with command(store, "--port", "0", "--json") as process:
+    with command(store, "--port", "0", "--no-open", "--json") as process:
         assert process.stdout
         url = json.loads(process.stdout.readline())["url"]
         port = int(url.removeprefix("http://localhost:").removesuffix("/"))
@@ -184,9 +214,28 @@ def test_ctrl_c_ends_the_command_even_during_a_download(store: Path) -> None:
 
 
 def test_the_command_says_when_the_port_is_taken(store: Path) -> None:
-    with taken() as port, command(store, "--port", str(port)) as process:
+    with taken() as port, command(store, "--port", str(port), "--no-open") as process:
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (1, "")
     assert err == (
         f"error: Port {port} cannot be used: it is taken. Leave out --port to get a free one.\n"
     )
+
+
+def test_the_command_opens_the_browser_and_says_where_it_is(store: Path, tmp_path: Path) -> None:
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}.new\nmv {opened}.new {opened}\n')
+    browser.chmod(0o755)
+    env = {"BROWSER": f"{browser} %s", "WEBGEMMA_PYODIDE": str(tmp_path / "nowhere")}
+    with command(store, "--port", "0", **env) as process:
+        assert process.stdout
+        line = process.stdout.readline()
+        deadline = time.monotonic() + 10
+        while not opened.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=5)
+    assert line == f"webgemma is at {opened.read_text()} · Ctrl-C ends it\n"
+    note, last = err.splitlines()
+    assert note.startswith("note: Pyodide, the Python of the browser, is not in ")
+    assert (process.returncode, last) == (0, "stopped")

@@ -93,6 +93,14 @@ def test_pyodide_is_served_from_its_folder(client: Client) -> None:
     assert json.loads(client.get("/api/about").body)["pyodide"] == "/pyodide/"
 
 
+def test_scripts_of_the_package_come_as_files(client: Client) -> None:
+    reply = client.get("/package/web/static/page.js")
+    assert reply.headers["Content-Type"] == MIME[".js"]
+    assert reply.body == client.get("/page.js").body
+    for path in ("api.py", "web/static/index.html", "%2e%2e/x.js", ".js", "js", ""):
+        assert client.get(f"/package/{path}").status in (400, 404)
+
+
 def test_without_pyodide_it_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,10 +239,3 @@ def test_blobs_on_another_disk_are_served(folder: Path, blob: str) -> None:
     (folder / "store" / "blobs").symlink_to(folder / "disk")
     with serving(Site(folder / "store", folder)) as client:
         assert client.get(f"/models/{blob}").body == GGUF
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="root may read all")
-def test_a_file_that_may_not_be_read(client: Client, folder: Path) -> None:
-    (folder / "pyodide" / "pyodide.asm.wasm").chmod(0)
-    reply = client.get("/pyodide/pyodide.asm.wasm")
-    assert (reply.status, "Permission denied" in reply.text) == (500, True)

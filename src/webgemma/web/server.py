@@ -69,11 +69,12 @@ class Server:
 
 def _listen(site: Site, port: int | None) -> list["_Listener"]:
     # Not just any free port: what a page has stored in the browser belongs to its address.
-    for candidate in [DEFAULT_PORT, *NEXT_PORTS, 0] if port is None else [port]:
+    usual = [DEFAULT_PORT, *NEXT_PORTS, 0] if port is None else [0] * 5
+    for candidate in [port] if port else usual:
         try:
             return _listen_on(site, candidate)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE and port is None:
+            if error.errno == errno.EADDRINUSE and not port:
                 continue
             taken = "it is taken" if error.errno == errno.EADDRINUSE else error.strerror
             raise InputError(

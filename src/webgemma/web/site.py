@@ -87,6 +87,8 @@ class Site:
                 if not self.has_pyodide():
                     raise RefusalError(HTTPStatus.NOT_FOUND, no_pyodide(self.pyodide))
                 return _file(self.pyodide, tuple(rest))
+            case ("package", *rest, name) if name.endswith(".js"):
+                return _file(wheel.PACKAGE, (*rest, name))  # the policy forbids it to come as text
             case _:
                 return _file(self._static, segments)
 

@@ -11,7 +11,7 @@ function element(tag, className, ...children) {
 }
 
 /** Bytes as people write them: 7.2 GB, in powers of ten, as Ollama shows them. */
-export function humanSize(nbytes) {
+function humanSize(nbytes) {
   const units = ["B", "kB", "MB", "GB"];
   let size = nbytes;
   let unit = 0;
@@ -30,7 +30,8 @@ async function getJson(url) {
 
 function modelItem(model) {
   const title = element("div", "",
-    element("span", "name", model.name), element("span", "size", humanSize(model.nbytes)));
+    element("span", "name", model.name),
+    element("span", "size", model.problem ? "" : humanSize(model.nbytes)));
   const facts = [model.family, model.parameters, model.quantisation].filter(Boolean).join(" · ");
   const item = element("li", "", title);
   if (facts) item.append(element("p", "facts", facts));
