@@ -1,5 +1,6 @@
 """What the page's server gives: the page, Pyodide, models, and parts of them."""
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -9,6 +10,9 @@ import pytest
 from store import add_model, manifest_path
 from web.client import Client, serving
 
+from webgemma.gguf.http import HttpSource
+from webgemma.gguf.reader import Gguf
+from webgemma.standin import standin_gguf
 from webgemma.web.http import parse_range
 from webgemma.web.site import MIME, Site
 
@@ -125,6 +129,23 @@ def test_models_are_listed_with_what_is_needed_to_fetch_them(client: Client) -> 
     assert client.get(gemma["projectors"][0]["url"]).body == b"eyes"
     assert cloud["digest"] is cloud["url"] is None
     assert "no weights on this machine" in cloud["problem"]
+
+
+def test_our_own_reader_opens_a_model_by_its_address(tmp_path: Path) -> None:
+    data = standin_gguf()
+    add_model(tmp_path, gguf=data)
+
+    async def read(port: int, url: str) -> tuple[int, bytes]:
+        gguf = await Gguf.aopen(await HttpSource.open(f"http://localhost:{port}{url}"))
+        with gguf:
+            tensor = gguf.tensors["blk.0.ffn_down.weight"]
+            return gguf.nbytes, bytes(await gguf.read(tensor))
+
+    with serving(Site(tmp_path, tmp_path)) as client:
+        url = json.loads(client.get("/api/models").body)["models"][0]["url"]
+        nbytes, weights = asyncio.run(read(client.port, url))
+    assert nbytes == len(data)
+    assert weights in data
 
 
 def test_a_store_that_is_not_there_is_empty(tmp_path: Path) -> None:
