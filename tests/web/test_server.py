@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from web.client import serving
 from webgemma.errors import InputError
 from webgemma.web import server as server_module
 from webgemma.web.http import Answer, FilePart
-from webgemma.web.server import Server
+from webgemma.web.server import DEFAULT_PORT, Server
 from webgemma.web.site import Site
 
 DIGEST = "sha256:" + "ab" * 32
@@ -239,3 +239,20 @@ def test_the_command_opens_the_browser_and_says_where_it_is(store: Path, tmp_pat
     note, last = err.splitlines()
     assert note.startswith("note: Pyodide, the Python of the browser, is not in ")
     assert (process.returncode, last) == (0, "stopped")
+
+
+def test_the_command_says_when_it_takes_another_port(store: Path) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # someone else has it already
+            other.bind(("127.0.0.1", DEFAULT_PORT))
+            other.listen()
+        with command(store, "--no-open") as process:
+            assert process.stdout
+            line = process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=5)
+    port = line.removeprefix("webgemma is at http://localhost:").partition("/")[0]
+    assert int(port) != DEFAULT_PORT
+    assert err.startswith(f"note: Port {DEFAULT_PORT} is taken, so it is {port}. ")
+    assert process.returncode == 0

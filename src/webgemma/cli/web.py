@@ -19,7 +19,7 @@ def web(
         typer.Option(
             min=0,
             max=65535,
-            help=f"The port to serve on; 0 takes any. [default: {DEFAULT_PORT} or the next free]",
+            help=f"The port; if not given, {DEFAULT_PORT} or the next free one; 0 takes any.",
         ),
     ] = None,
     opens: Annotated[
@@ -34,20 +34,19 @@ def web(
     with sentences():
         site = Site()
         server = Server(site, port)
-        if as_json:
-            typer.echo(json.dumps({"url": server.url}))
-        else:
-            out.print(f"webgemma is at {server.url} · Ctrl-C ends it", markup=False, soft_wrap=True)
-            _print_notes(server, site, port)
-        if opens:  # some browsers keep the caller until they are closed
-            threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
         try:
+            _announce(server, site, port, as_json)
+            if opens:  # some browsers keep the caller until they are closed
+                threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
             server.run()
         except KeyboardInterrupt:  # the way to end it, not a failure
             err.print("stopped")
 
 
-def _print_notes(server: Server, site: Site, port: int | None) -> None:
+def _announce(server: Server, site: Site, port: int | None, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"url": server.url}))
+        return
     notes = []
     if port is None and server.port != DEFAULT_PORT:
         notes.append(
@@ -58,3 +57,4 @@ def _print_notes(server: Server, site: Site, port: int | None) -> None:
         notes.append(no_pyodide(site.pyodide))
     for note in notes:
         err.print(f"note: {note}", markup=False, soft_wrap=True)
+    out.print(f"webgemma is at {server.url} · Ctrl-C ends it", markup=False, soft_wrap=True)
