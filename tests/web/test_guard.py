@@ -11,6 +11,7 @@ from store import add_blob, add_model
 from web.client import Client, serving
 
 from webgemma.web import server as server_module
+from webgemma.web.http import RefusalError, Request
 from webgemma.web.site import Site
 
 GGUF = b"GGUF" + bytes(100)
@@ -149,6 +150,14 @@ def test_links_within_a_folder_are_followed(client: Client) -> None:
 )
 def test_only_plain_paths(client: Client, target: str) -> None:
     assert client.get(target).status == 400
+
+
+def test_paths_are_decoded_once() -> None:
+    head = "GET {} HTTP/1.1"
+    assert Request.parse(head.format("/a%20b/%2541?x=/../y").encode()).segments == ("a b", "%41")
+    for path in ("/..", "/a/%2e%2E", "/./a", "/a%2fb", "/a%5Cb", "/a\\b", "/a%00", "/%e4"):
+        with pytest.raises(RefusalError):
+            Request.parse(head.format(path).encode())
 
 
 def test_only_blobs_that_a_manifest_names(client: Client, folder: Path) -> None:
