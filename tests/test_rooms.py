@@ -32,9 +32,10 @@ ROOMS: dict[str, set[str]] = {
     "api": {"text", "sampler", "gemma", "session", "defaults", "engines", "models", "pieces"},
     "check": {"gguf", "device", "kernels", "graph", "gemma", "session", "reference"},
     "bench": {"gguf", "device", "kernels", "graph", "gemma", "session", "sampler", "reference"},
+    "web": {"gguf", "__version__"},
     "cli": {
         *("gguf", "text", "device", "gemma", "selftest", "models", "pieces"),
-        *("defaults", "api", "check", "bench", "__version__"),
+        *("defaults", "api", "check", "bench", "web", "__version__"),
     },
     "__main__": {"cli"},
 }

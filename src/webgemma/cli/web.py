@@ -1,0 +1,60 @@
+"""`webgemma web`: the page in the browser, from a server that only this machine can reach."""
+
+import json
+import threading
+import webbrowser
+from typing import Annotated
+
+import typer
+
+from webgemma.cli.terminal import err, out, sentences
+from webgemma.cli.words import JsonOption
+from webgemma.web.server import DEFAULT_PORT, Server
+from webgemma.web.site import Site, no_pyodide
+
+
+def web(
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help=f"The port; if not given, {DEFAULT_PORT} or the next free one; 0 takes any.",
+        ),
+    ] = None,
+    opens: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the page in the browser.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve the page on this machine, for this machine only, and open it in the browser.
+
+    Example: webgemma web
+    """
+    with sentences():
+        site = Site()
+        server = Server(site, port)
+        try:
+            _announce(server, site, port, as_json)
+            if opens:  # some browsers keep the caller until they are closed
+                threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
+            server.run()
+        except KeyboardInterrupt:  # the way to end it, not a failure
+            err.print("stopped")
+
+
+def _announce(server: Server, site: Site, port: int | None, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"url": server.url}))
+        return
+    notes = []
+    if port is None and server.port != DEFAULT_PORT:
+        notes.append(
+            f"Port {DEFAULT_PORT} is taken, so it is {server.port}. What the browser has stored "
+            "for one port is not seen from another."
+        )
+    if not site.has_pyodide():
+        notes.append(no_pyodide(site.pyodide))
+    for note in notes:
+        err.print(f"note: {note}", markup=False, soft_wrap=True)
+    out.print(f"webgemma is at {server.url} · Ctrl-C ends it", markup=False, soft_wrap=True)
