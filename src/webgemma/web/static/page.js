@@ -1,79 +1,174 @@
-// Fills the page: the models of the local store, and what this browser can do.
+// Joins the parts of the page: the worker's messages, the conversation, the dialogs.
 
-const byId = (id) => document.getElementById(id);
+import { exportText, importFile } from "./archive.js";
+import { Chat } from "./chat.js";
+import { Composer } from "./composer.js";
+import { Conversations } from "./conversations.js";
+import { byId, humanSize } from "./dom.js";
+import { Engine } from "./engine.js";
+import { endLoading, showProgress, startLoading } from "./loading.js";
+import { MessageList } from "./messages.js";
+import { BUNDLED, ModelPicker } from "./models.js";
+import { errorSentence, hideNotice, showNotice } from "./notice.js";
+import { Scroller } from "./scroller.js";
+import { loadOptions, readSettings, SettingsDialog } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
 
-/** An element with text; text from outside is never read as HTML. */
-function element(tag, className, ...children) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  made.append(...children);
-  return made;
+const conversations = new Conversations();
+const unkept = await conversations.open();
+if (unkept) showNotice(unkept);
+
+const engine = new Engine();
+const settings = new SettingsDialog(readSettings(), (now, before) => {
+  if (now.context === before.context || engine.state === "empty") return;
+  showNotice("The new context counts once the model is loaded again.", actions.again);
+});
+const picker = new ModelPicker(load);
+const scroller = new Scroller(byId("scroller"), byId("to-end"));
+const messages = new MessageList(byId("messages"), {
+  regenerate: () => canSend() && chat.regenerate(settings.settings),
+  edit: (message, text) => canSend() && chat.edit(message, text, settings.settings),
+});
+const composer = new Composer({
+  send(text) {
+    if (!canSend()) return false;
+    chat.send(text, settings.settings);
+    return true;
+  },
+  stop: () => chat.stop(),
+});
+const sidebar = new Sidebar({
+  open: (id) => chat.open(id),
+  rename: (id, title) => chat.rename(id, title),
+  remove: (id) => chat.remove(id),
+});
+
+let frame = 0; // the next one that shows what has grown
+const chat = new Chat(engine, conversations, {
+  changed() {
+    refresh();
+    scroller.toEnd();
+    composer.focus();
+  },
+  grown(message) {
+    frame ||= requestAnimationFrame(() => {
+      frame = 0;
+      messages.update(message, chat.reply?.message === message);
+      scroller.follow();
+    });
+  },
+  finished(message) {
+    byId("announcer").textContent = `The model says: ${message.content}`;
+    refresh();
+    scroller.follow();
+  },
+  notKept: (error) => showNotice(`This conversation could not be kept (${error.message}): export it.`),
+});
+
+function canSend() {
+  return engine.state === "loaded" && chat.reply === null;
 }
 
-/** Bytes as people write them: 7.2 GB, in powers of ten, as Ollama shows them. */
-function humanSize(nbytes) {
-  const units = ["B", "kB", "MB", "GB"];
-  let size = nbytes;
-  let unit = 0;
-  while (size >= 999.5 && unit < units.length - 1) {
-    size /= 1000;
-    unit += 1;
+/** Show the state as it is. */
+function refresh() {
+  const { conversation } = chat;
+  messages.show(conversation.messages, chat.replying);
+  byId("welcome").hidden = conversation.messages.length > 0;
+  sidebar.show(conversations.list(), conversation.id);
+  composer.show(chat.reply !== null, canSend());
+  document.title = conversation.messages.length ? `${conversation.title} – webgemma` : "webgemma";
+}
+
+// Models
+
+let wanted = BUNDLED; // the model that was chosen last
+let computer = ""; // what the worker computes on
+const actions = {
+  again: { name: "Load the model again", act: () => { engine.restart(); load(wanted); } },
+  choose: { name: "Choose a model", act: () => picker.open() },
+};
+
+function load(model) {
+  wanted = model;
+  chat.stop();
+  chat.finish({ finish: "stopped" });
+  hideNotice();
+  showModel("no model", "");
+  startLoading(model.name);
+  engine.load(model.source, loadOptions(settings.settings));
+  refresh();
+}
+
+function showModel(name, device, hint = "") {
+  picker.current = name;
+  byId("model-name").textContent = name;
+  byId("model-button").title = hint;
+  byId("device").textContent = device;
+}
+
+engine.addEventListener("ready", ({ detail }) => {
+  computer = detail.device + (detail.software ? " (software, slow)" : "");
+});
+engine.addEventListener("progress", ({ detail }) => showProgress(detail));
+engine.addEventListener("loaded", ({ detail }) => {
+  endLoading();
+  const hint = `${detail.name}: context of ${detail.context} tokens, ${humanSize(detail.nbytes)} of memory`;
+  showModel(wanted.name, `${computer || detail.device} · ${humanSize(detail.nbytes)}`, hint);
+  refresh();
+});
+engine.addEventListener("error", ({ detail }) => {
+  if (engine.state === "empty") {
+    endLoading();
+    showModel("no model", "");
+    showNotice(errorSentence(detail), ["file", "storage"].includes(detail.kind) ? actions.choose : actions.again);
+  } else {
+    showNotice(errorSentence(detail));
   }
-  return `${size.toFixed(unit === 0 || size >= 99.5 ? 0 : 1)} ${units[unit]}`;
-}
+  chat.finish({ finish: "error" });
+  refresh();
+});
+byId("loading-cancel").addEventListener("click", () => {
+  engine.restart();
+  endLoading();
+  showNotice(`${wanted.name} was not loaded.`, actions.choose);
+});
 
-async function getJson(url) {
-  const response = await fetch(url);
-  if (!response.ok) throw new Error(await response.text());
-  return response.json();
-}
+// Conversations
 
-function modelItem(model) {
-  const title = element("div", "",
-    element("span", "name", model.name),
-    element("span", "size", model.problem ? "" : humanSize(model.nbytes)));
-  const facts = [model.family, model.parameters, model.quantisation].filter(Boolean).join(" · ");
-  const item = element("li", "", title);
-  if (facts) item.append(element("p", "facts", facts));
-  if (model.problem) item.append(element("p", "problem", model.problem));
-  return item;
-}
-
-async function showModels() {
-  const state = byId("models-state");
+byId("new-conversation").addEventListener("click", () => {
+  sidebar.drawer(false);
+  chat.startNew();
+});
+byId("export").addEventListener("click", () => {
+  const url = URL.createObjectURL(new Blob([exportText(conversations.list())], { type: "application/json" }));
+  const link = document.createElement("a");
+  Object.assign(link, { href: url, download: "webgemma-conversations.json" });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000); // not before the browser has read it
+});
+byId("import").addEventListener("click", () => byId("import-file").click());
+byId("import-file").addEventListener("change", async ({ target }) => {
+  const [file] = target.files;
   try {
-    const { models, problems } = await getJson("/api/models");
-    byId("models").replaceChildren(...models.map(modelItem));
-    byId("problems").replaceChildren(...problems.map((text) => element("li", "", text)));
-    state.textContent = { 0: "There are none. Get one with: ollama pull gemma4:e2b", 1: "One model." }[
-      models.length] ?? `${models.length} models.`;
+    const fresh = await importFile(file, conversations.byId);
+    await conversations.keepAll(fresh);
+    showNotice(fresh.length === 1 ? "One conversation was imported." : `${fresh.length} conversations were imported.`);
+    refresh();
   } catch (error) {
-    state.textContent = `The models cannot be listed: ${error.message}`;
+    showNotice(error.message);
   }
-}
+  target.value = ""; // the same file may be chosen again
+});
+addEventListener("pagehide", () => chat.keepNow());
 
-async function gpuName() {
-  if (!navigator.gpu) return "none: this browser has no WebGPU";
-  const adapter = await navigator.gpu.requestAdapter();
-  if (!adapter) return "none: WebGPU finds no graphics adapter";
-  const { description, vendor, architecture } = adapter.info;
-  const software = adapter.info.isFallbackAdapter ? " (software, slow)" : "";
-  return (description || [vendor, architecture].filter(Boolean).join(" ") || "yes") + software;
+for (const close of document.querySelectorAll("[data-close]")) {
+  close.addEventListener("click", () => close.closest("dialog").close());
 }
+fetch("/api/about").then((answer) => answer.json()).then(
+  (about) => { byId("version").textContent = `webgemma ${about.version}`; },
+  () => {}, // offline: the page works without
+);
 
-async function showBrowser() {
-  const facts = { GPU: await gpuName().catch((error) => `none: ${error.message}`) };
-  const storage = await navigator.storage?.estimate?.().catch(() => null);
-  if (storage?.quota) facts["Room for models"] = humanSize(storage.quota - storage.usage);
-  byId("browser").replaceChildren(
-    ...Object.entries(facts).flatMap(([name, value]) => [element("dt", "", name), element("dd", "", value)]));
-}
-
-async function showVersion() {
-  const about = await getJson("/api/about").catch(() => null);
-  if (about) byId("version").textContent = `webgemma ${about.version}`;
-}
-
-showModels();
-showBrowser();
-showVersion();
+load(wanted);
+scroller.toEnd();
+composer.focus();

@@ -1,0 +1,64 @@
+// The worker that holds the model, as the page sees it: what it is asked, and what it tells.
+
+export const WORKER_URL = "/worker.js";
+
+const NO_WORKER = "The engine of this page did not start. Reload the page; if that does not help, start "
+  + "`webgemma web` again.";
+
+/** What the worker may tell, by type; anything else is ignored. */
+const TOLD = ["ready", "progress", "loaded", "piece", "done", "error"];
+
+/**
+ * Sends requests to the worker and dispatches its messages as events of the same names.
+ * `state` is "empty", "loading" or "loaded".
+ */
+export class Engine extends EventTarget {
+  constructor() {
+    super();
+    this.state = "empty";
+    this.start();
+  }
+
+  start() {
+    const worker = new Worker(WORKER_URL, { type: "module" });
+    this.worker = worker;
+    worker.addEventListener("message", ({ data }) => this.hear(worker, data));
+    const fail = (event) => {
+      event.preventDefault();
+      if (event.message) console.warn(event.message);
+      this.hear(worker, { type: "error", kind: "other", sentence: NO_WORKER });
+    };
+    worker.addEventListener("error", fail);
+    worker.addEventListener("messageerror", fail);
+  }
+
+  hear(worker, message) {
+    if (worker !== this.worker || !TOLD.includes(message?.type)) return; // of one given up: too late
+    if (message.type === "loaded") this.state = "loaded";
+    if (message.type === "error" && (message.id === undefined || message.kind === "device-lost")) this.state = "empty";
+    this.dispatchEvent(new CustomEvent(message.type, { detail: message }));
+  }
+
+  /** End everything at once: the worker goes, a new one comes and has no model. */
+  restart() {
+    this.worker.terminate();
+    this.state = "empty";
+    this.start();
+  }
+
+  /** Load a model in place of the one that is there; one that is still loading is given up. */
+  load(source, options) {
+    if (this.state === "loading") this.restart();
+    if (this.state === "loaded") this.worker.postMessage({ type: "unload" });
+    this.state = "loading";
+    this.worker.postMessage({ type: "load", source, options });
+  }
+
+  chat(id, messages, settings) {
+    this.worker.postMessage({ type: "chat", id, messages, settings });
+  }
+
+  stop(id) {
+    this.worker.postMessage({ type: "stop", id });
+  }
+}

@@ -1,0 +1,38 @@
+// One notice above the conversation: a sentence, and perhaps one thing to do about it.
+
+import { byId } from "./dom.js";
+
+/** Things a user can do that the worker's sentence cannot know of. */
+const ADVICE = {
+  "no-webgpu": "Use a current Chrome, Edge, Safari or Firefox, and see that graphics acceleration is on in its settings.",
+  "device-lost": "Your conversation is kept: load the model again to go on.",
+  storage: "Make room on this device, or choose a smaller model.",
+  file: "Choose another model.",
+  other: "",
+};
+
+let act = () => {};
+
+export function hideNotice() {
+  byId("notice").hidden = true;
+}
+
+/** Show a sentence; `action` is {name, act}. */
+export function showNotice(sentence, action = null) {
+  byId("notice").hidden = false;
+  byId("notice-text").textContent = sentence;
+  byId("notice-action").hidden = action === null;
+  byId("notice-action").textContent = action?.name ?? "";
+  act = action?.act ?? (() => {});
+}
+
+/** The sentence of an error and what to do, for a person. */
+export function errorSentence({ sentence, kind }) {
+  return [sentence, ADVICE[kind] ?? ""].filter(Boolean).join(" ");
+}
+
+byId("notice-close").addEventListener("click", hideNotice);
+byId("notice-action").addEventListener("click", () => {
+  hideNotice();
+  act();
+});

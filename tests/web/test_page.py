@@ -1,0 +1,428 @@
+"""The chat page as people use it: talk, stop, edit, keep, export, choose models, meet errors."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store import add_model
+from web.page import CHROMIUM, Visitor, chromium, serving_page
+
+pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("site")
+    add_model(folder / "store", "gemma4:e2b", gguf=b"GGUF" * 1000)
+    add_model(folder / "store", "slow:e4b", gguf=b"GGUF" * 500)
+    add_model(folder / "store", "absent:e2b", gguf=None)
+    with serving_page(folder) as url:
+        yield url
+
+
+@pytest.fixture
+def context(browser: Any) -> Iterator[Any]:
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def visitor(context: Any, url: str) -> Iterator[Visitor]:
+    """Someone with the page open; whatever they do, no error and no other host."""
+    visitor = Visitor(context, url)
+    visitor.open()
+    yield visitor
+    assert visitor.errors == []
+    assert [r for r in visitor.requests if not r.startswith((url, f"blob:{url}"))] == []
+
+
+def test_a_reply_streams_in(visitor: Visitor) -> None:
+    visitor.say("forever")
+    for pieces in (5, 20):
+        visitor.page.locator(".assistant .body", has_text="on and " * pieces).wait_for()
+    assert visitor.page.locator("#announcer").inner_text() == ""  # not for each token
+    visitor.button("Stop").click()
+    visitor.button("Send").wait_for()
+    assert "stopped" in visitor.texts(".facts")[-1]
+    assert visitor.page.locator("#announcer").inner_text().startswith("The model says: on and on")
+
+
+def test_a_reply_has_its_facts_and_enter_its_meaning(visitor: Visitor) -> None:
+    box = visitor.page.get_by_label("Message", exact=True)
+    box.press_sequentially("echo one")
+    box.press("Shift+Enter")
+    box.press_sequentially("two")
+    box.press("Enter")
+    visitor.page.locator(".facts", has_text="1 token · 12.3 tokens/s").wait_for()
+    assert visitor.reply() == "one\ntwo"
+    assert visitor.texts(".user .body") == ["echo one\ntwo"]
+    assert visitor.page.locator("#device").inner_text() == "Pretend GPU (software, slow) · 1.0 MB"
+    box.fill("   ")
+    box.press("Enter")
+    assert len(visitor.texts(".message")) == 2
+
+
+def test_escape_stops(visitor: Visitor) -> None:
+    visitor.say("forever")
+    visitor.page.locator(".assistant .body p").wait_for()
+    visitor.page.keyboard.press("Escape")
+    visitor.page.locator(".facts", has_text="stopped").wait_for()
+    assert visitor.ask("more") == "You said more."
+
+
+def test_regenerate_replaces_the_last_reply(visitor: Visitor) -> None:
+    visitor.ask("first")
+    visitor.ask("request")
+    assert visitor.page.get_by_role("button", name="Regenerate").count() == 1
+    visitor.button("Regenerate").click()
+    visitor.page.locator(".message.assistant:last-child .facts:not(:empty)").wait_for()
+    sent = visitor.last_request()["messages"]
+    assert [m["content"] for m in sent] == ["first", "You said first.", "request"]
+    assert len(visitor.texts(".message")) == 4
+
+
+def test_editing_a_message_cuts_what_follows(visitor: Visitor) -> None:
+    visitor.ask("first")
+    visitor.ask("second")
+    message = visitor.page.locator(".user").first
+    message.hover()
+    message.get_by_role("button", name="Edit").click()
+    visitor.page.keyboard.press("Escape")
+    assert len(visitor.texts(".message")) == 4
+    message.get_by_role("button", name="Edit").click()
+    message.get_by_role("textbox").fill("other")
+    visitor.page.keyboard.press("Enter")
+    visitor.page.locator(".body", has_text="You said other.").wait_for()
+    assert visitor.texts(".message .body") == ["other", "You said other."]
+    assert visitor.texts(".conversation") == ["other"]
+
+
+def test_copy_a_message_and_a_code_block(visitor: Visitor) -> None:
+    visitor.ask("echo Run\n```python\nprint('<b>')\n```")
+    visitor.button("Copy code").click()
+    clipboard = "navigator.clipboard.readText()"
+    assert visitor.page.evaluate(clipboard) == "print('<b>')"
+    visitor.page.locator(".assistant").get_by_role("button", name="Copy", exact=True).click()
+    assert visitor.page.evaluate(clipboard) == "Run\n```python\nprint('<b>')\n```"
+    visitor.button("Copied").first.wait_for()
+
+
+def test_a_reload_keeps_the_conversation_even_in_the_middle_of_a_reply(visitor: Visitor) -> None:
+    visitor.ask("hello there")
+    visitor.say("forever")
+    visitor.page.locator(".message:last-child .body", has_text="on and on and").wait_for()
+    visitor.open()
+    assert visitor.texts(".user .body") == ["hello there", "forever"]
+    assert visitor.reply().startswith("on and on and")
+    assert visitor.ask("and now") == "You said and now."
+    assert visitor.page.title() == "hello there – webgemma"
+
+
+def test_several_conversations(visitor: Visitor) -> None:
+    visitor.ask("the first of them")
+    visitor.button("New conversation").click()
+    assert visitor.texts(".message") == []
+    visitor.ask("a rather long question whose title cannot hold all of its many words")
+    cut = "a rather long question whose title cannot hold …"
+    assert visitor.texts(".conversation") == [cut, "the first of them"]
+    visitor.button("Rename").click()
+    visitor.page.get_by_label("Title", exact=True).fill("<i>renamed</i>")
+    visitor.page.keyboard.press("Enter")
+    visitor.page.locator(".conversation", has_text="<i>renamed</i>").wait_for()
+    visitor.button("Delete").click()
+    visitor.page.locator("#question").get_by_role("button", name="Cancel").click()
+    assert len(visitor.texts(".conversation")) == 2
+    visitor.button("Delete").click()
+    visitor.page.locator("#question").get_by_role("button", name="Delete").click()
+    visitor.page.locator(".user .body", has_text="the first of them").wait_for()
+    assert visitor.texts(".conversation") == ["the first of them"]
+    visitor.open()
+    assert visitor.texts(".conversation") == ["the first of them"]
+
+
+def test_a_reply_goes_on_while_another_conversation_is_read(visitor: Visitor) -> None:
+    visitor.ask("old")
+    visitor.button("New conversation").click()
+    visitor.say("forever")
+    visitor.page.locator(".body", has_text="on and").last.wait_for()
+    visitor.page.locator(".conversation", has_text="old").click()
+    assert visitor.texts(".message .body") == ["old", "You said old."]
+    visitor.button("Stop").click()
+    visitor.button("Send").wait_for()
+    assert visitor.texts(".message .body") == ["old", "You said old."]
+    visitor.page.locator(".conversation", has_text="forever").click()
+    assert visitor.reply().startswith("on and")
+
+
+def test_export_and_import_bring_everything_back(
+    visitor: Visitor, browser: Any, url: str, tmp_path: Path
+) -> None:
+    visitor.ask("one")
+    visitor.button("New conversation").click()
+    visitor.ask("two")
+    with visitor.page.expect_download() as download:
+        visitor.button("Export").click()
+    path = tmp_path / "export.json"
+    download.value.save_as(path)
+    visitor.page.locator("#import-file").set_input_files(path)
+    assert visitor.notice() == "0 conversations were imported."
+    context = browser.new_context()
+    other = Visitor(context, url)
+    other.open()
+    other.page.locator("#import-file").set_input_files(path)
+    assert other.notice() == "2 conversations were imported."
+    other.open()
+    assert other.texts(".conversation") == ["two", "one"]
+    assert other.texts(".message .body") == ["two", "You said two."]
+    context.close()
+
+
+def export_with(**changes: Any) -> str:
+    message = {"role": "user", "content": "hi"}
+    conversation = {"id": "a", "title": "t", "created": 1, "updated": 1, "messages": [message]}
+    conversation |= changes
+    archive = {"format": "webgemma-conversations", "version": 1, "conversations": [conversation]}
+    return json.dumps(archive)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not JSON"),
+        ("null", "no conversations of this page"),
+        ('{"conversations": []}', "no conversations of this page"),
+        (export_with().replace('"version": 1', '"version": 9'), "another version"),
+        (export_with(id=7), "conversation 1 has no id"),
+        (export_with(title=None), "conversation 1 has no title"),
+        (export_with(created="x"), "conversation 1 has no dates"),
+        (export_with(messages={}), "conversation 1 has no messages"),
+        (export_with(messages=[{"role": "system", "content": ""}]), "message (number 1)"),
+        (export_with(messages=[{"role": "user", "content": {}}]), "message (number 1)"),
+        (export_with(messages=[None]), "message (number 1)"),
+    ],
+)
+def test_a_wrong_file_is_refused_and_nothing_is_lost(
+    visitor: Visitor, text: str, why: str, tmp_path: Path
+) -> None:
+    visitor.ask("mine")
+    path = tmp_path / "wrong.json"
+    path.write_text(text)
+    visitor.page.locator("#import-file").set_input_files(path)
+    assert why in visitor.notice()
+    assert "as they were" in visitor.notice()
+    assert visitor.texts(".conversation") == ["mine"]
+
+
+def test_settings_reach_the_worker_and_are_kept(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.button("Settings").click()
+    page.get_by_label("System prompt").fill("Be brief.")
+    values = {"temperature": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "seed": 7}
+    values |= {"max_tokens": 100}
+    for name, value in values.items():
+        page.locator(f"[name={name}]").fill(str(value))
+    page.get_by_label("Think before answering").check()
+    visitor.button("Save").click()
+    visitor.open()
+    request = visitor.request()
+    assert request["settings"] == values | {"think": True}
+    assert request["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert page.locator("details.thinking").get_attribute("open") is None
+    page.get_by_text("Thoughts").click()
+    assert page.locator(".thoughts").inner_text() == "Let me see."
+    visitor.button("Settings").click()
+    visitor.button("Reset").click()
+    visitor.button("Save").click()
+    request = visitor.request()
+    assert set(request["settings"].values()) == {None, False}
+    assert request["messages"][0]["role"] == "user"
+
+
+def test_a_wrong_setting_is_said_and_a_new_context_offers_a_reload(visitor: Visitor) -> None:
+    visitor.button("Settings").click()
+    visitor.page.locator("[name=top_p]").fill("2")
+    visitor.button("Save").click()
+    problem = visitor.page.locator("#settings-problem")
+    assert problem.inner_text() == "Top-p is a number from 0 to 1, or empty."
+    visitor.page.locator("[name=top_p]").fill("")
+    visitor.page.locator("[name=context]").fill("4096")
+    visitor.button("Save").click()
+    visitor.button("Load the model again").click()
+    visitor.page.locator("#model-button[title*='4096']").wait_for()
+
+
+def test_spoilt_settings_are_left_out(visitor: Visitor) -> None:
+    for kept in ("{", "[]", "7", '{"temperature": "hot", "top_p": 9, "think": "no", "seed": 3}'):
+        visitor.page.evaluate("kept => localStorage.setItem('webgemma.settings', kept)", kept)
+        visitor.open()
+    settings = visitor.request()["settings"]
+    assert settings["temperature"] is settings["top_p"] is None
+    assert settings["think"] is False
+    assert settings["seed"] == 3
+
+
+def test_the_picker_lists_and_loads_models(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.button("Model: Bundled model").click()
+    page.locator(".model", has_text="gemma4:e2b").wait_for()
+    row = page.locator(".model", has_text="gemma4:e2b").inner_text().split("\n")
+    assert row == ["gemma4:e2b", "4.0 kB", "gemma4 · 5.1B · Q4_K_M"]
+    assert page.locator(".model[aria-current]").inner_text().startswith("Bundled model")
+    assert page.locator(".model", has_text="absent:e2b").is_disabled()
+    page.locator(".model", has_text="gemma4:e2b").click()
+    page.locator("#model-name", has_text="gemma4:e2b").wait_for()
+    assert visitor.ask("hi") == "You said hi."
+
+
+def test_progress_is_shown_and_can_be_cancelled(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.button("Model: Bundled model").click()
+    page.locator(".model", has_text="slow:e4b").click()
+    page.locator("#loading-facts", has_text="500 kB of 1.0 MB").wait_for()
+    assert "/s · " in page.locator("#loading-facts").inner_text()
+    assert visitor.button("Send").is_disabled()
+    visitor.button("Cancel").click()
+    assert visitor.notice() == "slow:e4b was not loaded."
+    visitor.button("Choose a model").click()
+    page.locator(".model", has_text="Bundled").click()
+    page.locator("#model-name", has_text="Bundled model").wait_for()
+
+
+DROP = """(name) => {
+  const data = new DataTransfer();
+  data.items.add(new File(["GGUF"], name));
+  for (const kind of ["dragover", "drop"]) {
+    const options = { dataTransfer: data, bubbles: true, cancelable: true };
+    document.body.dispatchEvent(new DragEvent(kind, options));
+  }
+}"""
+
+
+def test_a_file_is_chosen_or_dropped(visitor: Visitor, tmp_path: Path) -> None:
+    path = tmp_path / "mine.gguf"
+    path.write_bytes(b"GGUF")
+    visitor.page.locator("#model-file").set_input_files(path)
+    visitor.page.locator("#model-name", has_text="mine.gguf").wait_for()
+    visitor.page.evaluate(DROP, "dropped.GGUF")
+    visitor.page.locator("#model-name", has_text="dropped.GGUF").wait_for()
+    visitor.page.evaluate(DROP, "notes.txt")
+    assert visitor.notice() == "notes.txt is no model: drop a file whose name ends in .gguf."
+    visitor.page.evaluate(DROP, "broken.gguf")
+    visitor.button("Choose a model").wait_for()
+    assert visitor.notice() == "broken.gguf is not a GGUF file. Choose another model."
+
+
+def test_a_lost_device_keeps_the_conversation_and_offers_the_model(visitor: Visitor) -> None:
+    visitor.say("lose the device")
+    assert visitor.notice().startswith("The GPU was lost. Your conversation is kept")
+    assert visitor.texts(".message .body") == ["lose the device", "Half a"]
+    assert visitor.button("Send").is_disabled()
+    visitor.button("Load the model again").click()
+    visitor.page.locator("#model-name", has_text="Bundled model").wait_for()
+    assert visitor.ask("again") == "You said again."
+
+
+def test_a_reply_that_fails_says_why_and_the_model_stays(visitor: Visitor) -> None:
+    visitor.say("fail")
+    assert visitor.notice() == "The prompt is too long."
+    assert "ended by an error" in visitor.texts(".facts")[-1]
+    assert visitor.ask("again") == "You said again."
+
+
+@pytest.mark.parametrize(
+    ("worker", "sentence"),
+    [
+        (
+            'postMessage({type: "error", kind: "no-webgpu", sentence: "There is no WebGPU."});',
+            "There is no WebGPU. Use a current Chrome",
+        ),
+        ("throw new Error('no start')", "The engine of this page did not start."),
+        (None, "The engine of this page did not start."),
+    ],
+)
+def test_a_worker_that_cannot_start(
+    context: Any, tmp_path: Path, worker: str | None, sentence: str
+) -> None:
+    with serving_page(tmp_path, worker) as url:
+        visitor = Visitor(context, url)
+        visitor.page.goto(url)
+        assert visitor.notice().startswith(sentence)
+        assert visitor.button("Send").is_disabled()
+        visitor.page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark(visitor: Visitor, scheme: str) -> None:
+    page = visitor.page
+    ground = "getComputedStyle(document.body).backgroundColor"
+    page.emulate_media(color_scheme=scheme)
+    system = page.evaluate(ground)
+    other = "dark" if scheme == "light" else "light"
+    page.get_by_label("Look").select_option(other)
+    assert page.evaluate(ground) != system
+    visitor.open()
+    assert page.evaluate(ground) != system
+    page.get_by_label("Look").select_option("system")
+    assert page.evaluate(ground) == system
+
+
+def test_a_phone_scrolls_only_up_and_down(visitor: Visitor) -> None:
+    page = visitor.page
+    page.set_viewport_size({"width": 360, "height": 640})
+    wide = "| a | b |\n|---|---|\n| " + "w" * 200 + " | x |\n"
+    visitor.ask(
+        f"echo {'long' * 100}\n\n```\n{'code ' * 60}\n```\n{wide}\nhttps://a.example/{'p' * 200}"
+    )
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    inside = "document.querySelector('#scroller').scrollWidth - document.querySelector('#scroller').clientWidth"
+    for opener in (None, "Conversations", "Settings", "Model: Bundled model"):
+        if opener:
+            visitor.button(opener).click()
+            page.wait_for_timeout(250)
+        assert page.evaluate(overflow) <= 0, opener
+        assert page.evaluate(inside) <= 0, opener
+        if opener:
+            page.keyboard.press("Escape")
+
+
+def test_every_control_has_a_name_and_the_page_its_landmarks(visitor: Visitor) -> None:
+    visitor.ask("echo ```\ncode\n```")
+    page = visitor.page
+    for role in ("navigation", "main", "banner", "form"):
+        assert page.get_by_role(role).count() == 1, role
+    unnamed = page.evaluate(
+        """[...document.querySelectorAll("button, input, select, textarea")].filter((control) =>
+          control.checkVisibility() && !control.textContent.trim() && !control.ariaLabel && !control.labels?.length
+        ).map((control) => control.outerHTML)"""
+    )
+    assert unnamed == []
+
+
+def test_a_keyboard_is_enough(visitor: Visitor) -> None:
+    visitor.ask("hello")
+    page = visitor.page
+    page.evaluate("document.activeElement.blur()")
+    seen = set()
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate("document.activeElement.textContent.trim()"))
+        visible = page.evaluate(
+            """(() => {
+              const focused = document.activeElement.closest("#composer") ?? document.activeElement;
+              return document.activeElement === document.body
+                || getComputedStyle(focused).outlineStyle !== "none"
+                || getComputedStyle(document.activeElement).outlineStyle !== "none";
+            })()"""
+        )
+        assert visible, page.evaluate("document.activeElement.outerHTML")
+    assert {"New conversation", "hello", "Rename", "Delete", "Settings", "Copy", "Edit"} <= seen
