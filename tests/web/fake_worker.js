@@ -14,7 +14,9 @@ async function load({ source, options }) {
   }
   for (let loaded = 0; loaded <= NBYTES; loaded += NBYTES / 4) {
     postMessage({ type: "progress", loaded, total: NBYTES });
-    await pause(name.startsWith("slow") ? 150 : 2);
+    const isStuck = name.startsWith("stuck");
+    if (isStuck && loaded === NBYTES / 2) return;
+    await pause(isStuck ? 150 : 2);
   }
   postMessage({ type: "loaded", name, context: options.context ?? 32768, device: "Pretend GPU", nbytes: NBYTES });
 }
@@ -37,8 +39,9 @@ async function chat(request) {
     postMessage({ type: "error", id, kind: lost ? "device-lost" : "other", sentence });
     return;
   }
+  if (text === "die") setTimeout(() => { throw new Error("dead"); });
   let tokens = 0;
-  const pieces = text === "forever" ? Array(10000).fill("on and ") : replyTo(request).match(/[\s\S]{1,7}/g);
+  const pieces = ["forever", "die"].includes(text) ? Array(10000).fill("on and ") : replyTo(request).match(/[\s\S]{1,7}/g);
   for (const piece of pieces) {
     if (stopped.has(id)) break;
     postMessage({ type: "piece", id, text: piece, thinking: false });

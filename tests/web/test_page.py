@@ -23,7 +23,7 @@ def browser() -> Iterator[Any]:
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("site")
     add_model(folder / "store", "gemma4:e2b", gguf=b"GGUF" * 1000)
-    add_model(folder / "store", "slow:e4b", gguf=b"GGUF" * 500)
+    add_model(folder / "store", "stuck:e4b", gguf=b"GGUF" * 500)
     add_model(folder / "store", "absent:e2b", gguf=None)
     with serving_page(folder) as url:
         yield url
@@ -203,6 +203,7 @@ def export_with(**changes: Any) -> str:
         ('{"conversations": []}', "no conversations of this page"),
         (export_with().replace('"version": 1', '"version": 9'), "another version"),
         (export_with(id=7), "conversation 1 has no id"),
+        (export_with(title=" "), "conversation 1 has no title"),
         (export_with(title=None), "conversation 1 has no title"),
         (export_with(created="x"), "conversation 1 has no dates"),
         (export_with(messages={}), "conversation 1 has no messages"),
@@ -287,13 +288,17 @@ def test_the_picker_lists_and_loads_models(visitor: Visitor) -> None:
 def test_progress_is_shown_and_can_be_cancelled(visitor: Visitor) -> None:
     page = visitor.page
     visitor.button("Model: Bundled model").click()
-    page.locator(".model", has_text="slow:e4b").click()
+    page.locator(".model", has_text="stuck:e4b").click()
     page.locator("#loading-facts", has_text="500 kB of 1.0 MB").wait_for()
     assert "/s · " in page.locator("#loading-facts").inner_text()
     assert visitor.button("Send").is_disabled()
     visitor.button("Cancel").click()
-    assert visitor.notice() == "slow:e4b was not loaded."
-    visitor.button("Choose a model").click()
+    assert visitor.notice() == "stuck:e4b was not loaded."
+    visitor.button("Dismiss").click()
+    visitor.say("anyone?")
+    assert visitor.notice() == "There is no model to answer."
+    assert visitor.texts(".message") == []
+    visitor.button("Model: no model").click()
     page.locator(".model", has_text="Bundled").click()
     page.locator("#model-name", has_text="Bundled model").wait_for()
 
@@ -327,6 +332,14 @@ def test_a_lost_device_keeps_the_conversation_and_offers_the_model(visitor: Visi
     assert visitor.notice().startswith("The GPU was lost. Your conversation is kept")
     assert visitor.texts(".message .body") == ["lose the device", "Half a"]
     assert visitor.button("Send").is_disabled()
+    visitor.button("Load the model again").click()
+    visitor.page.locator("#model-name", has_text="Bundled model").wait_for()
+    assert visitor.ask("again") == "You said again."
+
+
+def test_a_worker_that_dies_keeps_the_conversation(visitor: Visitor) -> None:
+    visitor.say("die")
+    assert visitor.notice() == "The engine of this page has failed. Your conversation is kept."
     visitor.button("Load the model again").click()
     visitor.page.locator("#model-name", has_text="Bundled model").wait_for()
     assert visitor.ask("again") == "You said again."
@@ -368,11 +381,11 @@ def test_light_and_dark(visitor: Visitor, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
     system = page.evaluate(ground)
     other = "dark" if scheme == "light" else "light"
-    page.get_by_label("Look").select_option(other)
+    page.get_by_label("Theme").select_option(other)
     assert page.evaluate(ground) != system
     visitor.open()
     assert page.evaluate(ground) != system
-    page.get_by_label("Look").select_option("system")
+    page.get_by_label("Theme").select_option("system")
     assert page.evaluate(ground) == system
 
 

@@ -38,7 +38,7 @@ export async function importFile(file, known) {
 function conversationProblem(entry) {
   if (typeof entry !== "object" || entry === null) return "is none";
   if (typeof entry.id !== "string" || !entry.id) return "has no id";
-  if (typeof entry.title !== "string") return "has no title";
+  if (typeof entry.title !== "string" || !entry.title.trim()) return "has no title";
   if (![entry.created, entry.updated].every(Number.isFinite)) return "has no dates";
   if (!Array.isArray(entry.messages)) return "has no messages";
   const wrong = entry.messages.findIndex((message) =>

@@ -2,8 +2,9 @@
 
 export const WORKER_URL = "/worker.js";
 
-const NO_WORKER = "The engine of this page did not start. Reload the page; if that does not help, start "
+const NO_START = "The engine of this page did not start. Reload the page; if that does not help, start "
   + "`webgemma web` again.";
+const NO_MORE = "The engine of this page has failed. Your conversation is kept.";
 
 /** What the worker may tell, by type; anything else is ignored. */
 const TOLD = ["ready", "progress", "loaded", "piece", "done", "error"];
@@ -22,11 +23,12 @@ export class Engine extends EventTarget {
   start() {
     const worker = new Worker(WORKER_URL, { type: "module" });
     this.worker = worker;
+    this.isReady = false;
     worker.addEventListener("message", ({ data }) => this.hear(worker, data));
     const fail = (event) => {
       event.preventDefault();
       if (event.message) console.warn(event.message);
-      this.hear(worker, { type: "error", kind: "other", sentence: NO_WORKER });
+      this.hear(worker, { type: "error", kind: "other", sentence: this.isReady ? NO_MORE : NO_START });
     };
     worker.addEventListener("error", fail);
     worker.addEventListener("messageerror", fail);
@@ -34,6 +36,7 @@ export class Engine extends EventTarget {
 
   hear(worker, message) {
     if (worker !== this.worker || !TOLD.includes(message?.type)) return; // of one given up: too late
+    if (message.type === "ready") this.isReady = true;
     if (message.type === "loaded") this.state = "loaded";
     if (message.type === "error" && (message.id === undefined || message.kind === "device-lost")) this.state = "empty";
     this.dispatchEvent(new CustomEvent(message.type, { detail: message }));

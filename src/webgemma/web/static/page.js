@@ -26,12 +26,12 @@ const settings = new SettingsDialog(readSettings(), (now, before) => {
 const picker = new ModelPicker(load);
 const scroller = new Scroller(byId("scroller"), byId("to-end"));
 const messages = new MessageList(byId("messages"), {
-  regenerate: () => canSend() && chat.regenerate(settings.settings),
-  edit: (message, text) => canSend() && chat.edit(message, text, settings.settings),
+  regenerate: () => mayAsk() && chat.regenerate(settings.settings),
+  edit: (message, text) => mayAsk() && chat.edit(message, text, settings.settings),
 });
 const composer = new Composer({
   send(text) {
-    if (!canSend()) return false;
+    if (!mayAsk()) return false;
     chat.send(text, settings.settings);
     return true;
   },
@@ -67,6 +67,12 @@ const chat = new Chat(engine, conversations, {
 
 function canSend() {
   return engine.state === "loaded" && chat.reply === null;
+}
+
+/** Whether the model can be asked; says so where there is none and nothing on the page tells why. */
+function mayAsk() {
+  if (engine.state === "empty" && byId("notice").hidden) showNotice("There is no model to answer.", actions.again);
+  return canSend();
 }
 
 /** Show the state as it is. */
