@@ -1,4 +1,20 @@
 // The worker that holds the model, as the page sees it: what it is asked, and what it tells.
+//
+// The page asks:
+//   load    source: {kind: "bundled"} | {kind: "url", url, name, digest, nbytes} | {kind: "file", file},
+//           options: {context, precision}                     (context null: the model's own)
+//   chat    id, messages: [{role, content}], settings         (a setting that is null: the model's own)
+//   stop    id                                                (answered by the done of that id)
+//   unload
+// The worker tells:
+//   ready     device, software        once it has found what it computes on; software: a slow one
+//   progress  loaded, total           bytes
+//   loaded    name, context, device, nbytes
+//   piece     id, text, thinking      thinking: whether the text belongs to the thoughts
+//   done      id, finish: "stop" | "length" | "stopped", tokens, tokens_per_second
+//   error     id?, sentence, kind: "no-webgpu" | "device-lost" | "storage" | "file" | "other"
+//             with an id the reply has failed and the model stays, unless the device was lost;
+//             without one there is no model now
 
 export const WORKER_URL = "/worker.js";
 

@@ -46,6 +46,7 @@ const sidebar = new Sidebar({
 let frame = 0; // the next one that shows what has grown
 const chat = new Chat(engine, conversations, {
   changed() {
+    byId("announcer").textContent = ""; // so that the same reply is news again
     refresh();
     scroller.toEnd();
     composer.focus();

@@ -8,7 +8,7 @@ const NUMBERS = [
   { name: "top_k", label: "Top-k", least: 0, most: 100000, whole: true, hint: "0 is no limit" },
   { name: "top_p", label: "Top-p", least: 0, most: 1, hint: "0 to 1" },
   { name: "min_p", label: "Min-p", least: 0, most: 1, hint: "0 to 1" },
-  { name: "seed", label: "Seed", least: 0, most: 4294967295, whole: true, hint: "same seed, same reply", empty: "random" },
+  { name: "seed", label: "Seed", least: 0, most: 4294967295, whole: true, hint: "repeats a reply", empty: "random" },
   { name: "context", label: "Context", least: 16, most: 1048576, whole: true, hint: "tokens in all" },
   { name: "max_tokens", label: "Most tokens", least: 1, most: 1048576, whole: true, hint: "in one reply" },
 ];
