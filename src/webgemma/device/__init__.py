@@ -73,8 +73,8 @@ class Device(Protocol):
     """All that the engine asks of a GPU."""
 
     name: str
-    # "subgroups"; "shuffle4" to "shuffle32": see neighbours.py; "packed-dots": dot4I8Packed is an
-    # instruction; "shader-f16"; "timestamp-query"
+    # "subgroups"; "enable-subgroups": programs must say so; "shuffle4" to "shuffle32": see
+    # neighbours.py; "packed-dots": dot4I8Packed is an instruction; "shader-f16"; "timestamp-query"
     features: frozenset[str]
     limits: Limits
     software: bool  # the "GPU" is this machine's CPU
