@@ -1,11 +1,12 @@
 """Opening what computes: the GPU where there is one, else the reference on the CPU."""
 
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from webgemma.device import Device, open_device
+from webgemma.device import Device, aopen_device
 from webgemma.errors import DeviceError, DeviceMemoryError, InputError, WebgemmaError
 from webgemma.gemma.cache import ELEMENT_NBYTES
 from webgemma.gemma.config import Config
@@ -100,14 +101,19 @@ class GpuEngine:
 
 
 async def open_engine(gguf: Gguf, config: Config, context: int, options: EngineOptions) -> Engine:
-    """The GPU where there is one (with "auto", no software one), else the reference."""
+    """The GPU where there is one (with "auto", no software one), else the reference.
+
+    A browser has no reference: there is no numpy."""
     options.check()
     if config.diffusion:
         raise WebgemmaError(f"{gguf.name}: this version reads DiffusionGemma but cannot run it.")
+    in_browser = sys.platform == "emscripten"
+    if options.device == "cpu" and in_browser:
+        raise DeviceError("A browser computes on its GPU only: load the model with device='gpu'.")
     if options.device != "cpu":
-        asked = options.device == "gpu" or options.adapter is not None
+        asked = options.device == "gpu" or options.adapter is not None or in_browser
         try:
-            device = open_device(options.adapter, software=asked)
+            device = await aopen_device(options.adapter, software=asked)
         except DeviceError:
             if asked:
                 raise

@@ -41,9 +41,7 @@ def complaints(page: Any, kernels: list[Kernel], pipelines: bool = False) -> lis
     found = []
     for at in range(0, len(kernels), AT_ONCE):
         share = [asdict(kernel) for kernel in kernels[at : at + AT_ONCE]]
-        found += page.evaluate(
-            "(given) => compile(...given)", [share, pipelines]
-        )
+        found += page.evaluate("(given) => compile(...given)", [share, pipelines])
     return found
 
 
