@@ -138,7 +138,7 @@ async def _gpu_engine(
     try:
         await selftest(device)
         needs = Needs.of(gguf, config, context, options)
-        session = _reserve(gguf, config, device, needs, options)
+        session = await _reserve(gguf, config, device, needs, options)
         await session.model.fill(gguf, advance)
         return GpuEngine(gguf, session)
     except BaseException:
@@ -146,7 +146,7 @@ async def _gpu_engine(
         raise
 
 
-def _reserve(
+async def _reserve(
     gguf: Gguf, config: Config, device: Device, needs: "Needs", options: EngineOptions
 ) -> Session:
     """All memory for weights and cache, before the first byte is loaded, or a DeviceError."""
@@ -154,7 +154,9 @@ def _reserve(
         needs.check_machine(device.name)
     try:
         model = Model.reserve(gguf, config, device, budget_nbytes=needs.weights_budget())
-        return Session(model, needs.context, kv=options.kv, precision=options.precision)
+        session = Session(model, needs.context, kv=options.kv, precision=options.precision)
+        await device.read(model.one.buffer, 0, 4).bytes()  # a browser tells of missing memory late
+        return session
     except DeviceMemoryError as error:
         had = f"{device.name} could give only {_gb(error.held_nbytes)}"
         raise needs.refusal(had, error.held_nbytes) from error

@@ -124,11 +124,15 @@ def test_plans_readings_copies_and_writes(tab: Tab) -> None:
         ("nothing", "nothing went wrong"),
         ("lost", "was lost"),
         ("lost while reading", "was lost"),
-        ("freed and run", "destroyed"),
-        ("kernel", "wrong"),
-        ("binding", "bind"),
-        ("odd write", "4"),
-        ("large buffer", "for all in one buffer"),
+        ("freed and run", '[Buffer "total"] used in submit while destroyed'),
+        ("kernel", "Error while parsing WGSL: :1:22"),
+        ("binding", "Number of entries (1) did not match"),
+        ("odd write", "must be a multiple of 4"),
+        (
+            "large buffer",
+            "DeviceMemoryError: The GPU has no 1073741840 bytes for all in one buffer",
+        ),
+        ("no memory", "DeviceMemoryError: The GPU has no 1073741824 bytes for much beside "),
     ],
 )
 def test_what_goes_wrong_gets_a_sentence(tab: Tab, kind: str, sentence: str) -> None:

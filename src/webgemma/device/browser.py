@@ -81,7 +81,7 @@ class BrowserDevice:
                 f"The GPU has no {nbytes} bytes for {label} in one buffer.", self.nbytes
             )
         with self.errors():
-            raw = self._gpu.buffer(nbytes, label)
+            raw = self._gpu.buffer(nbytes, label, self.nbytes)
         self.nbytes += nbytes
         return Buffer(raw, nbytes)
 
@@ -161,10 +161,8 @@ class BrowserDevice:
                     f"({error.message}). Load the model again."
                 ) from error
             if error.name == "memory":
-                raise DeviceMemoryError(
-                    f"The GPU has no memory left beside {self.nbytes} bytes: {error.message}",
-                    self.nbytes,
-                ) from error
+                why = f"The GPU has no {error.message} beside {error.held}."
+                raise DeviceMemoryError(why, error.held) from error
             raise DeviceError(f"{self.name}: {error.message}") from error
 
 

@@ -18,7 +18,7 @@ class Gpu {
     this.name = description || [vendor, architecture].filter(Boolean).join(" ") || "GPU";
     this.vendor = vendor;
     this.software = Boolean(isFallbackAdapter) || architecture === "swiftshader";
-    this.features = [...device.features].join(" ");
+    this.features = FEATURES.filter((name) => device.features.has(name)).join(" ");
     this.limits = device.limits;
     this.device = device;
     this.queue = device.queue;
@@ -28,24 +28,30 @@ class Gpu {
     device.lost.then(({ message }) => this.fail("lost", message));
     device.addEventListener("uncapturederror", (event) => {
       event.preventDefault();
-      const memory = event.error instanceof GPUOutOfMemoryError;
-      this.fail(memory ? "memory" : "invalid", event.error.message);
+      this.fail("invalid", event.error.message);
     });
   }
 
-  fail(name, message) {
-    this.fault ??= Object.assign(new Error(message), { name });
+  fail(name, message, held = 0) {
+    this.fault ??= Object.assign(new Error(message.trim()), { name, held });
   }
 
   check() {
     if (this.fault) throw this.fault;
   }
 
-  buffer(size, label) {
+  // held: bytes of the buffers made before, for the sentence if there is no memory for this one.
+  buffer(size, label, held) {
     this.check();
     const usage = GPUBufferUsage;
     const all = usage.STORAGE | usage.UNIFORM | usage.COPY_DST | usage.COPY_SRC;
-    return this.device.createBuffer({ size, label, usage: all });
+    this.device.pushErrorScope("out-of-memory");
+    const buffer = this.device.createBuffer({ size, label, usage: all });
+    this.device.popErrorScope().then(
+      (error) => error && this.fail("memory", `${size} bytes for ${label}`, held),
+      () => {}, // lost
+    );
+    return buffer;
   }
 
   // Bytes of Python's, or an array of JavaScript's that never was in Python's memory.
