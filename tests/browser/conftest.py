@@ -4,18 +4,14 @@ WEBGEMMA_BROWSER=1 (what `make browser` sets) makes a missing one an error."""
 
 import importlib.util
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser.chromium import CHROMIUM, launched
 
 ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or ""
-# Without a GPU, Chromium computes with SwiftShader. Its sandbox does not work for root, as in CI.
-FLAGS = ["--enable-unsafe-webgpu", "--no-sandbox"]
-
 MISSING = [
     what
     for what, there in {
@@ -33,9 +29,5 @@ collect_ignore_glob = ["test_*.py"] if MISSING else []
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """A headless Chromium with WebGPU, of playwright's type Browser."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with launched() as browser:
         yield browser
-        browser.close()
