@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: chat test lint types pytest vulkan format bench wheel clean
+.PHONY: chat test lint types pytest browser vulkan chromium format bench wheel clean
 
 chat: $(VENV)/ready  ## talk to the bundled model; from a pipe, answer and end
 	@$(BIN)/webgemma run
 
-test: lint types pytest  ## all that CI runs
+test: lint types pytest browser  ## all that CI runs
 
 lint: $(VENV)/ready-dev
 	$(BIN)/ruff check .
@@ -19,7 +19,10 @@ types: $(VENV)/ready-dev
 	$(BIN)/mypy
 
 pytest: $(VENV)/ready-dev vulkan
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/browser
+
+browser: $(VENV)/ready-dev node_modules/.package-lock.json chromium
+	WEBGEMMA_BROWSER=1 $(BIN)/pytest tests/browser
 
 # Without a GPU the tests compute on Mesa's software adapter.
 vulkan:
@@ -27,6 +30,19 @@ vulkan:
 		echo "installing mesa-vulkan-drivers ..."; \
 		sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq mesa-vulkan-drivers >/dev/null; }
+
+# On other systems, CHROMIUM=path names the one to use.
+chromium:
+	@[ -n "$$CHROMIUM" ] || command -v chromium >/dev/null || [ "$$(uname)" != Linux ] || { \
+		echo "installing chromium ..."; \
+		sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq chromium >/dev/null; }
+
+node_modules/.package-lock.json: package-lock.json
+	@command -v npm >/dev/null || { echo "installing npm ..."; \
+		sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq npm >/dev/null; }
+	npm ci --no-audit --no-fund --silent
 
 format: $(VENV)/ready-dev
 	$(BIN)/ruff check --fix .
@@ -41,7 +57,7 @@ wheel: $(VENV)/ready-dev  ## dist/webgemma-*-py3-none-any.whl
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) node_modules dist build
 
 $(VENV)/ready: pyproject.toml | $(VENV)/created
 	@echo "setting up $(VENV) ..."

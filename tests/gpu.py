@@ -15,7 +15,13 @@ from webgemma.graph import Tensor
 
 @cache
 def device(without: frozenset[str] = frozenset()) -> NativeDevice:
-    """The first adapter of this machine (CI has a software one), without some features if asked."""
+    """The first adapter of this machine (CI has a software one), without some features if asked.
+
+    WEBGEMMA_GPU=chromium makes it Chromium's."""
+    if os.environ.get("WEBGEMMA_GPU") == "chromium":
+        from browser.page_device import PageDevice
+
+        return PageDevice(without)
     return NativeDevice(adapters()[0], without)
 
 

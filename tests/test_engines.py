@@ -69,7 +69,7 @@ def test_a_table_that_does_not_fit_stays_in_the_file(gb: float, host: bool) -> N
     on, config = NullDevice(memory_nbytes=int(gb * 1e9)), e2b()
     gguf, options = WatchedGguf(config), EngineOptions()
     needs = engines.Needs.of(gguf, config, 32768, options)
-    session = engines._reserve(gguf, config, on, needs, options)
+    session = finish(engines._reserve(gguf, config, on, needs, options))
     assert (session.model.table is not None) is host
     session.close()
     session.model.close()

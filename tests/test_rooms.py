@@ -47,6 +47,13 @@ GUESTS = {
     "rich": {"cli"},
     "typer": {"cli"},
     "wgpu": {"device"},
+    "pyodide": {"device"},
+}
+# And the only files of a room that may.
+GUEST_FILES = {
+    "wgpu": {"device/native.py", "device/commands.py"},
+    "js": set(),
+    "pyodide": {"device/browser.py"},
 }
 
 
@@ -77,6 +84,16 @@ def test_imports_only_leftward(path: Path) -> None:
             assert other in ROOMS[room] | OPEN_TO_ALL | {room}, f"{room} imports {name}"
         elif first not in sys.stdlib_module_names:
             assert room in GUESTS.get(first, set()), f"{room} imports {name}"
+
+
+@pytest.mark.parametrize("guest", GUEST_FILES)
+def test_guests_of_a_few_files(guest: str) -> None:
+    files = {
+        path.relative_to(ROOT).as_posix()
+        for path in modules()
+        if any(name.split(".")[0] == guest for name in imports(path))
+    }
+    assert files == GUEST_FILES[guest]
 
 
 def test_reference_sees_nothing_of_gemma_but_its_blueprint() -> None:

@@ -105,7 +105,7 @@ def test_each_probe_is_judged(number: int) -> None:
 
 def test_no_model_is_loaded_on_a_gpu_that_computes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     liar = Liar(NativeDevice(adapters()[0]), lambda value: -value)
-    monkeypatch.setattr("webgemma.engines.open_device", lambda *_, **__: liar)
+    monkeypatch.setattr("webgemma.device.open_device", lambda *_, **__: liar)
     with pytest.raises(DeviceError, match="computes wrong values"):
         Gemma.load(None, "gpu")
     assert liar.closed

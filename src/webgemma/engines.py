@@ -1,11 +1,12 @@
 """Opening what computes: the GPU where there is one, else the reference on the CPU."""
 
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from webgemma.device import Device, open_device
+from webgemma.device import Device, aopen_device
 from webgemma.errors import DeviceError, DeviceMemoryError, InputError, WebgemmaError
 from webgemma.gemma.cache import ELEMENT_NBYTES
 from webgemma.gemma.config import Config
@@ -100,14 +101,19 @@ class GpuEngine:
 
 
 async def open_engine(gguf: Gguf, config: Config, context: int, options: EngineOptions) -> Engine:
-    """The GPU where there is one (with "auto", no software one), else the reference."""
+    """The GPU where there is one (with "auto", no software one), else the reference.
+
+    A browser has no reference: there is no numpy."""
     options.check()
     if config.diffusion:
         raise WebgemmaError(f"{gguf.name}: this version reads DiffusionGemma but cannot run it.")
+    in_browser = sys.platform == "emscripten"
+    if options.device == "cpu" and in_browser:
+        raise DeviceError("A browser computes on its GPU only: load the model with device='gpu'.")
     if options.device != "cpu":
-        asked = options.device == "gpu" or options.adapter is not None
+        asked = options.device == "gpu" or options.adapter is not None or in_browser
         try:
-            device = open_device(options.adapter, software=asked)
+            device = await aopen_device(options.adapter, software=asked)
         except DeviceError:
             if asked:
                 raise
@@ -132,7 +138,7 @@ async def _gpu_engine(
     try:
         await selftest(device)
         needs = Needs.of(gguf, config, context, options)
-        session = _reserve(gguf, config, device, needs, options)
+        session = await _reserve(gguf, config, device, needs, options)
         await session.model.fill(gguf, advance)
         return GpuEngine(gguf, session)
     except BaseException:
@@ -140,7 +146,7 @@ async def _gpu_engine(
         raise
 
 
-def _reserve(
+async def _reserve(
     gguf: Gguf, config: Config, device: Device, needs: "Needs", options: EngineOptions
 ) -> Session:
     """All memory for weights and cache, before the first byte is loaded, or a DeviceError.
@@ -161,14 +167,14 @@ def _reserve(
         places.append("host")
     for place in places:
         try:
-            return _session(gguf, config, device, needs, options, place)
+            return await _session(gguf, config, device, needs, options, place)
         except DeviceMemoryError as error:
             failed = error
     had = f"{device.name} could give only {_gb(failed.held_nbytes)}"
     raise needs.refusal(had) from failed
 
 
-def _session(
+async def _session(
     gguf: Gguf,
     config: Config,
     device: Device,
@@ -178,7 +184,9 @@ def _session(
 ) -> Session:
     model = Model.reserve(gguf, config, device, table=table)
     try:
-        return Session(model, needs.context, kv=options.kv, precision=options.precision)
+        session = Session(model, needs.context, kv=options.kv, precision=options.precision)
+        await device.read(model.one.buffer, 0, 4).bytes()  # a browser tells of missing memory late
+        return session
     except BaseException:
         model.close()
         raise

@@ -1,5 +1,6 @@
 """The GPU: what the engine needs of one, in a Protocol that three files fulfil."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -73,8 +74,8 @@ class Device(Protocol):
     """All that the engine asks of a GPU."""
 
     name: str
-    # "subgroups"; "shuffle4" to "shuffle32": see neighbours.py; "packed-dots": dot4I8Packed is an
-    # instruction; "shader-f16"; "timestamp-query"
+    # "subgroups"; "enable-subgroups": programs must say so; "shuffle4" to "shuffle32": see
+    # neighbours.py; "packed-dots": dot4I8Packed is an instruction; "shader-f16"; "timestamp-query"
     features: frozenset[str]
     limits: Limits
     software: bool  # the "GPU" is this machine's CPU
@@ -128,3 +129,12 @@ def open_device(adapter: str | None = None, *, software: bool = True) -> Device:
         names = ", ".join(describe(a) for a in adapters()) or "none at all"
         raise DeviceError(f"There is no GPU{wanted} on this machine; WebGPU finds: {names}.")
     return NativeDevice(found[0])
+
+
+async def aopen_device(adapter: str | None = None, *, software: bool = True) -> Device:
+    """As `open_device`, also in a browser, which has one GPU to offer and makes us wait for it."""
+    if sys.platform == "emscripten":
+        from webgemma.device.browser import open_browser
+
+        return await open_browser(software=software)
+    return open_device(adapter, software=software)

@@ -9,6 +9,7 @@ from webgemma.device import Device, Dispatch, Kernel, Plan
 
 THREADS = 256
 SIZES = (4, 8, 16, 32)
+ENABLE = "enable subgroups;\n"  # before all else, on devices that want it
 
 # For each thread, the one whose value a shuffle by 1, 2, 4, 8 and 16 brings.
 PROBE = f"""
@@ -25,11 +26,17 @@ fn main(@builtin(local_invocation_index) thread: u32) {{
 """
 
 
+def probe(features: frozenset[str]) -> Kernel:
+    """The kernel that tries them, for a device with these features."""
+    enable = ENABLE if "enable-subgroups" in features else ""
+    return Kernel("neighbours", enable + PROBE, ("write",))
+
+
 async def shuffles(device: Device) -> frozenset[str]:
     """Of "shuffle4" to "shuffle32" those that this device, which has subgroups, can do."""
     buffer = device.buffer(4 * 5 * THREADS, "neighbours")
     try:
-        pipeline = device.pipeline(Kernel("neighbours", PROBE, ("write",)))
+        pipeline = device.pipeline(probe(device.features))
         group = device.bind(pipeline, [(buffer, 0, buffer.nbytes)])
         device.run(Plan([Dispatch("neighbours", pipeline, group, (1, 1, 1))]))
         seen = struct.unpack(f"<{5 * THREADS}I", await device.read(buffer).bytes())

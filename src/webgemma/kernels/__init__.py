@@ -39,6 +39,8 @@ def link(
     parts += [_source(f"formats/integer/{format.lower()}")] if "integer" in chosen else []
     parts.append(_source(f"ops/{op}"))
     wgsl = "\n".join(parts)
+    if "enable-subgroups" in features and "subgroup" in wgsl:
+        wgsl = "enable subgroups;\n" + wgsl
     name = "/".join([op, *([format] if format else [])])
     return Kernel(name, wgsl, _bindings(wgsl))
 

@@ -1,0 +1,184 @@
+"""WebGPU in a browser: Pyodide's Python drives replay.js, which does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from pyodide.code import run_js  # type: ignore[import-not-found]
+from pyodide.ffi import JsException, to_js  # type: ignore[import-not-found]
+
+from webgemma.device import Buffer, Kernel, Limits, Plan
+from webgemma.device.neighbours import shuffles
+from webgemma.errors import DeviceError, DeviceMemoryError
+
+NO_GPU = (
+    "This browser offers no GPU: use a browser with WebGPU (a current Chrome, Edge, Safari or "
+    "Firefox), switch hardware acceleration on, and open the page over https or from localhost."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserPipeline:
+    """A compute pipeline and what it binds."""
+
+    raw: Any
+    kinds: str
+
+
+async def open_browser(*, software: bool = True) -> BrowserDevice:
+    """The browser's GPU; without `software`, one that is this machine's CPU does not count."""
+    source = files(__package__).joinpath("replay.js").read_text("utf-8")
+    try:
+        gpu = await run_js(source)()
+    except JsException as error:
+        raise DeviceError(f"{NO_GPU} It says: {error.message}") from error
+    if gpu is None:
+        raise DeviceError(NO_GPU)
+    device = BrowserDevice(gpu)
+    if device.software and not software:
+        device.close()
+        raise DeviceError(f"The only GPU of this browser is the CPU ({device.name}).")
+    if "subgroups" in device.features:
+        device.features |= {"enable-subgroups"}
+        device.features |= await shuffles(device)
+    return device
+
+
+class BrowserDevice:
+    """The `Gpu` of replay.js as a Device.
+
+    A browser tells late what went wrong: at the next call, or when bytes are waited for."""
+
+    recording_seconds = 0.0  # no other thread records
+
+    def __init__(self, gpu: Any) -> None:
+        self._gpu = gpu
+        self.name = f"{gpu.name} (WebGPU)"
+        self.software: bool = gpu.software
+        self.unified = False  # nobody tells
+        self.features = frozenset(gpu.features.split())
+        if gpu.vendor != "apple":
+            self.features |= {"packed-dots"}
+        self.limits = Limits(
+            binding_nbytes=gpu.limits.maxStorageBufferBindingSize,
+            buffer_nbytes=gpu.limits.maxBufferSize,
+            workgroup_nbytes=gpu.limits.maxComputeWorkgroupStorageSize,
+            workgroup_threads=gpu.limits.maxComputeInvocationsPerWorkgroup,
+            grid=gpu.limits.maxComputeWorkgroupsPerDimension,
+        )
+        self.nbytes = 0  # of the buffers that are not freed
+        self._pipelines: dict[Kernel, BrowserPipeline] = {}
+
+    def buffer(self, nbytes: int, label: str = "") -> Buffer:
+        """Memory of the device, zero at first; its size is rounded up to 16 bytes."""
+        nbytes += -nbytes % 16
+        if nbytes > self.limits.buffer_nbytes:
+            raise DeviceMemoryError(
+                f"The GPU has no {nbytes} bytes for {label} in one buffer.", self.nbytes
+            )
+        with self.errors():
+            raw = self._gpu.buffer(nbytes, label, self.nbytes)
+        self.nbytes += nbytes
+        return Buffer(raw, nbytes)
+
+    def write(self, buffer: Buffer, data: Any, offset: int = 0) -> None:
+        """Copy bytes (a multiple of four), Python's or a JavaScript array, into a buffer."""
+        with self.errors():
+            self._gpu.write(buffer.raw, offset, data)
+
+    def read(self, buffer: Buffer, offset: int = 0, nbytes: int | None = None) -> BrowserReading:
+        """Ask for bytes as they are when all submitted work is done."""
+        size = buffer.nbytes - offset if nbytes is None else nbytes
+        with self.errors():
+            return BrowserReading(self, self._gpu.run(to_js([]), buffer.raw, offset, size))
+
+    def copy(self, source: Buffer, target: Buffer, nbytes: int) -> None:
+        """Copy the first bytes of a buffer to the beginning of another."""
+        with self.errors():
+            self._gpu.copy(source.raw, target.raw, nbytes)
+
+    def pipeline(self, kernel: Kernel) -> BrowserPipeline:
+        """Compile a kernel; the same one only once."""
+        made = self._pipelines.get(kernel)
+        if made is None:
+            kinds = " ".join(kernel.bindings)
+            with self.errors():
+                raw = self._gpu.pipeline(kernel.name, kernel.wgsl, kinds)
+            made = self._pipelines[kernel] = BrowserPipeline(raw, kinds)
+        return made
+
+    def bind(self, pipeline: Any, buffers: Sequence[tuple[Buffer, int, int]]) -> Any:
+        """A bind group over parts of buffers."""
+        parts = [x for buffer, offset, nbytes in buffers for x in (buffer.raw, offset, nbytes)]
+        with self.errors():
+            return self._gpu.bind(pipeline.kinds, *parts)
+
+    def run(self, plan: Plan, read: tuple[Buffer, int, int] | None = None) -> BrowserReading | None:
+        """Submit the whole plan and, with it, a copy of some bytes for the host."""
+        if plan.ready is None:
+            plan.ready = to_js(
+                [x for d in plan.dispatches for x in (d.pipeline.raw, d.group, *d.grid)]
+            )
+        with self.errors():
+            if read is None:
+                self._gpu.run(plan.ready)
+                return None
+            buffer, offset, nbytes = read
+            return BrowserReading(self, self._gpu.run(plan.ready, buffer.raw, offset, nbytes))
+
+    def retire(self, plan: Plan) -> None:
+        """The plan will not run again: JavaScript may forget it."""
+        plan.ready = None
+
+    def free(self, buffer: Buffer) -> None:
+        """Give memory back at once."""
+        buffer.raw.destroy()
+        self.nbytes -= buffer.nbytes
+
+    def close(self) -> None:
+        """Let the device go."""
+        self._pipelines.clear()
+        self._gpu.close()
+
+    def check(self) -> None:
+        """DeviceError if something went wrong until now."""
+        with self.errors():
+            self._gpu.check()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """The browser's errors as ours."""
+        try:
+            yield
+        except JsException as error:
+            if error.name == "lost":
+                raise DeviceError(
+                    f"{self.name} was lost: its driver was reset or the browser took it away "
+                    f"({error.message}). Load the model again."
+                ) from error
+            if error.name == "memory":
+                why = f"The GPU has no {error.message} beside {error.held}."
+                raise DeviceMemoryError(why, error.held) from error
+            raise DeviceError(f"{self.name}: {error.message}") from error
+
+
+class BrowserReading:
+    """Bytes on their way: a promise."""
+
+    __slots__ = ("_device", "_promise")
+
+    def __init__(self, device: BrowserDevice, promise: Any) -> None:
+        self._device = device
+        self._promise = promise
+
+    async def bytes(self) -> bytes:
+        """Wait for them; what went wrong before they were copied is told here."""
+        with self._device.errors():
+            data = await self._promise
+        self._device.check()
+        result: bytes = data.to_bytes()
+        return result

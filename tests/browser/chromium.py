@@ -1,0 +1,21 @@
+"""Debian's Chromium, headless, with WebGPU: on a software adapter where there is no GPU."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or ""
+FLAGS = ["--enable-unsafe-webgpu", "--no-sandbox"]  # the sandbox does not work for root, as in CI
+
+
+@contextmanager
+def launched() -> Iterator[Any]:
+    """A browser, of playwright's type Browser."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()

@@ -1,0 +1,33 @@
+"""Chromium, where it is installed with playwright and the npm packages; else nothing is collected.
+
+WEBGEMMA_BROWSER=1 (what `make browser` sets) makes a missing one an error."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser.chromium import CHROMIUM, launched
+
+ROOT = Path(__file__).resolve().parents[2]
+MISSING = [
+    what
+    for what, there in {
+        "chromium": bool(CHROMIUM),
+        "the Python package playwright": importlib.util.find_spec("playwright") is not None,
+        "node_modules/pyodide": (ROOT / "node_modules" / "pyodide" / "pyodide.mjs").is_file(),
+    }.items()
+    if not there
+]
+if MISSING and os.environ.get("WEBGEMMA_BROWSER"):
+    raise pytest.UsageError(f"The browser tests need {', '.join(MISSING)}.")
+collect_ignore_glob = ["test_*.py"] if MISSING else []
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A headless Chromium with WebGPU, of playwright's type Browser."""
+    with launched() as browser:
+        yield browser

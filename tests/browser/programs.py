@@ -1,0 +1,107 @@
+"""Every program that the engine links: recorded without a GPU, for a browser to compile."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+
+from blank import BlankGguf, a4b, e2b, q4_k_m
+from tiny import KINDS, tiny_gguf
+
+from webgemma.blocking import finish
+from webgemma.device import Kernel
+from webgemma.device.neighbours import probe
+from webgemma.device.null import NullDevice
+from webgemma.errors import DeviceError
+from webgemma.gemma.config import Config, Experts
+from webgemma.gemma.weights import Model
+from webgemma.gguf.formats import FORMATS
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import BytesSource
+from webgemma.selftest import selftest
+from webgemma.session import BATCHES, Session
+
+SUBGROUPS = frozenset({"subgroups", "enable-subgroups"})
+FEATURES = {
+    "plain": frozenset[str](),
+    "subgroups": SUBGROUPS,
+    "shuffle4": SUBGROUPS | {"shuffle4"},
+    "shuffle32": SUBGROUPS | {f"shuffle{size}" for size in (4, 8, 16, 32)},
+}
+USABLE = [name for name, fmt in FORMATS.items() if fmt.usable]
+
+
+class Collector(NullDevice):
+    """Keeps every kernel it is asked to compile."""
+
+    def __init__(self, features: frozenset[str], software: bool) -> None:
+        super().__init__(features | {"packed-dots"})
+        self.software = software
+        self.kernels: set[Kernel] = set()
+
+    def pipeline(self, kernel: Kernel) -> Kernel:
+        """As it is, if WebGPU takes it."""
+        self.kernels.add(kernel)
+        return super().pipeline(kernel)
+
+
+def programs(features: frozenset[str]) -> set[Kernel]:
+    """All that is linked for a device with these features, hardware or software."""
+    found = {probe(features)} if "subgroups" in features else set()
+    for software in (False, True):
+        device = Collector(features, software)
+        with suppress(DeviceError):  # that zeros are wrong
+            finish(selftest(device))
+        for model in models(device):
+            for kv, precision in (("f32", "exact"), ("f16", "int16"), ("f16", "int8")):
+                record_all(Session(model, 512, kv=kv, precision=precision))
+        found |= device.kernels
+    return found
+
+
+def models(device: NullDevice) -> Iterator[Model]:
+    """Tiny models, and a layer of each kind of the true shapes in every format."""
+    for tiny in KINDS.values():
+        gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+        yield finish(Model.load(gguf, Config.from_gguf(gguf), device))
+    dense, experts = few_layers(e2b(), (0, 4, 15, 19)), few_layers(a4b(), (0, 5))
+    few_experts = replace(experts, experts=Experts(count=16, used=8, ffn=768, fused=True))
+    yield blank_model(experts, q4_k_m, device)
+    for config, format in product((dense, few_experts), USABLE):
+        yield blank_model(config, only(format), device)
+
+
+def blank_model(config: Config, format_of: Callable[[str], str], device: NullDevice) -> Model:
+    """A model of which only the memory is there."""
+    blank = BlankGguf(config, format_of)
+    model = Model.reserve(blank, config, device)
+    finish(model._derive(blank, blank.tensors))
+    return model
+
+
+def only(format: str) -> Callable[[str], str]:
+    """Every matrix in one format, but the router's."""
+    return lambda name: "F32" if name.endswith("_gate_inp.weight") else format
+
+
+def few_layers(config: Config, kept: tuple[int, ...]) -> Config:
+    """The same model with only these layers and few words; shared caches are the first two's."""
+    layers = [config.layers[i] for i in kept]
+    return replace(
+        config,
+        vocab=4096,
+        layers=tuple(
+            replace(layer, index=i, kv_donor=i % 2 if layer.shares_kv else i)
+            for i, layer in enumerate(layers)
+        ),
+    )
+
+
+def record_all(session: Session) -> None:
+    """Every plan of a session."""
+    for kind in ("read", "logits"):
+        for batch in BATCHES:
+            session._plan(kind, batch)
+    for kind, top in product(("greedy", "sample"), ("", " top")):
+        session._plan(kind + top, 1)
+        session._plan(f"decode {kind}{top}", 1)

@@ -1,0 +1,52 @@
+"""A small web server for the tests' pages; it notes what it was asked for."""
+
+import mimetypes
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parent / "page"
+HEADERS = {
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Cache-Control": "no-store",
+}
+mimetypes.add_type("application/wasm", ".wasm")
+mimetypes.add_type("text/javascript", ".mjs")
+
+
+@contextmanager
+def serving(files: Mapping[str, bytes | Path]) -> Iterator[str]:
+    """The origin at which these files and the page folder are served."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            name = self.path.removeprefix("/")
+            found = files.get(name, PAGE / name if name in PAGES else None)
+            data = found.read_bytes() if isinstance(found, Path) else found
+            self.send_response(404 if data is None else 200)
+            self.send_header("Content-Type", mimetypes.guess_type(name)[0] or "text/plain")
+            self.send_header("Content-Length", str(len(data or b"")))
+            for header, value in HEADERS.items():
+                self.send_header(header, value)
+            self.end_headers()
+            self.wfile.write(data or b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+PAGES = {path.name for path in PAGE.iterdir()}

@@ -1,0 +1,145 @@
+"""The engine in a browser tab: the same wheel, the same programs, the same answers."""
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser.serving import serving
+from conftest import FIXTURES
+from gpu import device
+from tiny import KINDS, tiny_gguf
+
+import webgemma
+from webgemma import Gemma
+
+SOURCE = Path(webgemma.__file__).parent
+HERE = Path(__file__).resolve().parent
+PYODIDE = HERE.parents[1] / "node_modules" / "pyodide"
+MODELS = ["small", "moe"]
+
+
+def wheel() -> bytes:
+    """What the wheel holds, and the tests' part that runs in the tab."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as file:
+        for path in SOURCE.rglob("*"):
+            if path.suffix in (".py", ".wgsl", ".js"):
+                file.write(path, Path("webgemma") / path.relative_to(SOURCE))
+        file.write(HERE / "inside.py", "inside.py")
+    return made.getvalue()
+
+
+@dataclass
+class Tab:
+    """A page whose worker runs Python, and the addresses it has asked for."""
+
+    page: Any
+    origin: str
+    asked: list[str]
+
+    def call(self, name: str, *given: Any, **named: Any) -> Any:
+        """What a function of inside.py returns in the tab."""
+        code = (
+            "import inside, json\n"
+            f"given, named = json.loads({json.dumps([given, named])!r})\n"
+            f"json.dumps(await inside.{name}(*given, **named))"
+        )
+        return json.loads(self.page.evaluate("(code) => python(code)", code))
+
+
+@pytest.fixture(scope="module")
+def tab(chromium: Any) -> Iterator[Tab]:
+    files = {f"pyodide/{path.name}": path for path in PYODIDE.iterdir() if path.is_file()}
+    models = {f"{kind}.gguf": tiny_gguf(KINDS[kind]) for kind in MODELS}
+    with serving({**files, **models, "webgemma.whl": wheel()}) as origin:
+        page, asked = chromium.new_page(), []
+        page.context.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{origin}/python.html")
+        yield Tab(page, origin, asked)
+        page.close()
+
+
+def truth(kind: str) -> tuple[list[int], list[int]]:
+    """A prompt, and what transformers continues it with."""
+    stored = np.load(FIXTURES / "tiny" / f"{kind}.npz")
+    return stored["ids"].tolist(), stored["greedy"].tolist()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_greedy_ids_as_natively_and_as_transformers(tab: Tab, kind: str, tmp_path: Path) -> None:
+    ids, wanted = truth(kind)
+    settings = {"temperature": 0, "max_tokens": len(wanted)}
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(tiny_gguf(KINDS[kind]))
+    with Gemma.load(path, "gpu", kv="f32") as gemma:
+        natively = [piece.token for piece in gemma.generate(ids, **settings)]
+        assert gemma.device == device().name
+    name, found = tab.call("tokens", kind, ids, settings, kv="f32")
+    assert name.endswith("(WebGPU)")
+    assert found == natively == wanted
+
+
+def test_the_same_tokens_are_drawn_as_natively(tab: Tab, tmp_path: Path) -> None:
+    ids, _ = truth("small")
+    settings = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 5, "max_tokens": 16}
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(tiny_gguf(KINDS["small"]))
+    with Gemma.load(path, "gpu", kv="f32") as gemma:
+        natively = [piece.token for piece in gemma.generate(ids, **settings)]
+    assert tab.call("tokens", "small", ids, settings, kv="f32")[1] == natively
+
+
+def test_a_conversation_goes_on_after_a_stop_and_after_a_restore(tab: Tab) -> None:
+    ids, wanted = truth("small")
+    assert tab.call("continued", "small", ids, 8) == [wanted[:8]] * 3
+
+
+def test_the_bundled_model_replies(tab: Tab) -> None:
+    assert tab.call("bundled", "Hello") == "".join(
+        piece.text for piece in Gemma.load(device="gpu").chat("Hello", temperature=0, max_tokens=16)
+    )
+
+
+def test_what_the_device_says_of_itself(tab: Tab) -> None:
+    facts = tab.call("facts")
+    assert facts["software"]
+    assert {"subgroups", "enable-subgroups", "shuffle4", "packed-dots"} <= set(facts["features"])
+    assert facts["binding_nbytes"] > 128 << 20
+    assert facts["threads"] >= 256
+
+
+def test_plans_readings_copies_and_writes(tab: Tab) -> None:
+    assert tab.call("counted") == [15, 3, 9, 6, 12, 15, 7]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("nothing", "nothing went wrong"),
+        ("lost", "was lost"),
+        ("lost while reading", "was lost"),
+        ("freed and run", '[Buffer "total"] used in submit while destroyed'),
+        ("kernel", "Error while parsing WGSL: :1:22"),
+        ("binding", "Number of entries (1) did not match"),
+        ("odd write", "must be a multiple of 4"),
+        (
+            "large buffer",
+            "DeviceMemoryError: The GPU has no 1073741840 bytes for all in one buffer",
+        ),
+        ("no memory", "DeviceMemoryError: The GPU has no 1073741824 bytes for much beside "),
+    ],
+)
+def test_what_goes_wrong_gets_a_sentence(tab: Tab, kind: str, sentence: str) -> None:
+    assert sentence in tab.call("mistake", kind)
+
+
+def test_nobody_but_our_own_origin_was_asked(tab: Tab) -> None:
+    tab.call("facts")
+    assert any(url.endswith("pyodide.asm.wasm") for url in tab.asked)
+    assert [url for url in tab.asked if not url.startswith(f"{tab.origin}/")] == []
