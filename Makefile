@@ -18,7 +18,7 @@ lint: $(VENV)/ready-dev
 types: $(VENV)/ready-dev
 	$(BIN)/mypy
 
-pytest: $(VENV)/ready-dev vulkan
+pytest: $(VENV)/ready-dev vulkan chromium
 	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/browser
 
 browser: $(VENV)/ready-dev node_modules/.package-lock.json chromium

@@ -29,10 +29,20 @@ ROOMS: dict[str, set[str]] = {
     "pieces": {"text"},
     "defaults": {"gemma", "models"},
     "engines": {"gguf", "device", "sampler", "gemma", "selftest", "session", "reference"},
-    "api": {"text", "sampler", "gemma", "session", "defaults", "engines", "models", "pieces"},
+    "api": {
+        "gguf",
+        "text",
+        "sampler",
+        "gemma",
+        "session",
+        "defaults",
+        "engines",
+        "models",
+        "pieces",
+    },
     "check": {"gguf", "device", "kernels", "graph", "gemma", "session", "reference"},
     "bench": {"gguf", "device", "kernels", "graph", "gemma", "session", "sampler", "reference"},
-    "web": {"gguf", "__version__"},
+    "web": {"gguf", "device", "api", "__version__"},
     "cli": {
         *("gguf", "text", "device", "gemma", "selftest", "models", "pieces"),
         *("defaults", "api", "check", "bench", "web", "__version__"),
@@ -47,12 +57,13 @@ GUESTS = {
     "rich": {"cli"},
     "typer": {"cli"},
     "wgpu": {"device"},
+    "js": {"device"},
     "pyodide": {"device"},
 }
 # And the only files of a room that may.
 GUEST_FILES = {
     "wgpu": {"device/native.py", "device/commands.py"},
-    "js": set(),
+    "js": {"device/browser.py"},
     "pyodide": {"device/browser.py"},
 }
 

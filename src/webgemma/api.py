@@ -10,6 +10,7 @@ from webgemma.defaults import Message, Settings, chat_size, context_of, ollama_d
 from webgemma.engines import Engine, EngineOptions, GpuEngine, open_engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
+from webgemma.gguf.sources import Source
 from webgemma.models import find_model
 from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText, top_tokens
 from webgemma.sampler import Sampling
@@ -54,7 +55,7 @@ class Gemma:
     @classmethod
     async def aload(
         cls,
-        model: str | os.PathLike[str] | None = None,
+        model: str | os.PathLike[str] | Source | None = None,
         device: Literal["auto", "gpu", "cpu"] = "auto",
         *,
         context: int | None = None,
@@ -64,7 +65,7 @@ class Gemma:
         memory_gb: float | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Self:
-        """Load an Ollama name, a path to a .gguf, or (None) the bundled model.
+        """Load an Ollama name, a path to a .gguf, a Source, or (None) the bundled model.
 
         `context` is how many positions prompt and reply may take together: 32768, or what the
         model was made for if that is less, unless more is asked for. `adapter` names the GPU, `kv`
@@ -77,7 +78,7 @@ class Gemma:
         does not fit is refused before it is loaded."""
         found = find_model(model)
         defaults, opening, asked = ollama_defaults(found)
-        gguf = found.open()
+        gguf = await found.aopen()
         try:
             config = Config.from_gguf(gguf)
             has_words = "tokenizer.ggml.tokens" in gguf.metadata
@@ -102,7 +103,7 @@ class Gemma:
     @classmethod
     def load(
         cls,
-        model: str | os.PathLike[str] | None = None,
+        model: str | os.PathLike[str] | Source | None = None,
         device: Literal["auto", "gpu", "cpu"] = "auto",
         *,
         context: int | None = None,

@@ -8,7 +8,7 @@ from webgemma.blocking import finish
 from webgemma.errors import ModelNotFoundError
 from webgemma.gguf.ollama import OllamaModel, OllamaStore
 from webgemma.gguf.reader import Gguf
-from webgemma.gguf.sources import BytesSource
+from webgemma.gguf.sources import BytesSource, Source
 from webgemma.standin import standin_gguf
 
 BUNDLED = "the bundled model"
@@ -21,6 +21,11 @@ class FoundModel:
     label: str
     path: Path | None  # None: the bundled one
     ollama: OllamaModel | None = None
+    source: Source | None = None  # instead of a path: what else can be read
+
+    async def aopen(self) -> Gguf:
+        """As `open`; a source may make us wait."""
+        return self.open() if self.source is None else await Gguf.aopen(self.source)
 
     def open(self) -> Gguf:
         """Open its file (and, of a split model, all of them)."""
@@ -30,11 +35,13 @@ class FoundModel:
 
 
 def find_model(
-    model: str | os.PathLike[str] | None, store: OllamaStore | None = None
+    model: str | os.PathLike[str] | Source | None, store: OllamaStore | None = None
 ) -> FoundModel:
     """The model that a user means; ModelNotFoundError says what there is instead."""
     if model is None:
         return FoundModel(BUNDLED, None)
+    if not isinstance(model, str | os.PathLike):
+        return FoundModel(model.name, None, source=model)
     path = Path(model).expanduser()
     if path.is_file():
         return FoundModel(path.name, path)

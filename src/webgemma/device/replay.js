@@ -176,4 +176,5 @@ const openGpu = async () => {
   return new Gpu(adapter, device);
 };
 
+globalThis.openWebgemmaGpu = openGpu; // for a page that imports this file
 openGpu;

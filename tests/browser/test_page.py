@@ -1,0 +1,61 @@
+"""The chat page with its real engine, as a person uses it: Chromium, Pyodide, WebGPU, no fake."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store import add_model
+from web.client import serving
+from web.page import Visitor
+
+from webgemma import Gemma
+from webgemma.standin import standin_gguf
+from webgemma.web.site import Site
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOW_MS = 60_000  # a GPU in software compiles for a while
+
+
+@pytest.fixture(scope="module")
+def visitor(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visitor]:
+    """Someone with the page open, on a machine whose Ollama has a model."""
+    store = tmp_path_factory.mktemp("store")
+    add_model(store, "standin:tiny", gguf=standin_gguf())
+    with serving(Site(store, ROOT / "node_modules" / "pyodide")) as client:
+        context = chromium.new_context()
+        visitor = Visitor(context, f"http://localhost:{client.port}/")
+        visitor.page.set_default_timeout(SLOW_MS)
+        visitor.open()
+        yield visitor
+        assert visitor.errors == []
+        assert [r for r in visitor.requests if not r.startswith((visitor.url, "blob:"))] == []
+        context.close()
+
+
+def expected(text: str) -> str:
+    with Gemma.load(None, "cpu") as model:
+        messages = [{"role": "user", "content": text}]
+        pieces = model.chat(messages, temperature=0, max_tokens=12)
+        return "".join(piece.text for piece in pieces).strip()
+
+
+def choose_greedy(visitor: Visitor) -> None:
+    visitor.button("Settings").click()
+    visitor.page.get_by_label("Temperature").fill("0")
+    visitor.page.get_by_label("Most tokens").fill("12")
+    visitor.button("Save").click()
+
+
+def test_the_bundled_model_replies_as_natively(visitor: Visitor) -> None:
+    choose_greedy(visitor)
+    assert visitor.ask("Hello").strip() == expected("Hello")
+    assert "tokens/s" in visitor.texts(".facts")[-1]
+
+
+def test_a_model_of_ollama_is_read_in_ranges(visitor: Visitor) -> None:
+    visitor.page.locator("#model-name").click()
+    visitor.page.get_by_text("standin:tiny").click()
+    visitor.page.locator("#model-name", has_text="standin:tiny").wait_for()
+    assert visitor.ask("Hello").strip() == expected("Hello")
+    assert any("/models/sha256-" in request for request in visitor.requests)
