@@ -70,10 +70,11 @@ class Tab:
         """Load what `read` reads, or without it the bundled model."""
         await self.unload()
         source = TabSource(name, nbytes, read) if read else None
-        told = time.monotonic()
+        told, size = time.monotonic(), 0
 
         def progress(loaded: int, total: int) -> None:
-            nonlocal told
+            nonlocal told, size
+            size = total
             if time.monotonic() - told >= PROGRESS_SECONDS or loaded == total:
                 told = time.monotonic()
                 self._tell("progress", loaded=loaded, total=total)
@@ -87,7 +88,6 @@ class Tab:
             self._tell_error(error, kind)
             return
         self._model = model
-        size = model.config.parameters if source is None else nbytes
         self._tell(
             "loaded", name=model.name, context=model.context, device=model.device, nbytes=size
         )
