@@ -39,7 +39,7 @@ chromium:
 		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq chromium >/dev/null; }
 
 node_modules/.package-lock.json: package-lock.json
-	@command -v npm >/dev/null || { echo "installing npm ..."; \
+	@command -v npm >/dev/null || [ "$$(uname)" != Linux ] || { echo "installing npm ..."; \
 		sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq npm >/dev/null; }
 	npm ci --no-audit --no-fund --silent

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -182,14 +183,14 @@ async def _session(
     options: EngineOptions,
     table: Literal["device", "host"],
 ) -> Session:
-    model = Model.reserve(gguf, config, device, table=table)
-    try:
+    with ExitStack() as made:
+        model = Model.reserve(gguf, config, device, table=table)
+        made.callback(model.close)
         session = Session(model, needs.context, kv=options.kv, precision=options.precision)
+        made.callback(session.close)
         await device.read(model.one.buffer, 0, 4).bytes()  # a browser tells of missing memory late
-        return session
-    except BaseException:
-        model.close()
-        raise
+        made.pop_all()  # it is all there
+    return session
 
 
 @dataclass(frozen=True, slots=True)

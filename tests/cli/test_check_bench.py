@@ -178,7 +178,8 @@ def test_bench_needs_no_vocabulary(tmp_path: Path) -> None:
     lost: dict[str, object] = {f"tokenizer.ggml.{x}": None for x in ("tokens", "token_type")}
     mute = replace(SMALL, metadata={**lost, "tokenizer.ggml.model": "none"})
     path.write_bytes(tiny_gguf(mute))
-    answer("bench", path, "--prompt", 2, "--decode", 1, "--device", "cpu")
+    facts = answer("bench", path, "--prompt", 2, "--decode", 1, "--device", "cpu")
+    assert facts["decode_tokens_per_second"] > 0
 
 
 def test_a_machine_without_a_gpu_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,11 +74,14 @@ def test_plans_that_take_turns(eager: NativeDevice) -> None:
 
 
 def test_memory_is_freed_while_commands_are_recorded_ahead(eager: NativeDevice) -> None:
+    before = eager.nbytes
     for _ in range(20):
         plan, total = counter(eager, 1)
         for _ in range(3):
             eager.run(plan)
         eager.free(total.buffer)
+        plan.close(eager)
+    assert eager.nbytes == before
 
 
 def test_a_plan_that_goes_while_a_step_of_it_is_recorded_ahead(eager: NativeDevice) -> None:

@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from web.client import serving
 
 from webgemma.web.site import STATIC, Site
 
 FAKE_WORKER = (Path(__file__).parent / "fake_worker.js").read_text()
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @contextmanager
@@ -26,16 +24,6 @@ def serving_page(folder: Path, worker: str | None = FAKE_WORKER) -> Iterator[str
         (static / "worker.js").write_text(worker)
     with serving(Site(folder / "store", folder, static=static)) as client:
         yield f"http://localhost:{client.port}/"
-
-
-@contextmanager
-def chromium() -> Iterator[Any]:
-    """A browser without a window."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 class Visitor:

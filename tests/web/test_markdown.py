@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from web.page import CHROMIUM, chromium, serving_page
+from browser.chromium import CHROMIUM, launched
+from web.page import serving_page
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 
 RENDER = """async (text) => {
   const { showMarkdown } = await import("/markdown.js");
@@ -32,7 +33,7 @@ RENDER = """async (text) => {
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("site")
-    with serving_page(folder) as url, chromium() as browser:
+    with serving_page(folder) as url, launched() as browser:
         page = browser.new_page()
         page.goto(url)
         yield page

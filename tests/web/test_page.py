@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser.chromium import CHROMIUM, launched
 from store import add_model
-from web.page import CHROMIUM, Visitor, chromium, serving_page
+from web.page import Visitor, serving_page
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with chromium() as browser:
+    with launched() as browser:
         yield browser
 
 

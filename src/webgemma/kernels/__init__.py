@@ -6,6 +6,7 @@ from functools import cache
 from importlib.resources import files
 
 from webgemma.device import Kernel
+from webgemma.device.neighbours import ENABLE
 
 _BINDING = re.compile(
     r"@group\(0\)\s*@binding\((\d+)\)\s*var<(storage, read_write|storage, read|storage|uniform)>"
@@ -40,7 +41,7 @@ def link(
     parts.append(_source(f"ops/{op}"))
     wgsl = "\n".join(parts)
     if "enable-subgroups" in features and "subgroup" in wgsl:
-        wgsl = "enable subgroups;\n" + wgsl
+        wgsl = ENABLE + wgsl
     name = "/".join([op, *([format] if format else [])])
     return Kernel(name, wgsl, _bindings(wgsl))
 
