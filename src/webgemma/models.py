@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from webgemma.blocking import finish
-from webgemma.errors import ModelNotFoundError
+from webgemma.errors import InputError, ModelNotFoundError
 from webgemma.gguf.ollama import OllamaModel, OllamaStore
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource, Source
@@ -41,6 +41,10 @@ def find_model(
     if model is None:
         return FoundModel(BUNDLED, None)
     if not isinstance(model, str | os.PathLike):
+        if not all(hasattr(model, part) for part in ("name", "nbytes", "read")):
+            raise InputError(
+                f"{model!r} is no model: give an Ollama name, a path, or a Source to read from."
+            )
         return FoundModel(model.name, None, source=model)
     path = Path(model).expanduser()
     if path.is_file():

@@ -99,6 +99,10 @@ class Tab:
         )
         try:
             await reply
+        except asyncio.CancelledError:
+            if not reply.cancelled():
+                raise
+            self._tell("done", id=id, finish="stopped", tokens=0, tokens_per_second=0)
         finally:
             del self._replies[id]
 
