@@ -42,6 +42,8 @@ class BlankGguf:
         self.largest_read_nbytes = max(self.largest_read_nbytes, nbytes)
         return bytes(nbytes)
 
+    read_raw = read
+
 
 def e2b() -> Config:
     """Gemma 4 E2B: 35 layers, of which the last 20 read the caches of layers 13 and 14."""

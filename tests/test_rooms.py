@@ -10,10 +10,11 @@ import webgemma
 
 ROOT = Path(webgemma.__file__).parent
 
-# Each room and the rooms it may import; `errors` and `blocking` are open to all.
+# Each room and the rooms it may import; those of OPEN_TO_ALL anybody.
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "blocking": set(),
+    "javascript": set(),
     "gguf": set(),
     "text": set(),
     "sampler": set(),
@@ -28,7 +29,9 @@ ROOMS: dict[str, set[str]] = {
     "reference": {"gguf", "gemma", "sampler"},
     "pieces": {"text"},
     "defaults": {"gemma", "models"},
-    "engines": {"gguf", "device", "sampler", "gemma", "selftest", "session", "reference"},
+    "engines": {
+        *("gguf", "device", "sampler", "gemma", "defaults", "selftest", "session", "reference"),
+    },
     "api": {
         "gguf",
         "text",
@@ -42,14 +45,14 @@ ROOMS: dict[str, set[str]] = {
     },
     "check": {"gguf", "device", "kernels", "graph", "gemma", "session", "reference"},
     "bench": {"gguf", "device", "kernels", "graph", "gemma", "session", "sampler", "reference"},
-    "web": {"gguf", "device", "api", "__version__"},
+    "web": {"gguf", "device", "engines", "api", "__version__"},
     "cli": {
         *("gguf", "text", "device", "gemma", "selftest", "models", "pieces"),
         *("defaults", "api", "check", "bench", "web", "__version__"),
     },
     "__main__": {"cli"},
 }
-OPEN_TO_ALL = {"errors", "blocking"}
+OPEN_TO_ALL = {"errors", "blocking", "javascript"}
 
 # Outside packages, and the only rooms that may import them.
 GUESTS = {
@@ -57,14 +60,14 @@ GUESTS = {
     "rich": {"cli"},
     "typer": {"cli"},
     "wgpu": {"device"},
-    "js": {"device"},
-    "pyodide": {"device"},
+    "js": {"javascript"},
+    "pyodide": {"device", "javascript"},
 }
 # And the only files of a room that may.
 GUEST_FILES = {
     "wgpu": {"device/native.py", "device/commands.py"},
-    "js": {"device/browser.py"},
-    "pyodide": {"device/browser.py"},
+    "js": {"javascript.py"},
+    "pyodide": {"device/browser.py", "javascript.py"},
 }
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import io
 import json
 import struct
 from collections.abc import Callable, Iterator
@@ -373,6 +374,24 @@ def test_saved_and_restored(
     assert saved_by(restored, tmp_path / "b").read_bytes() == path.read_bytes()
     assert take(restored, [*history, 50], 6, RANDOM) == take(session, [*history, 50], 6, RANDOM)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "b"]
+    session.close()
+    restored.close()
+
+
+def test_saved_to_an_open_file(model: Model, tmp_path: Path) -> None:
+    session = Session(model, 256)
+    take(session, IDS[:5], 3)
+    file = io.BytesIO()
+    finish(session.save(file))
+    assert file.getvalue() == saved_by(session, tmp_path / "a").read_bytes()
+    restored = finish(Session.restore(model, file))
+    assert restored.tokens == session.tokens
+    assert not file.closed
+    file.close()
+    with pytest.raises(InputError, match="cannot be written"):
+        finish(session.save(file))
+    with pytest.raises(InputError, match="cannot be read"):
+        finish(session.take_over(file))
     session.close()
     restored.close()
 

@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, Unpack
 
 from webgemma.blocking import each, finish
 from webgemma.defaults import Message, Settings, chat_size, context_of, ollama_defaults
@@ -11,7 +11,7 @@ from webgemma.engines import Engine, EngineOptions, GpuEngine, open_engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gguf.sources import Source
-from webgemma.models import find_model
+from webgemma.models import find_model, is_address, not_at_once
 from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText, top_tokens
 from webgemma.sampler import Sampling
 from webgemma.session import no_numbers
@@ -65,8 +65,9 @@ class Gemma:
         memory_gb: float | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Self:
-        """Load an Ollama name, a path to a .gguf, a Source, or (None) the bundled model.
+        """Load an Ollama name, a path to a .gguf, an http(s) address, or (None) the bundled model.
 
+        Anything that is read like a file (a Source) will do, and in a browser a File or Blob.
         `context` is how many positions prompt and reply may take together: 32768, or what the
         model was made for if that is less, unless more is asked for. `adapter` names the GPU, `kv`
         is how the GPU keeps keys and values, and `progress` is told how many bytes of how many are
@@ -113,7 +114,9 @@ class Gemma:
         memory_gb: float | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Self:
-        """As `aload`, from plain code."""
+        """As `aload`, from plain code; nothing there can wait for a server."""
+        if is_address(model):
+            raise not_at_once(str(model))
         loading = cls.aload(
             model,
             device,
@@ -203,22 +206,24 @@ class Gemma:
             self.achat(messages, tools=tools, think=think, continue_last=continue_last, **settings)
         )
 
-    async def asave(self, path: str | os.PathLike[str]) -> None:
-        """Write what the GPU keeps of the last conversation to a file, for `restore`."""
+    async def asave(self, path: str | os.PathLike[str] | BinaryIO) -> None:
+        """Write what the GPU keeps of the last conversation to a file, for `restore`.
+
+        In a browser `webgemma.gguf.opfs.open_stored` gives files that stay."""
         await self._gpu("Saving a conversation").save(path)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str] | BinaryIO) -> None:
         """As `asave`, from plain code."""
         finish(self.asave(path))
 
-    async def arestore(self, path: str | os.PathLike[str]) -> list[int]:
+    async def arestore(self, path: str | os.PathLike[str] | BinaryIO) -> list[int]:
         """Take up the conversation that `save` wrote; gives its tokens, prompt and reply.
 
         A chat or a prompt that begins with them goes on without reading them again. The file must
         come from the same model; the context may be another one that holds them."""
         return await self._gpu("Restoring a conversation").restore(path)
 
-    def restore(self, path: str | os.PathLike[str]) -> list[int]:
+    def restore(self, path: str | os.PathLike[str] | BinaryIO) -> list[int]:
         """As `arestore`, from plain code."""
         return finish(self.arestore(path))
 
@@ -236,6 +241,11 @@ class Gemma:
             defaults=self.defaults,
             opening=self.opening,
         )
+
+    @property
+    def memory_nbytes(self) -> int:
+        """Memory of the GPU in use: weights, cache, and what a step works in."""
+        return self._engine.nbytes if isinstance(self._engine, GpuEngine) else 0
 
     def close(self) -> None:
         """Free what the model holds."""

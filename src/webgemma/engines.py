@@ -1,17 +1,18 @@
 """Opening what computes: the GPU where there is one, else the reference on the CPU."""
 
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from webgemma.defaults import context_of
 from webgemma.device import Device, aopen_device
 from webgemma.errors import DeviceError, DeviceMemoryError, InputError, WebgemmaError
 from webgemma.gemma.cache import ELEMENT_NBYTES
 from webgemma.gemma.config import Config
 from webgemma.gemma.integers import chosen_precision
+from webgemma.gemma.saved import SavedPath
 from webgemma.gemma.stacks import weights_nbytes
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
@@ -68,6 +69,11 @@ class GpuEngine:
         self._sharing = [] if sharing is None else sharing  # every open engine on this model
         self._sharing.append(self)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the device that is in use, by all engines on it."""
+        return self._session.device.nbytes
+
     async def logits(self, ids: Sequence[int]) -> bytes:
         """Float32 logits after each of the ids: [len(ids), vocab]."""
         return await self._session.logits(ids)
@@ -80,11 +86,11 @@ class GpuEngine:
         """An engine on the same model whose session goes on from here."""
         return GpuEngine(self._gguf, self._session.fork(), self._sharing)
 
-    async def save(self, path: str | os.PathLike[str]) -> None:
+    async def save(self, path: SavedPath) -> None:
         """Write the session to a file."""
         await self._session.save(path)
 
-    async def restore(self, path: str | os.PathLike[str]) -> list[int]:
+    async def restore(self, path: SavedPath) -> list[int]:
         """Go on where a saved session was; gives its tokens."""
         await self._session.take_over(path)
         return list(self._session.tokens)
@@ -224,14 +230,23 @@ class Needs:
             raise self.refusal(f"memory_gb={self.memory_gb:g}")
         return "host"
 
-    def refusal(self, had: str) -> DeviceError:
+    def refusal(self, had: str) -> DeviceMemoryError:
         """The sentence for a model that does not fit: what it needs, what there is, what to do."""
         beside = f" (and {_gb(self.table_nbytes)} left in the file)" if self.table_nbytes else ""
-        return DeviceError(
+        return DeviceMemoryError(
             f"{self.name} needs {_gb(self.weights_nbytes)} for weights{beside} and "
             f"{_gb(self.cache_nbytes)} for a cache of {self.context} tokens, but {had}; "
-            "take a smaller model or quantisation, or a shorter context."
+            "take a smaller model or quantisation, or a shorter context.",
+            self.nbytes("host"),
         )
+
+
+def gpu_needs(gguf: Gguf) -> tuple[int, int]:
+    """What a model takes of a GPU with the context it is given unless another is asked for: all
+    of it, and with the table of per-layer embeddings left in the file."""
+    config = Config.from_gguf(gguf)
+    needs = Needs.of(gguf, config, context_of(config, None, None), EngineOptions())
+    return needs.nbytes("device"), needs.nbytes("host")
 
 
 def machine_free_nbytes() -> int | None:

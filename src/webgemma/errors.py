@@ -17,6 +17,10 @@ class InputError(WebgemmaError):
     """A prompt, a message, a token id or an option cannot be used."""
 
 
+class StorageError(WebgemmaError):
+    """A browser cannot store a model: there is no room, or it is in use."""
+
+
 class DeviceError(WebgemmaError):
     """The GPU is missing, lost, out of memory, or refuses a kernel."""
 

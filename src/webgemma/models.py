@@ -1,8 +1,12 @@
-"""Where a model is: an Ollama name, a path, or nothing for the bundled one."""
+"""Where a model is: an Ollama name, a path, an address, or nothing for the bundled one."""
 
 import os
+import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeGuard
+from urllib.parse import unquote, urlsplit
 
 from webgemma.blocking import finish
 from webgemma.errors import InputError, ModelNotFoundError
@@ -19,33 +23,47 @@ class FoundModel:
     """A model that exists: a file, perhaps with what Ollama's store says about it."""
 
     label: str
-    path: Path | None  # None: the bundled one
+    path: Path | None  # None: the bundled one, or what `source` opens
     ollama: OllamaModel | None = None
-    source: Source | None = None  # instead of a path: what else can be read
+    source: Callable[[], Awaitable[Source]] | None = None
 
     async def aopen(self) -> Gguf:
         """As `open`; a source may make us wait."""
-        return self.open() if self.source is None else await Gguf.aopen(self.source)
+        return self.open() if self.source is None else await Gguf.aopen(await self.source())
 
     def open(self) -> Gguf:
         """Open its file (and, of a split model, all of them)."""
+        if self.source is not None:
+            raise not_at_once(self.label)
         if self.path is None:
             return finish(Gguf.aopen(BytesSource(standin_gguf(), BUNDLED)))
         return Gguf.open(self.path)
 
 
+def is_address(model: Any) -> TypeGuard[str]:
+    """Whether a model is meant that is on a web server."""
+    return isinstance(model, str) and model.startswith(("http://", "https://"))
+
+
+def not_at_once(label: str) -> InputError:
+    """The sentence for an address where nothing can wait for a server."""
+    return InputError(
+        f"{label} is on a server: `await Gemma.aload(…)` reads it there; here, download it and "
+        "name the file."
+    )
+
+
 def find_model(
-    model: str | os.PathLike[str] | Source | None, store: OllamaStore | None = None
+    model: "str | os.PathLike[str] | Source | Any | None", store: OllamaStore | None = None
 ) -> FoundModel:
     """The model that a user means; ModelNotFoundError says what there is instead."""
     if model is None:
         return FoundModel(BUNDLED, None)
+    if is_address(model):
+        name = unquote(PurePosixPath(urlsplit(model).path).name) or model
+        return FoundModel(name, None, source=lambda: _open_address(model))
     if not isinstance(model, str | os.PathLike):
-        if not all(hasattr(model, part) for part in ("name", "nbytes", "read")):
-            raise InputError(
-                f"{model!r} is no model: give an Ollama name, a path, or a Source to read from."
-            )
-        return FoundModel(model.name, None, source=model)
+        return _found_source(model)
     path = Path(model).expanduser()
     if path.is_file():
         return FoundModel(path.name, path)
@@ -55,6 +73,34 @@ def find_model(
         raise ModelNotFoundError(what + _models_in(folder))
     found = (store or OllamaStore()).find(model)
     return FoundModel(str(found.name), found.path, found)
+
+
+def _found_source(model: Any) -> FoundModel:
+    """Something else than a name: a Source, or in a browser a File, a Blob or a handle of one."""
+    if all(hasattr(model, part) for part in ("name", "nbytes", "read")):
+
+        async def source() -> Source:
+            found: Source = model
+            return found
+
+        return FoundModel(model.name, None, source=source)
+    if sys.platform == "emscripten" and (hasattr(model, "slice") or hasattr(model, "getFile")):
+        from webgemma.gguf.browser import open_file
+
+        return FoundModel(getattr(model, "name", "a file"), None, source=lambda: open_file(model))
+    raise InputError(
+        f"{model!r} is no model: give an Ollama name, a path, an address, or a Source to read from."
+    )
+
+
+async def _open_address(url: str) -> Source:
+    if sys.platform == "emscripten":
+        from webgemma.gguf.browser import open_address
+
+        return await open_address(url)
+    from webgemma.gguf.http import HttpSource
+
+    return await HttpSource.open(url)
 
 
 def _looks_like_a_path(text: str) -> bool:

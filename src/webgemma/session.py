@@ -1,7 +1,6 @@
 """One conversation on a loaded model: its cache, the plans that fill it, and generation."""
 
 import math
-import os
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -14,7 +13,7 @@ from webgemma.errors import GgufError, InputError
 from webgemma.gemma.cache import ELEMENT_NBYTES, Cache, cache_shapes
 from webgemma.gemma.integers import chosen_precision
 from webgemma.gemma.sampling import GpuSampler
-from webgemma.gemma.saved import Saved, SavedFile, write_saved
+from webgemma.gemma.saved import Saved, SavedFile, SavedPath, write_saved
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
@@ -143,7 +142,7 @@ class Session:
         other.tokens = list(self.tokens)
         return other
 
-    async def save(self, path: str | os.PathLike[str]) -> None:
+    async def save(self, path: SavedPath) -> None:
         """Write tokens and cache to a file, so that `restore` can go on without reading them."""
         self._check_open()
         saved = Saved(
@@ -157,9 +156,7 @@ class Session:
         await write_saved(path, saved, self._held(saved, self._turn))
 
     @classmethod
-    async def restore(
-        cls, model: Model, path: str | os.PathLike[str], *, precision: str = "auto"
-    ) -> "Session":
+    async def restore(cls, model: Model, path: SavedPath, *, precision: str = "auto") -> "Session":
         """The session that was saved to a file, on the same model."""
         with SavedFile(path) as file:
             _check_saved(file, model)
@@ -171,14 +168,14 @@ class Session:
                 raise
             return session
 
-    async def take_over(self, path: str | os.PathLike[str]) -> None:
+    async def take_over(self, path: SavedPath) -> None:
         """Go on where a saved session was, in this one's memory; a damaged file leaves it empty."""
         self._check_open()
         with SavedFile(path) as file:
             _check_saved(file, self.model)
             if file.saved.kv != self.kv:
                 raise InputError(
-                    f"{path} was saved with kv {file.saved.kv}; load the model with the same."
+                    f"{file.name} was saved with kv {file.saved.kv}; load the model with the same."
                 )
             await self._fill(file)
 
@@ -327,7 +324,7 @@ class Session:
         saved, length = file.saved, len(file.saved.tokens)
         if length > self.context:
             raise InputError(
-                f"{file.path} holds {length} tokens, but the context holds {self.context}; "
+                f"{file.name} holds {length} tokens, but the context holds {self.context}; "
                 "load the model with a larger one."
             )
         turn = await self._take_turn()
@@ -364,7 +361,7 @@ def _check_saved(file: SavedFile, model: Model) -> None:
     """Refuse a file of another model, and numbers that cannot be."""
     saved, config = file.saved, model.config
     if (saved.fingerprint, saved.shapes) != (model.fingerprint, cache_shapes(config)):
-        raise InputError(f"{file.path} belongs to another model than {config.name}: load that one.")
+        raise InputError(f"{file.name} belongs to another model than {config.name}: load that one.")
     length = len(saved.tokens)
     if not (
         saved.kv in ELEMENT_NBYTES

@@ -1,6 +1,7 @@
 """A small web server for the tests' pages; it notes what it was asked for."""
 
 import mimetypes
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ mimetypes.add_type("text/javascript", ".mjs")
 
 @contextmanager
 def serving(files: Mapping[str, bytes | Path]) -> Iterator[str]:
-    """The origin at which these files and the page folder are served."""
+    """The origin at which these files and the page folder are served; of `whole-` ones no parts."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -28,7 +29,14 @@ def serving(files: Mapping[str, bytes | Path]) -> Iterator[str]:
             name = self.path.removeprefix("/")
             found = files.get(name, PAGE / name if name in PAGES else None)
             data = found.read_bytes() if isinstance(found, Path) else found
-            self.send_response(404 if data is None else 200)
+            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if data is not None and asked and not name.startswith("whole-"):
+                total, first = len(data), int(asked[1])
+                data = data[first : int(asked[2]) + 1]
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {first}-{first + len(data) - 1}/{total}")
+            else:
+                self.send_response(404 if data is None else 200)
             self.send_header("Content-Type", mimetypes.guess_type(name)[0] or "text/plain")
             self.send_header("Content-Length", str(len(data or b"")))
             for header, value in HEADERS.items():

@@ -31,7 +31,8 @@ def wheel() -> bytes:
         for path in SOURCE.rglob("*"):
             if path.suffix in (".py", ".wgsl", ".js"):
                 file.write(path, Path("webgemma") / path.relative_to(SOURCE))
-        file.write(HERE / "inside.py", "inside.py")
+        for path in HERE.glob("inside*.py"):
+            file.write(path, path.name)
     return made.getvalue()
 
 
@@ -45,10 +46,11 @@ class Tab:
 
     def call(self, name: str, *given: Any, **named: Any) -> Any:
         """What a function of inside.py returns in the tab."""
+        module, _, function = name.rpartition(".")
         code = (
-            "import inside, json\n"
+            f"import {module or 'inside'} as inside, json\n"
             f"given, named = json.loads({json.dumps([given, named])!r})\n"
-            f"json.dumps(await inside.{name}(*given, **named))"
+            f"json.dumps(await inside.{function}(*given, **named))"
         )
         return json.loads(self.page.evaluate("(code) => python(code)", code))
 

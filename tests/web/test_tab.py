@@ -1,11 +1,14 @@
 """The page's Python without a browser: what it tells for what it is asked."""
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pretend_files import PretendFile, PretendFiles
 
 from webgemma import Gemma, InputError
 from webgemma.gguf.sources import BytesSource
@@ -14,29 +17,35 @@ from webgemma.web.tab import Tab
 
 DATA = standin_gguf()
 GREEDY = json.dumps({"temperature": 0, "max_tokens": 5, "seed": None, "think": False})
+DIGEST = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
 HELLO = json.dumps([{"role": "user", "content": "Hello"}])
 
 
-class Bytes(bytes):
-    """As JavaScript hands them over."""
-
-    def to_bytes(self, *_: Any, **__: Any) -> bytes:  # type: ignore[override]
-        return bytes(self)
+BUNDLED = SimpleNamespace(kind="bundled")
 
 
-def reader(data: bytes) -> Callable[[int, int], Coroutine[Any, Any, Bytes]]:
-    async def read(begin: int, end: int) -> Bytes:
-        return Bytes(data[begin:end])
+def chosen(data: bytes, size: int | None = None) -> SimpleNamespace:
+    """A file as the worker hands it over."""
+    file = PretendFile("mine.gguf", data, size)
+    return SimpleNamespace(kind="file", file=file, name=file.name, nbytes=file.size, digest=None)
 
-    return read
+
+def of_ollama(files: PretendFiles, data: bytes, digest: str) -> SimpleNamespace:
+    """A model of Ollama's, likewise."""
+    files.servers["/models/x"] = PretendFile("x", data)
+    facts = {"name": "gemma:x", "nbytes": len(data), "digest": digest}
+    return SimpleNamespace(kind="url", url="/models/x", **facts)
 
 
-def told(ask: Callable[[Tab], Coroutine[Any, Any, None]]) -> list[dict[str, Any]]:
+def told(
+    ask: Callable[[Tab], Coroutine[Any, Any, None]], files: PretendFiles | None = None
+) -> list[dict[str, Any]]:
     """All that a tab tells the page while it is asked."""
     messages: list[dict[str, Any]] = []
+    files = files or PretendFiles()
 
     async def run() -> None:
-        tab = Tab(lambda text: messages.append(json.loads(text)))
+        tab = Tab(lambda text: messages.append(json.loads(text)), files)
         await ask(tab)
         await tab.unload()
 
@@ -46,12 +55,13 @@ def told(ask: Callable[[Tab], Coroutine[Any, Any, None]]) -> list[dict[str, Any]
 
 def test_a_file_is_loaded_and_replies() -> None:
     async def ask(tab: Tab) -> None:
-        await tab.load("mine.gguf", len(DATA), reader(DATA), None, "auto")
+        await tab.load(chosen(DATA), None, "auto")
         await tab.chat(7, HELLO, GREEDY)
 
     messages = told(ask)
     loaded = next(m for m in messages if m["type"] == "loaded")
-    assert (loaded["name"], loaded["nbytes"]) == ("mine.gguf", len(DATA))
+    assert loaded["name"] == "mine.gguf"
+    assert loaded["nbytes"] > len(DATA)
     text = "".join(m["text"] for m in messages if m["type"] == "piece")
     with Gemma.load(None, "cpu") as model:
         pieces = model.chat(json.loads(HELLO), temperature=0, max_tokens=5)
@@ -62,7 +72,7 @@ def test_a_file_is_loaded_and_replies() -> None:
 
 def test_a_reply_is_stopped() -> None:
     async def ask(tab: Tab) -> None:
-        await tab.load("", 0, None, None, "auto")
+        await tab.load(BUNDLED, None, "auto")
         reply = asyncio.ensure_future(tab.chat(1, HELLO, GREEDY))
         await asyncio.sleep(0)
         tab.stop(1)
@@ -80,14 +90,14 @@ def test_a_reply_is_stopped() -> None:
     ],
 )
 def test_files_that_are_no_models(data: bytes, nbytes: int, sentence: str) -> None:
-    message = told(lambda tab: tab.load("mine", nbytes, reader(data), None, "auto"))[-1]
+    message = told(lambda tab: tab.load(chosen(data, nbytes), None, "auto"))[-1]
     assert (message["type"], message["kind"]) == ("error", "file")
     assert sentence in message["sentence"]
 
 
 def test_a_setting_that_cannot_be_fails_the_reply_only() -> None:
     async def ask(tab: Tab) -> None:
-        await tab.load("", 0, None, None, "auto")
+        await tab.load(BUNDLED, None, "auto")
         await tab.chat(1, HELLO, json.dumps({"temperature": -1}))
         await tab.chat(2, HELLO, GREEDY)
 
@@ -100,6 +110,88 @@ def test_a_setting_that_cannot_be_fails_the_reply_only() -> None:
 
 def test_without_a_model_there_is_no_reply() -> None:
     assert told(lambda tab: tab.chat(1, HELLO, GREEDY))[-1]["sentence"].startswith("There is no")
+
+
+def test_kept_then_loaded_from_there() -> None:
+    files = PretendFiles()
+
+    async def ask(tab: Tab) -> None:
+        await tab.keep(of_ollama(files, DATA, DIGEST))
+        id = DIGEST.removeprefix("sha256:")
+        await tab.load(SimpleNamespace(kind="stored", id=id, name="gemma:x"), None, "auto")
+        await tab.forget(id)
+
+    messages = told(ask, files)
+    kept, deleted = [m for m in messages if m["type"] == "stored"]
+    (model,) = kept["models"]
+    assert (model["name"], model["have"], model["whole"]) == ("gemma:x", len(DATA), True)
+    assert 0 < model["gpu_least_nbytes"] <= model["gpu_nbytes"]
+    assert [m["name"] for m in messages if m["type"] in ("kept", "loaded")] == ["gemma:x"] * 2
+    stages = {m["stage"] for m in messages if m["type"] == "keeping" and m["done"] == m["total"]}
+    assert stages == {"copying", "checking"}
+    assert deleted["models"] == []
+
+
+def test_a_damaged_download_is_told_and_the_model_stays() -> None:
+    files = PretendFiles()
+
+    async def ask(tab: Tab) -> None:
+        await tab.load(BUNDLED, None, "auto")
+        await tab.keep(of_ollama(files, DATA[:-1] + b"!", DIGEST))
+        await tab.chat(1, HELLO, GREEDY)
+
+    messages = told(ask, files)
+    (error,) = [m for m in messages if m["type"] == "error"]
+    assert (error["kind"], error["keep"]) == ("file", DIGEST.removeprefix("sha256:"))
+    assert "is damaged" in error["sentence"]
+    assert messages[-1]["type"] == "done"
+
+
+def test_copying_is_left_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webgemma.gguf.opfs.CHUNK_NBYTES", 1 << 12)
+    files = PretendFiles()
+    asked = of_ollama(files, DATA, DIGEST)
+
+    async def ask(tab: Tab) -> None:
+        copy = asyncio.ensure_future(tab.keep(asked))
+        while not sum(map(len, files.disk.values())) > 1 << 13:
+            await asyncio.sleep(0)
+        tab.leave(DIGEST.removeprefix("sha256:"))
+        await copy
+        await tab.keep(asked)
+
+    messages = told(ask, files)
+    cut, whole = [m["models"][0] for m in messages if m["type"] == "stored"]
+    assert 0 < cut["have"] < cut["nbytes"]
+    assert whole["whole"]
+    assert [m["type"] for m in messages if m["type"] in ("left", "kept")] == ["left", "kept"]
+
+
+@pytest.mark.parametrize(("free", "kind"), [(1, "storage"), (None, "file")])
+def test_what_cannot_be_kept(free: int | None, kind: str) -> None:
+    files = PretendFiles()
+    files.free = free
+    digest = DIGEST if free else "sha256:nonsense"
+    messages = told(lambda tab: tab.keep(of_ollama(files, DATA, digest)), files)
+    error = next(m for m in messages if m["type"] == "error")
+    assert error["kind"] == kind
+    assert "keep" in error
+
+
+def test_how_much_the_gpu_gives() -> None:
+    async def ask(tab: Tab) -> None:
+        await tab.room(1 << 20)
+        await tab.load(BUNDLED, None, "auto")
+        await tab.room(1 << 30)
+
+    first, second = [m["nbytes"] for m in told(ask) if m["type"] == "room"]
+    assert (first, second) == (1 << 20, 1 << 30)
+
+
+def test_a_model_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webgemma.engines.machine_free_nbytes", lambda: 1000)
+    message = told(lambda tab: tab.load(BUNDLED, None, "auto"))[-1]
+    assert (message["type"], message["kind"]) == ("error", "memory")
 
 
 def test_a_source_is_a_model_natively_too() -> None:

@@ -80,6 +80,7 @@ class Device(Protocol):
     limits: Limits
     software: bool  # the "GPU" is this machine's CPU
     unified: bool  # its memory is this machine's
+    nbytes: int  # of the buffers that are not freed
 
     @property
     def recording_seconds(self) -> float:

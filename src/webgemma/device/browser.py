@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
-import js  # type: ignore[import-not-found]
-from pyodide.code import run_js  # type: ignore[import-not-found]
 from pyodide.ffi import JsException, to_js  # type: ignore[import-not-found]
 
 from webgemma.device import Buffer, Kernel, Limits, Plan
 from webgemma.device.neighbours import shuffles
 from webgemma.errors import DeviceError, DeviceMemoryError
+from webgemma.javascript import script
 
 NO_GPU = (
     "This browser offers no GPU: use a browser with WebGPU (a current Chrome, Edge, Safari or "
@@ -33,7 +31,7 @@ class BrowserPipeline:
 async def open_browser(*, software: bool = True) -> BrowserDevice:
     """The browser's GPU; without `software`, one that is this machine's CPU does not count."""
     try:
-        gpu = await _opener()()
+        gpu = await script(__package__, "replay.js", "openWebgemmaGpu")()
     except JsException as error:
         raise DeviceError(f"{NO_GPU} It says: {error.message}") from error
     if gpu is None:
@@ -46,12 +44,6 @@ async def open_browser(*, software: bool = True) -> BrowserDevice:
         device.features |= {"enable-subgroups"}
         device.features |= await shuffles(device)
     return device
-
-
-def _opener() -> Any:
-    """replay.js's function: a page's that has imported it (its policy may forbid `run_js`)."""
-    found = getattr(js, "openWebgemmaGpu", None)
-    return found or run_js(files(__package__).joinpath("replay.js").read_text("utf-8"))
 
 
 class BrowserDevice:

@@ -176,5 +176,4 @@ const openGpu = async () => {
   return new Gpu(adapter, device);
 };
 
-globalThis.openWebgemmaGpu = openGpu; // for a page that imports this file
-openGpu;
+globalThis.openWebgemmaGpu = openGpu;

@@ -8,7 +8,7 @@ import struct
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 from webgemma.errors import InputError
 
@@ -31,23 +31,22 @@ class Saved:
     tokens: list[int]
 
 
-async def write_saved(
-    path: str | os.PathLike[str], saved: Saved, pieces: AsyncIterator[bytes]
-) -> None:
-    """Write a file: whole and under its name, or not at all."""
+SavedPath = str | os.PathLike[str] | BinaryIO  # a path, or an open file
+
+
+async def write_saved(path: SavedPath, saved: Saved, pieces: AsyncIterator[bytes]) -> None:
+    """Write a file; one that has a path is whole and under its name, or not there at all."""
+    if not isinstance(path, str | os.PathLike):
+        try:
+            await _write(path, saved, pieces)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{_name(path)} cannot be written: {error}.") from error
+        return
     target = Path(path)
     draft = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
-    header = json.dumps(asdict(saved), separators=(",", ":")).encode()
-    start = _START.pack(MAGIC, VERSION, len(header)) + header
-    digest = hashlib.sha256(start)
     try:
         with draft.open("xb") as file:
-            file.write(start)
-            async for piece in pieces:
-                digest.update(piece)
-                file.write(piece)
-            file.write(digest.digest())
-            file.flush()
+            await _write(file, saved, pieces)
             os.fsync(file.fileno())
         draft.replace(target)
     except (OSError, ValueError) as error:
@@ -56,30 +55,54 @@ async def write_saved(
         draft.unlink(missing_ok=True)
 
 
+async def _write(file: BinaryIO, saved: Saved, pieces: AsyncIterator[bytes]) -> None:
+    header = json.dumps(asdict(saved), separators=(",", ":")).encode()
+    start = _START.pack(MAGIC, VERSION, len(header)) + header
+    digest = hashlib.sha256(start)
+    file.write(start)
+    async for piece in pieces:
+        digest.update(piece)
+        file.write(piece)
+    file.write(digest.digest())
+    file.flush()
+
+
+def _name(path: SavedPath) -> str:
+    if isinstance(path, str | os.PathLike):
+        return str(path)
+    return str(getattr(path, "name", "The file"))
+
+
 class SavedFile:
     """A file that is read once, from its header to its checksum; every length is checked."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: SavedPath) -> None:
+        self.name = _name(path)
+        self._opened = isinstance(path, str | os.PathLike)  # by us: then we close it
         try:
-            if not self.path.is_file():  # opening a pipe would wait for ever
-                raise InputError(f"There is no file {self.path}.")
-            self._file = self.path.open("rb")
+            if not isinstance(path, str | os.PathLike):
+                self._file = path
+            elif Path(path).is_file():
+                self._file = Path(path).open("rb")  # noqa: SIM115 (this is the context manager)
+            else:  # opening a pipe would wait for ever
+                raise InputError(f"There is no file {self.name}.")
+            self._left = self._file.seek(0, os.SEEK_END)
+            self._file.seek(0)
         except (OSError, ValueError) as error:
-            raise InputError(f"{self.path} cannot be read: {error}.") from error
+            raise InputError(f"{self.name} cannot be read: {error}.") from error
         try:
             self._digest = hashlib.sha256()
-            self._left = os.fstat(self._file.fileno()).st_size
             self.saved = self._header()
         except BaseException:
-            self._file.close()
+            self.__exit__()
             raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        if self._opened:
+            self._file.close()
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +116,7 @@ class SavedFile:
         try:
             data = self._file.read(nbytes)
         except OSError as error:
-            raise InputError(f"{self.path} cannot be read: {error}.") from error
+            raise InputError(f"{self.name} cannot be read: {error}.") from error
         if len(data) < nbytes:
             raise self.damaged("it is cut short")
         self._left -= nbytes
@@ -110,17 +133,17 @@ class SavedFile:
 
     def damaged(self, what: str) -> InputError:
         """The sentence for a file that is not as it was written."""
-        return InputError(f"{self.path} is damaged ({what}): the conversation must be read again.")
+        return InputError(f"{self.name} is damaged ({what}): the conversation must be read again.")
 
     def _header(self) -> Saved:
         if self._left < _START.size:
-            raise InputError(f"{self.path} is no saved conversation.")
+            raise InputError(f"{self.name} is no saved conversation.")
         magic, version, nbytes = _START.unpack(self.take(_START.size))
         if magic != MAGIC:
-            raise InputError(f"{self.path} is no saved conversation.")
+            raise InputError(f"{self.name} is no saved conversation.")
         if version != VERSION:
             raise InputError(
-                f"{self.path} is of version {version}, and this webgemma reads {VERSION}: "
+                f"{self.name} is of version {version}, and this webgemma reads {VERSION}: "
                 "the conversation must be read again."
             )
         if nbytes > min(self._left, _MAX_HEADER_NBYTES):

@@ -6,7 +6,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from webgemma.device import Buffer, Device, Plan, Reading
 from webgemma.errors import DeviceError, InputError
@@ -262,19 +262,19 @@ class Model:
         step = max(1, CHUNK_NBYTES // (16 * fmt.nbytes)) * 16 * fmt.nbytes
         total = max(0, high - low) * row_nbytes
         for at in range(0, total, step):
-            chunk = await gguf.read(tensor, (low - top) * row_nbytes + at, min(step, total - at))
+            chunk = await _chunk(gguf, tensor, (low - top) * row_nbytes + at, min(step, total - at))
             to = (low - part.first_row) * row_nbytes + at
             if fmt.planes:
                 self._repack(chunk, part, fmt, to // fmt.nbytes)
             else:
-                self.device.write(part.data.buffer, _whole_words(chunk), to)
+                self.device.write(part.data.buffer, chunk, to)
             await self._pace(part.data.buffer, len(chunk))
 
-    def _repack(self, chunk: Bytes, part: Part, fmt: Format, first_block: int) -> None:
+    def _repack(self, chunk: Any, part: Part, fmt: Format, first_block: int) -> None:
         """Move a chunk's blocks to their planes, on the device."""
         buffer = self.device.buffer(len(chunk), "chunk")
         try:
-            self.device.write(buffer, _whole_words(chunk))
+            self.device.write(buffer, chunk)
             recorder = Recorder(self.device)
             source = Tensor((len(chunk),), buffer.nbytes, buffer)
             record_repack(recorder, source, len(chunk) // fmt.nbytes, part, fmt, first_block)
@@ -359,6 +359,13 @@ def record_repack(
 
 def _packed(values: Sequence[float]) -> bytes:
     return struct.pack(f"<{len(values)}f", *values)
+
+
+async def _chunk(gguf: Gguf, tensor: TensorInfo, offset: int, nbytes: int) -> Any:
+    """Bytes for the device; those of whole words need not pass through Python."""
+    if nbytes % 4:
+        return _whole_words(await gguf.read(tensor, offset, nbytes))
+    return await gguf.read_raw(tensor, offset, nbytes)
 
 
 def _whole_words(data: Bytes) -> Bytes:

@@ -8,51 +8,37 @@ from typing import Any
 
 from webgemma.api import Gemma
 from webgemma.device import aopen_device
-from webgemma.errors import DeviceError, GgufError, ModelNotFoundError, WebgemmaError
-from webgemma.gguf.sources import check_range
+from webgemma.engines import gpu_needs
+from webgemma.errors import (
+    DeviceError,
+    DeviceMemoryError,
+    GgufError,
+    ModelNotFoundError,
+    StorageError,
+    WebgemmaError,
+)
+from webgemma.gguf.browser import browser_files, open_address, open_file
+from webgemma.gguf.opfs import OpfsStore, stored_id
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import Source
+from webgemma.web.room import free_nbytes
 
 FRAME_SECONDS = 1 / 60  # pieces of a reply are told no oftener
 PROGRESS_SECONDS = 0.1
 
 
-class TabSource:
-    """A file that JavaScript reads: `read(begin, end)` gives a promise of an ArrayBuffer."""
-
-    def __init__(self, name: str, nbytes: int, read: Any) -> None:
-        self.name = name
-        self.nbytes = nbytes
-        self._read = read
-
-    async def read(self, offset: int, nbytes: int) -> bytes:
-        """The bytes, or a GgufError."""
-        check_range(self, offset, nbytes)
-        if not nbytes:
-            return b""
-        try:
-            data: bytes = (await self._read(offset, offset + nbytes)).to_bytes()
-        except Exception as error:  # JavaScript's, whatever it is
-            raise GgufError(f"{self.name} cannot be read: {error}") from error
-        if len(data) != nbytes:
-            raise GgufError(f"{self.name} became shorter while it was read; choose it again.")
-        return data
-
-    async def sibling(self, name: str) -> "TabSource":
-        """A page is handed one file."""
-        raise ModelNotFoundError(
-            f"{self.name} is split and needs {name} beside it; a page takes whole files only."
-        )
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
 class Tab:
-    """One model and the replies it gives; `post` tells the page, in JSON."""
+    """One model and the replies it gives, and the models that are kept; `post` tells the page.
 
-    def __init__(self, post: Callable[[str], None]) -> None:
+    What is asked and told is said in engine.js; `files` is files.js."""
+
+    def __init__(self, post: Callable[[str], None], files: Any = None) -> None:
         self._post = post
+        self._files = browser_files() if files is None else files
+        self._store = OpfsStore(self._files)
         self._model: Gemma | None = None
         self._replies: dict[Any, asyncio.Future[None]] = {}
+        self._copies: dict[str, asyncio.Future[None]] = {}
 
     async def greet(self) -> None:
         """Find what computes, and say it."""
@@ -64,33 +50,26 @@ class Tab:
         self._tell("ready", device=device.name, software=device.software)
         device.close()
 
-    async def load(
-        self, name: str, nbytes: int, read: Any, context: int | None, precision: Any
-    ) -> None:
-        """Load what `read` reads, or without it the bundled model."""
+    # The model
+
+    async def load(self, asked: Any, context: int | None, precision: Any) -> None:
+        """Load a model in place of the one that is there."""
         await self.unload()
-        source = TabSource(name, nbytes, read) if read else None
-        told, size = time.monotonic(), 0
-
-        def progress(loaded: int, total: int) -> None:
-            nonlocal told, size
-            size = total
-            if time.monotonic() - told >= PROGRESS_SECONDS or loaded == total:
-                told = time.monotonic()
-                self._tell("progress", loaded=loaded, total=total)
-
+        progress = _Paced(lambda loaded, total: self._tell("progress", loaded=loaded, total=total))
         try:
             model = await Gemma.aload(
-                source, "gpu", context=context, precision=precision, progress=progress
+                await self._source(asked),
+                "gpu",
+                context=context,
+                precision=precision,
+                progress=progress,
             )
         except WebgemmaError as error:
-            kind = "file" if isinstance(error, GgufError | ModelNotFoundError) else _kind(error)
-            self._tell_error(error, kind)
+            self._tell_error(error, _kind(error))
             return
         self._model = model
-        self._tell(
-            "loaded", name=model.name, context=model.context, device=model.device, nbytes=size
-        )
+        facts = {"name": model.name, "context": model.context, "device": model.device}
+        self._tell("loaded", nbytes=model.memory_nbytes, **facts)
 
     async def chat(self, id: Any, messages: str, settings: str) -> None:
         """Reply to a conversation, until it ends or is stopped."""
@@ -116,6 +95,107 @@ class Tab:
         model, self._model = self._model, None
         if model is not None:
             model.close()
+
+    async def room(self, nbytes: int) -> None:
+        """Tell how much of so many bytes the GPU can give, with what the model holds already."""
+        held = self._model.memory_nbytes if self._model else 0
+        try:
+            device = await aopen_device()
+        except WebgemmaError:
+            return  # it was told when the page began
+        try:
+            free = await free_nbytes(device, nbytes - held)
+        finally:
+            device.close()
+        self._tell("room", nbytes=held + free)
+
+    # What is kept
+
+    async def keep(self, asked: Any) -> None:
+        """Copy a model into this browser's storage, until it is there or is left."""
+        try:
+            id = stored_id(asked.name, asked.nbytes, asked.digest or None)
+        except WebgemmaError as error:
+            self._tell_error(error, _kind(error), keep=None)
+            return
+        if id in self._copies:
+            return
+        copy = self._copies[id] = asyncio.ensure_future(self._copy(id, asked))
+        try:
+            await copy
+        except asyncio.CancelledError:
+            if not copy.cancelled():
+                raise
+            self._tell("left", id=id, name=asked.name)
+        except WebgemmaError as error:
+            self._tell_error(error, _kind(error), keep=id)
+        finally:
+            del self._copies[id]
+        await self.stored()
+
+    def leave(self, id: str) -> None:
+        """Stop copying; what has come stays."""
+        if id in self._copies:
+            self._copies[id].cancel()
+
+    async def forget(self, id: str) -> None:
+        """Delete what is stored."""
+        try:
+            await self._store.forget(id)
+        except WebgemmaError as error:
+            self._tell_error(error, _kind(error), keep=id)
+        await self.stored()
+
+    async def stored(self) -> None:
+        """Tell what is stored, and how much room there is for more."""
+        models = []
+        for model in await self._store.list():
+            facts = {"id": model.id, "name": model.name, "nbytes": model.nbytes}
+            facts |= {"have": model.have, "whole": model.whole, "digest": model.digest}
+            models.append({"gpu_nbytes": None, "gpu_least_nbytes": None, **model.notes, **facts})
+        self._tell("stored", models=models, free_nbytes=await self._store.free_nbytes())
+
+    async def _copy(self, id: str, asked: Any) -> None:
+        def tell(stage: str) -> _Paced:
+            facts = {"id": id, "name": asked.name, "stage": stage}
+            return _Paced(
+                lambda done, total: self._tell("keeping", done=done, total=total, **facts)
+            )
+
+        stages = {stage: tell(stage) for stage in ("copying", "checking")}
+        source = await self._source(asked)
+        assert source is not None
+        try:
+            await self._store.keep(
+                source, asked.name, asked.digest or None, lambda stage, *how: stages[stage](*how)
+            )
+        finally:
+            source.close()
+        await self._note_needs(id)
+        self._tell("kept", id=id, name=asked.name)
+
+    async def _note_needs(self, id: str) -> None:
+        """Remember what the model takes of a GPU: whoever lists it need not read it again."""
+        gguf = await Gguf.aopen(await self._store.open(id))
+        try:
+            full, least = gpu_needs(gguf)
+        except WebgemmaError:
+            return  # whoever loads it is told why it is no model
+        finally:
+            gguf.close()
+        await self._store.note(id, gpu_nbytes=full, gpu_least_nbytes=least)
+
+    async def _source(self, asked: Any) -> Source | None:
+        """What the page means; None is the bundled model."""
+        if asked.kind == "bundled":
+            return None
+        if asked.kind == "stored":
+            return await self._store.open(asked.id)
+        if asked.kind == "file":
+            return await open_file(asked.file, self._files)
+        source = await open_address(asked.url, self._files)
+        source.name = asked.name
+        return source
 
     async def _reply(self, id: Any, messages: list[Any], settings: dict[str, Any]) -> None:
         if self._model is None:
@@ -149,6 +229,20 @@ class Tab:
         self._tell("error", sentence=str(error), kind=kind, **facts)
 
 
+class _Paced:
+    """Tells how far something has come, now and then, and when it is there."""
+
+    def __init__(self, tell: Callable[[int, int], None]) -> None:
+        self._tell = tell
+        self._told = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= PROGRESS_SECONDS or done == total:
+            self._told = now
+            self._tell(done, total)
+
+
 class _Batch:
     """Text that is told to the page a frame at a time."""
 
@@ -174,4 +268,11 @@ class _Batch:
 
 
 def _kind(error: WebgemmaError) -> str:
+    """What the page can do about it."""
+    if isinstance(error, StorageError):
+        return "storage"
+    if isinstance(error, DeviceMemoryError):
+        return "memory"
+    if isinstance(error, GgufError | ModelNotFoundError):
+        return "file"
     return "device-lost" if isinstance(error, DeviceError) and "was lost" in str(error) else "other"

@@ -1,6 +1,7 @@
 // The page's engine: Python with our wheel, which computes on this browser's GPU. What it is asked and
 // what it tells is said in engine.js.
-import "/package/device/replay.js"; // offers Python this browser's GPU
+import "/package/device/replay.js"; // offers Python this browser's GPU,
+import "/package/gguf/files.js"; // and its files
 
 const NO_PYODIDE = "This server has no Pyodide, which runs Python here: see what it said when it started.";
 
@@ -18,47 +19,44 @@ const started = (async () => {
   return tab;
 })();
 
-// How Python reads a model: some bytes at a time, wherever they are.
-function reader(source) {
-  if (source.kind === "file") {
-    const { file } = source;
-    return { name: file.name, nbytes: file.size, read: (begin, end) => file.slice(begin, end).arrayBuffer() };
-  }
-  const read = async (begin, end) => {
-    const answer = await fetch(source.url, { headers: { Range: `bytes=${begin}-${end - 1}` } });
-    if (answer.status !== 206) throw new Error(`${source.name}: the server answers ${answer.status}.`);
-    return answer.arrayBuffer();
-  };
-  return { name: source.name, nbytes: source.nbytes, read };
+// A source as Python sees it: what is not said is undefined, which Python knows as None.
+function given({ kind, id, file, url, name, digest, nbytes }) {
+  const said = file ? { name: file.name, nbytes: file.size } : { name, nbytes };
+  return { kind, id, file, url, digest: digest ?? undefined, ...said };
 }
 
-const asked = {
-  async load(tab, { source, options }) {
-    const { name, nbytes, read } = source.kind === "bundled" ? {} : reader(source);
-    await tab.load(name, nbytes, read, options.context ?? undefined, options.precision);
-  },
+// These wait for each other.
+const inTurn = {
+  load: (tab, { source, options }) => tab.load(given(source), options.context ?? undefined, options.precision),
   chat: (tab, { id, messages, settings }) => tab.chat(id, JSON.stringify(messages), JSON.stringify(settings)),
   unload: (tab) => tab.unload(),
+};
+// These do not.
+const atOnce = {
+  stop: (tab, { id }) => tab.stop(id),
+  room: (tab, { nbytes }) => tab.room(nbytes),
+  keep: (tab, { source }) => tab.keep(given(source)),
+  leave: (tab, { id }) => tab.leave(id),
+  forget: (tab, { id }) => tab.forget(id),
+  stored: (tab) => tab.stored(),
 };
 
 let turn = started.catch((error) => {
   self.postMessage({ type: "error", kind: "other", sentence: String(error.message ?? error) });
 });
 
-async function answer(data) {
+async function answer(act, data) {
   const tab = await started.catch(() => null); // why there is none has been told
   try {
-    if (tab) await asked[data.type](tab, data);
+    if (tab) await act(tab, data);
   } catch (error) {
     const sentence = String(error.message ?? error).trim().split("\n").at(-1);
-    self.postMessage({ type: "error", id: data.id, kind: "other", sentence });
+    const about = data.type in atOnce ? { keep: data.id ?? null } : { id: data.id };
+    self.postMessage({ type: "error", kind: "other", sentence, ...about });
   }
 }
 
 self.onmessage = ({ data }) => {
-  if (data.type === "stop") {
-    started.then((tab) => tab.stop(data.id), () => {});
-  } else if (data.type in asked) {
-    turn = turn.then(() => answer(data));
-  }
+  if (data.type in atOnce) answer(atOnce[data.type], data);
+  else if (data.type in inTurn) turn = turn.then(() => answer(inTurn[data.type], data));
 };

@@ -1,0 +1,117 @@
+"""files.js without a browser: the same functions over a dictionary, and failures on demand."""
+
+from typing import Any
+
+
+class Bytes(bytes):
+    """As JavaScript hands them over."""
+
+    def to_bytes(self, *_: Any, **__: Any) -> bytes:  # type: ignore[override]
+        return bytes(self)
+
+
+class JsError(Exception):
+    """What JavaScript throws: its name tells what it is."""
+
+    def __init__(self, name: str, message: str = "", status: int = 0) -> None:
+        super().__init__(message)
+        self.name, self.message, self.status = name, message, status
+
+
+class PretendFile:
+    """A file somewhere; `failures` are thrown first, one at each read."""
+
+    tag = None
+
+    def __init__(self, name: str, data: bytes | bytearray, size: int | None = None) -> None:
+        self.name = name
+        self.data = data
+        self.size = len(data) if size is None else size
+        self.reads: list[tuple[int, int]] = []
+        self.failures: list[JsError] = []
+        self.closed = False
+
+    async def read(self, begin: int, end: int) -> Bytes:
+        self.reads.append((begin, end))
+        if self.failures:
+            raise self.failures.pop(0)
+        return Bytes(self.data[begin:end])
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class PretendStored:
+    """A file of the private file system, open in a worker."""
+
+    def __init__(self, files: "PretendFiles", path: str) -> None:
+        self.name = path.split("/")[-1]
+        self._files, self._path = files, path
+
+    @property
+    def data(self) -> bytearray:
+        return self._files.disk[self._path]
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def read(self, begin: int, end: int) -> Bytes:
+        return Bytes(self.data[begin:end])
+
+    def write(self, data: bytes, at: int) -> None:
+        if self._files.full_at is not None and at + len(data) > self._files.full_at:
+            raise JsError("QuotaExceededError")
+        assert at <= self.size, "a hole"
+        self.data[at : at + len(data)] = bytes(data)
+
+    def truncate(self, size: int) -> None:
+        del self.data[size:]
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._files.locked.discard(self._path)
+
+
+class PretendFiles:
+    """The functions of files.js."""
+
+    def __init__(self) -> None:
+        self.disk: dict[str, bytearray] = {}
+        self.servers: dict[str, PretendFile] = {}
+        self.locked: set[str] = set()
+        self.full_at: int | None = None
+        self.free: int | None = None
+
+    async def blob(self, file: PretendFile) -> PretendFile:
+        return file
+
+    async def address(self, url: str) -> PretendFile:
+        if url not in self.servers:
+            raise JsError("http", "the server answers 404", 404)
+        return self.servers[url]
+
+    async def stored(self, path: str, write: bool) -> PretendStored:
+        if write and path in self.locked:
+            raise JsError("NoModificationAllowedError")
+        if write:
+            self.locked.add(path)
+            self.disk.setdefault(path, bytearray())
+        elif path not in self.disk:
+            raise JsError("NotFoundError")
+        return PretendStored(self, path)
+
+    async def list(self, folder: str) -> list[tuple[str, int]]:
+        inside = {path: data for path, data in self.disk.items() if path.startswith(folder + "/")}
+        return [(path.split("/")[-1], len(data)) for path, data in inside.items()]
+
+    async def remove(self, path: str) -> None:
+        if path in self.locked:
+            raise JsError("NoModificationAllowedError")
+        if self.disk.pop(path, None) is None:
+            raise JsError("NotFoundError")
+
+    async def room(self) -> int | None:
+        return self.free
