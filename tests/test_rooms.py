@@ -42,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "check": {"gguf", "device", "kernels", "graph", "gemma", "session", "reference"},
     "bench": {"gguf", "device", "kernels", "graph", "gemma", "session", "sampler", "reference"},
-    "web": {"gguf", "device", "api", "__version__"},
+    "web": {"gguf", "device", "gemma", "defaults", "engines", "api", "__version__"},
     "cli": {
         *("gguf", "text", "device", "gemma", "selftest", "models", "pieces"),
         *("defaults", "api", "check", "bench", "web", "__version__"),
