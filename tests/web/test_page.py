@@ -6,19 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser.chromium import CHROMIUM, launched
+from browser.chromium import CHROMIUM
 from store import add_model
 from tiny import KINDS, tiny_gguf
 from web.page import Visitor, serving_page
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +23,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     add_model(folder / "store", "absent:e2b", gguf=None)
     with serving_page(folder) as url:
         yield url
-
-
-@pytest.fixture
-def context(browser: Any) -> Iterator[Any]:
-    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
-    yield context
-    context.close()
 
 
 @pytest.fixture

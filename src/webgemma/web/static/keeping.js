@@ -9,19 +9,18 @@ const ADVICE = {
 };
 const STAGES = { copying: "Keeping", checking: "Checking" };
 
-/** A line in one place of the page; a screen reader hears of it now and then. */
+/** What is shown of a copy; a screen reader hears of it now and then. */
 class Line {
-  constructor(place, stop) {
+  constructor(stop) {
     this.name = element("span", "name");
     this.stop = button("Stop", "quiet", stop);
     this.stop.setAttribute("aria-label", "Stop keeping");
     this.bar = element("progress");
     this.facts = element("p", "pace");
+    this.box = element("div", "keeping", element("div", "row", this.name, this.stop), this.bar, this.facts);
     this.news = element("p", "visually-hidden");
     this.news.setAttribute("role", "status");
-    this.box = element("div", "keeping", element("div", "row", this.name, this.stop), this.bar, this.facts);
-    this.box.hidden = true;
-    place.append(this.box, this.news);
+    this.hide();
   }
 
   show(title, { id, done, total }, facts) {
@@ -52,8 +51,8 @@ export class Keeping extends EventTarget {
     this.tell = tell;
     this.now = null; // {id, name, stage, done, total}
     this.pace = new Pace();
-    const stop = () => engine.leave(this.now.id);
-    this.lines = ["keeping", "keeping-in-picker"].map((id) => new Line(byId(id), stop));
+    this.line = new Line(() => engine.leave(this.now.id));
+    this.moveTo(byId("keeping"));
     engine.addEventListener("keeping", ({ detail }) => this.show(detail));
     engine.addEventListener("left", () => this.end());
     engine.addEventListener("kept", ({ detail }) => {
@@ -65,6 +64,11 @@ export class Keeping extends EventTarget {
       this.end();
       tell([detail.sentence, ADVICE[detail.kind]].filter(Boolean).join(" "), true);
     });
+  }
+
+  /** Show it where the user looks. */
+  moveTo(place) {
+    place.append(this.line.box, this.line.news);
   }
 
   /** Copy a source, or go on with it. */
@@ -88,13 +92,13 @@ export class Keeping extends EventTarget {
     this.now = now;
     const facts = now.total ? this.pace.facts(now.done, now.total) : "";
     const title = `${STAGES[now.stage]} ${now.name}`;
-    for (const line of this.lines) line.show(title, now, facts);
+    this.line.show(title, now, facts);
     if (isNews) this.dispatchEvent(new Event("change"));
   }
 
   end() {
     this.now = null;
-    for (const line of this.lines) line.hide();
+    this.line.hide();
     this.dispatchEvent(new Event("change"));
   }
 }

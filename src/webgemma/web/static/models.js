@@ -46,6 +46,7 @@ export class ModelPicker {
     this.files = new Files((file) => this.choose(fromFile(file)), tell);
     for (const part of [this.stored, this.keeping]) part.addEventListener("change", () => this.render());
     byId("model-button").addEventListener("click", () => this.open());
+    this.dialog.addEventListener("close", () => this.keeping.moveTo(byId("keeping")));
   }
 
   /** Say something where the user looks. */
@@ -60,6 +61,7 @@ export class ModelPicker {
 
   async open() {
     if (!this.dialog.open) this.dialog.showModal();
+    this.keeping.moveTo(byId("keeping-in-picker"));
     byId("models-news").textContent = "";
     byId("ollama-state").textContent = this.ollama.length ? "" : "Looking for models of Ollama …";
     this.render();
@@ -107,7 +109,7 @@ export class ModelPicker {
     byId("files").replaceChildren(...this.files.visited.map((file) => this.fileItem(file)));
     if (key && !this.dialog.contains(document.activeElement)) {
       const again = [...this.dialog.querySelectorAll("[data-key]")].find((other) => other.dataset.key === key);
-      (again ?? byId("models-title")).focus();
+      (again && !again.disabled ? again : byId("models-title")).focus();
     }
   }
 
@@ -151,7 +153,7 @@ export class ModelPicker {
   /** Keep, unless it is kept or half of it has come, which stands among the stored ones. */
   keepButton(source, name) {
     if (this.stored.copyOf(source)) return [];
-    const keep = namedButton("Keep", name, "quiet", () => this.keeping.start(source));
+    const keep = namedButton("Keep", name, "quiet", () => this.keep(source));
     keep.title = "Keep it in this browser: it loads faster, and also offline";
     keep.disabled = this.keeping.now !== null;
     return [keep];
@@ -164,7 +166,7 @@ export class ModelPicker {
     if (fit) line.append(line.textContent ? " · " : "", element("span", fit === TOO_LARGE ? "problem" : "", fit));
     choice.append(element("span", "name", model.name), element("span", "size", size), line);
     if (this.current && isSame(model.source, this.current)) choice.setAttribute("aria-current", "true");
-    const item = element("li", "", choice, actions);
+    const item = element("li", "", choice, actions.length ? element("div", "acts", actions) : []);
     [choice, ...actions].forEach((control, at) => {
       control.dataset.key = `${model.source.kind} ${model.source.id ?? ""} ${model.name} ${at && control.textContent}`;
     });
@@ -175,8 +177,13 @@ export class ModelPicker {
   /** The rest of a copy comes from where its first part came from. */
   goOn(stored) {
     const model = this.ollama.find(({ digest, problem }) => digest && digest === stored.digest && !problem);
-    if (model) this.keeping.start(fromOllama(model).source);
-    else this.files.again(stored.name, stored.nbytes, (file) => this.keeping.start(fromFile(file).source));
+    if (model) this.keep(fromOllama(model).source);
+    else this.files.again(stored.name, stored.nbytes, (file) => this.keep(fromFile(file).source));
+  }
+
+  keep(source) {
+    byId("models-news").textContent = "";
+    this.keeping.start(source);
   }
 
   async remove(stored) {
