@@ -78,8 +78,11 @@ def test_three_groups_with_sizes_and_what_fits(visitor: Chooser) -> None:
 
 
 def test_keep_load_and_delete(visitor: Chooser) -> None:
+    visitor.page.evaluate("navigator.storage.persist = async () => { window.asked = true; }")
     visitor.pick()
     visitor.keep("gemma4:e2b")
+    assert visitor.page.evaluate("window.asked")
+    assert visitor.texts("#stored-state") == ["3.9 MB more can be stored here."]
     assert visitor.rows("stored")[1:] == ["gemma4:e2b | 1.1 MB | fits"]
     assert "kept" in visitor.rows("ollama")[1]
     assert visitor.button("Keep gemma4:e2b").count() == 0

@@ -105,6 +105,8 @@ export class ModelPicker {
       this.item(BUNDLED, { facts: ["small, comes with webgemma"] }),
       ...this.stored.models.map((model) => this.storedItem(model)),
     );
+    const { freeNbytes } = this.stored;
+    byId("stored-state").textContent = freeNbytes === null ? "" : `${humanSize(freeNbytes)} more can be stored here.`;
     byId("ollama").replaceChildren(...this.ollama.map((model) => this.ollamaItem(model)));
     byId("files").replaceChildren(...this.files.visited.map((file) => this.fileItem(file)));
     if (key && !this.dialog.contains(document.activeElement)) {
