@@ -161,6 +161,25 @@ def test_a_copy_goes_on_when_the_worker_is_replaced(visitor: Chooser) -> None:
     assert visitor.ask("again") == "You said again."
 
 
+def test_the_rest_of_a_model_that_ollama_has_no_more(context: Any, tmp_path: Path) -> None:
+    manifest = add_model(tmp_path / "store", "slow:e4b", gguf=tiny_gguf(KINDS["moe"]))
+    with serving_page(tmp_path) as url:
+        visitor = Chooser(context, url)
+        visitor.open()
+        visitor.page.locator("#model-button").click()
+        visitor.button("Keep slow:e4b").click()
+        visitor.page.locator("#keeping-in-picker .pace", has_text="758 kB of").wait_for()
+        visitor.button("Stop keeping").click()
+        visitor.button("Go on slow:e4b").wait_for()
+        manifest.unlink()
+        visitor.open()
+        visitor.page.locator("#model-button").click()
+        visitor.page.locator("#ollama-state", has_text="Ollama has no models here").wait_for()
+        visitor.button("Go on slow:e4b").click()
+        said = visitor.page.locator("#models-news.problem").inner_text()
+        assert said.startswith("The rest of slow:e4b comes from Ollama, where it is not found now")
+
+
 def test_a_file_of_this_visit_can_be_kept(visitor: Chooser, tmp_path: Path) -> None:
     visitor.choose_file(tmp_path / "slow.gguf", 1000)
     visitor.pick()

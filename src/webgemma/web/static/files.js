@@ -2,7 +2,7 @@
 
 import { byId } from "./dom.js";
 
-const isModel = (file) => file?.name.toLowerCase().endsWith(".gguf");
+export const isModelFile = (file) => file?.name.toLowerCase().endsWith(".gguf");
 
 /** `take(file)` gets what is chosen or dropped, `tell(sentence)` what is wrong with it. */
 export class Files {
@@ -39,7 +39,7 @@ export class Files {
       this.tell(`${file.name} is another file: choose the ${awaited.name} that was being kept, of ${awaited.nbytes} bytes.`, true);
       return;
     }
-    if (!isModel(file)) {
+    if (!isModelFile(file)) {
       this.tell(`${file?.name ?? "This"} is no model: choose a file whose name ends in .gguf.`, true);
       return;
     }

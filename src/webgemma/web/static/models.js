@@ -1,7 +1,7 @@
 // The dialog in which one chooses a model: of this browser, of Ollama on this machine, a file.
 
 import { byId, button, element, humanSize } from "./dom.js";
-import { Files } from "./files.js";
+import { Files, isModelFile } from "./files.js";
 import { fitOf, Room, TOO_LARGE } from "./fits.js";
 import { Keeping } from "./keeping.js";
 import { showNotice } from "./notice.js";
@@ -14,6 +14,8 @@ const NO_SERVER = "Ollama’s models are not reachable, because `webgemma web` d
   + "The models in this browser work without it.";
 const NO_MODELS = "Ollama has no models here. Get one with: ollama pull gemma4:e2b";
 
+const GET_IT = "start `webgemma web`, or pull the model again.";
+
 const fromFile = (file) => ({ name: file.name, source: { kind: "file", file } });
 const fromBrowser = ({ id, name }) => ({ name, source: { kind: "stored", id, name } });
 const fromOllama = ({ name, url, digest, nbytes }) => ({ name, source: { kind: "url", url, name, digest, nbytes } });
@@ -24,7 +26,7 @@ const isSame = (one, other) => one.kind === other.kind
 /** A button that says to a screen reader also what it is about. */
 function namedButton(verb, name, className, act) {
   const made = button(verb, className, act);
-  made.append(element("span", "visually-hidden", ` ${name}`));
+  made.ariaLabel = `${verb} ${name}`;
   return made;
 }
 
@@ -180,7 +182,8 @@ export class ModelPicker {
   goOn(stored) {
     const model = this.ollama.find(({ digest, problem }) => digest && digest === stored.digest && !problem);
     if (model) this.keep(fromOllama(model).source);
-    else this.files.again(stored.name, stored.nbytes, (file) => this.keep(fromFile(file).source));
+    else if (isModelFile(stored)) this.files.again(stored.name, stored.nbytes, (file) => this.keep(fromFile(file).source));
+    else this.tell(`The rest of ${stored.name} comes from Ollama, where it is not found now: ${GET_IT}`, true);
   }
 
   keep(source) {
