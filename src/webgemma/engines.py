@@ -8,7 +8,13 @@ from typing import Any, Literal, Protocol
 
 from webgemma.defaults import context_of
 from webgemma.device import Device, aopen_device
-from webgemma.errors import DeviceError, DeviceMemoryError, InputError, WebgemmaError
+from webgemma.errors import (
+    DeviceError,
+    DeviceMemoryError,
+    GgufError,
+    InputError,
+    WebgemmaError,
+)
 from webgemma.gemma.cache import ELEMENT_NBYTES
 from webgemma.gemma.config import Config
 from webgemma.gemma.integers import chosen_precision
@@ -243,8 +249,10 @@ class Needs:
 
 def gpu_needs(gguf: Gguf) -> tuple[int, int]:
     """What a model takes of a GPU with the context it is given unless another is asked for: all
-    of it, and with the table of per-layer embeddings left in the file."""
+    of it, and with the table of per-layer embeddings left in the file. GgufError: it cannot run."""
     config = Config.from_gguf(gguf)
+    if config.diffusion:
+        raise GgufError(f"{gguf.name}: DiffusionGemma cannot be run yet.")
     needs = Needs.of(gguf, config, context_of(config, None, None), EngineOptions())
     return needs.nbytes("device"), needs.nbytes("host")
 

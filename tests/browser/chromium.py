@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or ""
@@ -19,3 +20,12 @@ def launched() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         browser.close()
+
+
+@contextmanager
+def storing(browser: Any, folder: Path) -> Iterator[Any]:
+    """A second browser that stores in a folder, not in memory: a playwright BrowserContext."""
+    start = browser.browser_type.launch_persistent_context
+    context = start(folder, executable_path=CHROMIUM, args=FLAGS)
+    yield context
+    context.close()

@@ -55,15 +55,15 @@ async def from_storage(name: str, ids: list[int], count: int) -> Any:
     gguf = await Gguf.aopen(await store.open(model.id))
     config = Config.from_gguf(gguf)
     needs = Needs.of(gguf, config, config.context, EngineOptions(kv="f32"))
-    found, memory = [], []
+    found, places = [], []
     for place in ("device", "host"):
         source, gb = await store.open(model.id), needs.nbytes(place) / 1e9
         with await Gemma.aload(source, "gpu", kv="f32", memory_gb=gb) as gemma:
             pieces = gemma.agenerate(ids, max_tokens=count, **GREEDY)
             found.append([piece.token async for piece in pieces])
-            memory.append(gemma.memory_nbytes)
+            places.append(gemma._engine._session.model.table is not None)
     room = await store.free_nbytes()
-    return found, memory[1] < memory[0], room is not None and room > 0
+    return found, places, room is not None and room > 0
 
 
 async def saved(name: str, ids: list[int], count: int) -> list[list[int]]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from browser.chromium import storing
 from browser.serving import serving
 from browser.test_tab import PYODIDE, Tab, truth, wheel
 from tiny import KINDS, tiny_gguf
@@ -12,15 +13,15 @@ GREEDY_COUNT = 8
 
 
 @pytest.fixture(scope="module")
-def tab(chromium: Any) -> Iterator[Tab]:
+def tab(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     files = {f"pyodide/{path.name}": path for path in PYODIDE.iterdir() if path.is_file()}
     model = tiny_gguf(KINDS["small"])
     files |= {"small.gguf": model, "whole-small.gguf": model, "webgemma.whl": wheel()}
-    with serving(files) as origin:
-        page, asked = chromium.new_page(), []
+    profile = tmp_path_factory.mktemp("profile")
+    with serving(files) as origin, storing(chromium, profile) as context:
+        page = context.new_page()
         page.goto(f"{origin}/python.html")
-        yield Tab(page, origin, asked)
-        page.close()
+        yield Tab(page, origin, [])
 
 
 def test_addresses_and_chosen_files(tab: Tab) -> None:
@@ -35,7 +36,7 @@ def test_a_stored_model_and_a_table_that_stays_there(tab: Tab) -> None:
         "inside_files.from_storage", "small.gguf", ids, GREEDY_COUNT
     )
     assert found == [wanted[:GREEDY_COUNT]] * 2
-    assert in_file
+    assert in_file == [False, True]
     assert has_room
 
 

@@ -46,9 +46,9 @@ class Client:
 
 
 @contextmanager
-def serving(site: Site) -> Iterator[Client]:
-    """Run a server on a free port."""
-    server = Server(site, 0)
+def serving(site: Site, port: int = 0) -> Iterator[Client]:
+    """Run a server, on a free port unless one is given."""
+    server = Server(site, port)
     thread = threading.Thread(target=server.run, args=(0.01,))
     thread.start()
     try:

@@ -1,15 +1,25 @@
-// Speaks the page's protocol without a model: what the user says decides what happens.
+// Speaks the page's protocol without a model: what the user says, and what files are called, decides.
 
 const NBYTES = 1000000;
+const ROOM = Infinity; // bytes of the GPU
+const STORAGE = 5000000; // bytes for models in this browser
 const stopped = new Set();
+const left = new Set();
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
 postMessage({ type: "ready", device: "Pretend GPU", software: true });
 
+const FAILURES = {
+  broken: ["file", "is not a GGUF file."],
+  huge: ["memory", "needs more than this GPU has."],
+  gone: ["storage", "cannot be read from this browser's storage."],
+};
+
 async function load({ source, options }) {
   const name = source.name ?? source.file?.name ?? "bundled";
-  if (name.startsWith("broken")) {
-    postMessage({ type: "error", kind: "file", sentence: `${name} is not a GGUF file.` });
+  const failure = FAILURES[name.match(/^[a-z]*/)[0]];
+  if (failure) {
+    postMessage({ type: "error", kind: failure[0], sentence: `${name} ${failure[1]}` });
     return;
   }
   for (let loaded = 0; loaded <= NBYTES; loaded += NBYTES / 4) {
@@ -18,7 +28,8 @@ async function load({ source, options }) {
     if (isStuck && loaded === NBYTES / 2) return;
     await pause(isStuck ? 150 : 2);
   }
-  postMessage({ type: "loaded", name, context: options.context ?? 32768, device: "Pretend GPU", nbytes: NBYTES });
+  const device = source.kind === "stored" ? "Pretend GPU, from storage" : "Pretend GPU";
+  postMessage({ type: "loaded", name, context: options.context ?? 32768, device, nbytes: NBYTES });
 }
 
 /** What the fake says to a message. */
@@ -51,8 +62,63 @@ async function chat(request) {
   postMessage({ type: "done", id, finish: stopped.has(id) ? "stopped" : "stop", tokens, tokens_per_second: 12.34 });
 }
 
+// What is stored outlives the page: it lies in a cache of the browser, as JSON.
+
+async function stored(change = (models) => models) {
+  const cache = await caches.open("fake");
+  const kept = await cache.match("/fake");
+  const models = change(kept ? await kept.json() : []);
+  await cache.put("/fake", Response.json(models));
+  return models;
+}
+
+async function tellStored(change) {
+  const models = await stored(change);
+  const free_nbytes = STORAGE - models.reduce((sum, { have }) => sum + have, 0);
+  postMessage({ type: "stored", models, free_nbytes });
+}
+
+async function keep({ source: { kind, file, digest, ...source } }) {
+  const { name, nbytes } = kind === "file" ? { name: file.name, nbytes: file.size } : source;
+  const id = digest ?? `${name} ${nbytes}`;
+  left.delete(id);
+  const old = (await stored()).find((model) => model.id === id);
+  const model = { id, name, nbytes, have: old?.have ?? 0, digest: digest ?? null, gpu_nbytes: nbytes, gpu_least_nbytes: nbytes, isChecked: false };
+  const isSlow = name.startsWith("slow"); // comes to its half, and goes on when it is asked for again
+  const note = () => tellStored((models) => [...models.filter((other) => other.id !== id), { ...model, whole: model.isChecked }]);
+  while (model.have < nbytes) {
+    postMessage({ type: "keeping", id, name, stage: "copying", done: model.have, total: nbytes });
+    await pause(isSlow && !old ? 150 : 20);
+    if (left.has(id)) {
+      postMessage({ type: "left", id, name });
+      return;
+    }
+    if (isSlow && !old && model.have >= nbytes / 2) continue;
+    model.have = Math.min(nbytes, model.have + Math.ceil(nbytes / 10));
+    await note();
+    if (name.startsWith("full") && model.have > nbytes / 2) {
+      postMessage({ type: "error", keep: id, kind: "storage", sentence: "This browser has no room left." });
+      return;
+    }
+  }
+  postMessage({ type: "keeping", id, name, stage: "checking", done: nbytes / 2, total: nbytes });
+  await pause(isSlow ? 1000 : 20);
+  if (name.startsWith("bad")) {
+    postMessage({ type: "error", keep: id, kind: "file", sentence: `${name} is damaged: its SHA-256 is another.` });
+    return;
+  }
+  model.isChecked = true;
+  await note();
+  postMessage({ type: "kept", id, name });
+}
+
 addEventListener("message", ({ data }) => {
   if (data.type === "load") load(data);
   if (data.type === "chat") chat(data);
   if (data.type === "stop") stopped.add(data.id);
+  if (data.type === "keep") keep(data);
+  if (data.type === "leave") left.add(data.id);
+  if (data.type === "forget") tellStored((models) => models.filter(({ id }) => id !== data.id));
+  if (data.type === "stored") tellStored();
+  if (data.type === "room") postMessage({ type: "room", nbytes: Math.min(ROOM, data.nbytes) });
 });

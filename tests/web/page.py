@@ -14,15 +14,20 @@ from webgemma.web.site import STATIC, Site
 FAKE_WORKER = (Path(__file__).parent / "fake_worker.js").read_text()
 
 
-@contextmanager
-def serving_page(folder: Path, worker: str | None = FAKE_WORKER) -> Iterator[str]:
-    """The address of the page, with `worker` in place of the real one; None: without any."""
+def page_site(folder: Path, worker: str | None = FAKE_WORKER) -> Site:
+    """The page, with `worker` in place of the real one; None: without any."""
     static = folder / "static"
     shutil.copytree(STATIC, static)
     (static / "worker.js").unlink(missing_ok=True)
     if worker is not None:
         (static / "worker.js").write_text(worker)
-    with serving(Site(folder / "store", folder, static=static)) as client:
+    return Site(folder / "store", folder, static=static)
+
+
+@contextmanager
+def serving_page(folder: Path, worker: str | None = FAKE_WORKER) -> Iterator[str]:
+    """The address of the page, as `page_site` makes it."""
+    with serving(page_site(folder, worker)) as client:
         yield f"http://localhost:{client.port}/"
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser.chromium import CHROMIUM, launched
+from browser.chromium import CHROMIUM
 from store import add_model
+from tiny import KINDS, tiny_gguf
 from web.page import Visitor, serving_page
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -15,26 +16,13 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with launched() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("site")
-    add_model(folder / "store", "gemma4:e2b", gguf=b"GGUF" * 1000)
-    add_model(folder / "store", "stuck:e4b", gguf=b"GGUF" * 500)
+    add_model(folder / "store", "gemma4:e2b", gguf=tiny_gguf(KINDS["small"]))
+    add_model(folder / "store", "stuck:e4b", gguf=tiny_gguf(KINDS["large"]))
     add_model(folder / "store", "absent:e2b", gguf=None)
     with serving_page(folder) as url:
         yield url
-
-
-@pytest.fixture
-def context(browser: Any) -> Iterator[Any]:
-    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
-    yield context
-    context.close()
 
 
 @pytest.fixture
@@ -276,9 +264,9 @@ def test_spoilt_settings_are_left_out(visitor: Visitor) -> None:
 def test_the_picker_lists_and_loads_models(visitor: Visitor) -> None:
     page = visitor.page
     visitor.button("Model: Bundled model").click()
-    page.locator(".model", has_text="gemma4:e2b").wait_for()
+    page.locator(".model", has_text="gemma4:e2b").filter(has_text="fits").wait_for()
     row = page.locator(".model", has_text="gemma4:e2b").inner_text().split("\n")
-    assert row == ["gemma4:e2b", "4.0 kB", "gemma4 · 5.1B · Q4_K_M"]
+    assert row == ["gemma4:e2b", "1.1 MB", "gemma4 · 5.1B · Q4_K_M · fits"]
     assert page.locator(".model[aria-current]").inner_text().startswith("Bundled model")
     assert page.locator(".model", has_text="absent:e2b").is_disabled()
     page.locator(".model", has_text="gemma4:e2b").click()
@@ -322,7 +310,7 @@ def test_a_file_is_chosen_or_dropped(visitor: Visitor, tmp_path: Path) -> None:
     visitor.page.evaluate(DROP, "dropped.GGUF")
     visitor.page.locator("#model-name", has_text="dropped.GGUF").wait_for()
     visitor.page.evaluate(DROP, "notes.txt")
-    assert visitor.notice() == "notes.txt is no model: drop a file whose name ends in .gguf."
+    assert visitor.notice() == "notes.txt is no model: choose a file whose name ends in .gguf."
     visitor.page.evaluate(DROP, "broken.gguf")
     visitor.button("Choose a model").wait_for()
     assert visitor.notice() == "broken.gguf is not a GGUF file. Choose another model."

@@ -131,6 +131,15 @@ def test_a_file_that_has_shrunk_ends_the_connection(tmp_path: Path) -> None:
     assert cut.value.partial == b"bc"
 
 
+def test_a_server_that_stops_ends_its_connections(store: Path) -> None:
+    with serving(Site(store, store)) as client:
+        idle = http.client.HTTPConnection("127.0.0.1", client.port, timeout=10)
+        idle.request("GET", "/")
+        assert idle.getresponse().read()
+    assert idle.sock.recv(1) == b""
+    idle.close()
+
+
 def test_both_loopback_addresses_and_no_other(store: Path) -> None:
     with serving(Site(store, store)) as client:
         if has_ipv6():

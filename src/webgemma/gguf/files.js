@@ -111,9 +111,10 @@ async function folderOf(path, create) {
 
 /** A file of ours that a worker holds open; it is read and written without waiting. */
 class StoredFile {
-  constructor(path, handle) {
+  constructor(path, handle, writes) {
     this.name = path.split("/").at(-1);
     this.handle = handle;
+    this.writes = writes;
     this.size = handle.getSize();
     this.room = new Uint8Array(0);
   }
@@ -143,7 +144,7 @@ class StoredFile {
   }
 
   flush() {
-    this.handle.flush();
+    if (this.writes) this.handle.flush();
   }
 
   close() {
@@ -155,9 +156,9 @@ class StoredFile {
 async function openStored(path, write) {
   const [folder, name] = await folderOf(path, write);
   const entry = await folder.getFileHandle(name, { create: write });
-  if (write) return new StoredFile(path, await entry.createSyncAccessHandle());
+  if (write) return new StoredFile(path, await entry.createSyncAccessHandle(), true);
   try {
-    return new StoredFile(path, await entry.createSyncAccessHandle({ mode: "read-only" }));
+    return new StoredFile(path, await entry.createSyncAccessHandle({ mode: "read-only" }), false);
   } catch {
     return new BlobFile(await entry.getFile()); // no worker, or another tab reads it
   }

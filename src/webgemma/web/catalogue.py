@@ -9,6 +9,7 @@ from typing import Any
 from webgemma.errors import GgufError
 from webgemma.gguf.ollama import Layer, OllamaModel, OllamaStore, parse_digest
 from webgemma.web.http import Content, RefusalError
+from webgemma.web.sizes import GpuSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,14 @@ class Catalogue:
     def __init__(self, root: Path | None = None) -> None:
         self.root = OllamaStore(root).root
         self._named: dict[str, _Named] = {}  # by digest; replaced as a whole, never changed
+        self._sizes = GpuSizes()
 
     def models(self) -> dict[str, Any]:
         """The models by name, each with its blob or the sentence why it has none."""
         store = OllamaStore(self.root)
         models = store.list()
         self._remember(models)
+        self._sizes.begin()
         return {"models": [self._facts(m) for m in models], "problems": list(store.problems)}
 
     def blob(self, digest: str) -> Content:
@@ -79,6 +82,8 @@ class Catalogue:
             "nbytes": model.nbytes,
             "digest": None,
             "url": None,
+            "gpu_nbytes": None,
+            "gpu_least_nbytes": None,
             "projectors": [],
             "problem": None,
         }
@@ -88,6 +93,9 @@ class Catalogue:
             projectors = [layer for layer in model.layers if layer.kind == "projector"]
             facts["projectors"] = [self._address(layer) for layer in projectors]
             facts |= self._address(weights)
+            size = self._sizes.of(weights.digest, weights.path, str(model.name))
+            facts |= {"gpu_nbytes": size.nbytes, "gpu_least_nbytes": size.least_nbytes}
+            facts["problem"] = size.problem
         except GgufError as error:
             facts["problem"] = str(error)
         return facts

@@ -6,6 +6,7 @@ import socket
 import socketserver
 import threading
 import time
+from contextlib import suppress
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
@@ -104,6 +105,7 @@ class _Listener(socketserver.ThreadingTCPServer):
         self.address_family = family
         self.site = site
         self._places = threading.BoundedSemaphore(CONNECTIONS_LIMIT)
+        self._open: set[socket.socket] = set()
         super().__init__((host, port), _Connection)
         self.port: int = self.server_address[1]
 
@@ -114,10 +116,18 @@ class _Listener(socketserver.ThreadingTCPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._open.discard(request)
             self._places.release()
+
+    def server_close(self) -> None:
+        super().server_close()
+        for connection in tuple(self._open):  # or a browser would go on asking over an idle one
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Connection(socketserver.BaseRequestHandler):

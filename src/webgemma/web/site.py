@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from webgemma import __version__
-from webgemma.web import wheel
+from webgemma.web import offline, wheel
 from webgemma.web.catalogue import Catalogue
 from webgemma.web.http import Answer, Content, RefusalError, Request
 
@@ -74,6 +74,9 @@ class Site:
                         "pyodide": "/pyodide/" if self.has_pyodide() else None,
                     }
                 )
+            case ("api", "offline"):
+                urls = offline.addresses(self._static, self.pyodide, wheel.NAME)
+                return _json(offline.listing(urls, self._content))
             case ("api", "models"):
                 return _json(self.catalogue.models())
             case ("models", digest):

@@ -101,8 +101,9 @@ class Tab:
         held = self._model.memory_nbytes if self._model else 0
         try:
             device = await aopen_device()
-        except WebgemmaError:
-            return  # it was told when the page began
+        except WebgemmaError:  # why was told when the page began
+            self._tell("room", nbytes=None)
+            return
         try:
             free = await free_nbytes(device, nbytes - held)
         finally:

@@ -1,20 +1,37 @@
 // The worker that holds the model, as the page sees it: what it is asked, and what it tells.
 //
 // The page asks:
-//   load    source: {kind: "bundled"} | {kind: "url", url, name, digest, nbytes} | {kind: "file", file},
+//   load    source: {kind: "bundled"} | {kind: "url", url, name, digest, nbytes} | {kind: "file", file}
+//             | {kind: "stored", id, name},
 //           options: {context, precision}                     (context null: the model's own)
 //   chat    id, messages: [{role, content}], settings         (a setting that is null: the model's own)
 //   stop    id                                                (answered by the done of that id)
 //   unload
+//   keep    source: {kind: "url", …} | {kind: "file", file}   copy it into this browser's storage, or
+//                                                             go on where an earlier copy was cut
+//   leave   id                                                stop copying; what has come stays
+//   forget  id                                                delete what is stored under this id
+//   stored                                                    ask what is stored
+//   room    nbytes                                            ask how much of so many bytes the GPU can give
 // The worker tells:
 //   ready     device, software        once it has found what it computes on; software: a slow one
 //   progress  loaded, total           bytes
 //   loaded    name, context, device, nbytes
 //   piece     id, text, thinking      thinking: whether the text belongs to the thoughts
 //   done      id, finish: "stop" | "length" | "stopped", tokens, tokens_per_second
-//   error     id?, sentence, kind: "no-webgpu" | "device-lost" | "storage" | "file" | "other"
+//   keeping   id, name, stage: "copying" | "checking", done, total         bytes; repeatedly
+//   kept      id, name                the copy is whole and checked
+//   left      id, name                copying was stopped
+//   stored    models: [{id, name, nbytes, have, whole, digest, gpu_nbytes, gpu_least_nbytes}], free_nbytes
+//             when asked and after every change; have < nbytes: a copy that was cut and can go on;
+//             gpu_*: what it takes of the GPU, at the least with a table left in the file (null: unknown);
+//             free_nbytes: what may still be stored (null: unknown)
+//   room      nbytes                  what the GPU gave of it, with what the loaded model holds
+//   error     id?, keep?, sentence,
+//             kind: "no-webgpu" | "device-lost" | "memory" | "storage" | "file" | "other"
 //             with an id the reply has failed and the model stays, unless the device was lost;
-//             without one there is no model now
+//             with keep (the id of a copy) copying has failed and the model stays;
+//             without either there is no model now
 
 export const WORKER_URL = "/worker.js";
 
@@ -23,7 +40,9 @@ const NO_START = "The engine of this page did not start. Reload the page; if tha
 const NO_MORE = "The engine of this page has failed. Your conversation is kept.";
 
 /** What the worker may tell, by type; anything else is ignored. */
-const TOLD = ["ready", "progress", "loaded", "piece", "done", "error"];
+const TOLD = [
+  "ready", "progress", "loaded", "piece", "done", "error", "keeping", "kept", "left", "stored", "room",
+];
 
 /**
  * Sends requests to the worker and dispatches its messages as events of the same names.
@@ -33,6 +52,7 @@ export class Engine extends EventTarget {
   constructor() {
     super();
     this.state = "empty";
+    this.copying = null; // the source that is being kept
     this.start();
   }
 
@@ -54,15 +74,20 @@ export class Engine extends EventTarget {
     if (worker !== this.worker || !TOLD.includes(message?.type)) return; // of one given up: too late
     if (message.type === "ready") this.isReady = true;
     if (message.type === "loaded") this.state = "loaded";
-    if (message.type === "error" && (message.id === undefined || message.kind === "device-lost")) this.state = "empty";
+    const isOfCopy = message.type === "error" && message.keep !== undefined;
+    if (isOfCopy || message.type === "kept" || message.type === "left") this.copying = null;
+    if (message.type === "error" && !isOfCopy && (message.id === undefined || message.kind === "device-lost")) {
+      this.state = "empty";
+    }
     this.dispatchEvent(new CustomEvent(message.type, { detail: message }));
   }
 
-  /** End everything at once: the worker goes, a new one comes and has no model. */
+  /** End everything at once: the worker goes, a new one comes and has no model; a copy goes on. */
   restart() {
     this.worker.terminate();
     this.state = "empty";
     this.start();
+    if (this.copying) this.keep(this.copying);
   }
 
   /** Load a model in place of the one that is there; one that is still loading is given up. */
@@ -79,5 +104,26 @@ export class Engine extends EventTarget {
 
   stop(id) {
     this.worker.postMessage({ type: "stop", id });
+  }
+
+  keep(source) {
+    this.copying = source;
+    this.worker.postMessage({ type: "keep", source });
+  }
+
+  leave(id) {
+    this.worker.postMessage({ type: "leave", id });
+  }
+
+  forget(id) {
+    this.worker.postMessage({ type: "forget", id });
+  }
+
+  askStored() {
+    this.worker.postMessage({ type: "stored" });
+  }
+
+  askRoom(nbytes) {
+    this.worker.postMessage({ type: "room", nbytes });
   }
 }

@@ -1,93 +1,202 @@
-// The models one can choose: the bundled one, those of Ollama on this machine, a file.
+// The dialog in which one chooses a model: of this browser, of Ollama on this machine, a file.
 
 import { byId, button, element, humanSize } from "./dom.js";
+import { Files, isModelFile } from "./files.js";
+import { fitOf, Room, TOO_LARGE } from "./fits.js";
+import { Keeping } from "./keeping.js";
 import { showNotice } from "./notice.js";
+import { confirmed } from "./question.js";
+import { Stored } from "./stored.js";
 
 export const BUNDLED = { name: "Bundled model", source: { kind: "bundled" } };
 
+const NO_SERVER = "Ollama’s models are not reachable, because `webgemma web` does not run now. "
+  + "The models in this browser work without it.";
+const NO_MODELS = "Ollama has no models here. Get one with: ollama pull gemma4:e2b";
+
+const GET_IT = "start `webgemma web`, or pull the model again.";
+
 const fromFile = (file) => ({ name: file.name, source: { kind: "file", file } });
+const fromBrowser = ({ id, name }) => ({ name, source: { kind: "stored", id, name } });
+const fromOllama = ({ name, url, digest, nbytes }) => ({ name, source: { kind: "url", url, name, digest, nbytes } });
 
-function fromStore({ name, url, digest, nbytes }) {
-  return { name, source: { kind: "url", url, name, digest, nbytes } };
+const isSame = (one, other) => one.kind === other.kind
+  && one.id === other.id && one.url === other.url && one.file === other.file;
+
+/** A button that says to a screen reader also what it is about. */
+function namedButton(verb, name, className, act) {
+  const made = button(verb, className, act);
+  made.ariaLabel = `${verb} ${name}`;
+  return made;
 }
 
-async function storeModels() {
-  const response = await fetch("/api/models");
-  if (!response.ok) throw new Error(await response.text());
-  return response.json();
-}
-
-/** The dialog; calls `choose({name, source})`. */
+/** Calls `choose({name, source})`. */
 export class ModelPicker {
-  constructor(choose) {
-    this.current = null; // the name of the model that is loaded
+  constructor(engine, choose) {
+    this.engine = engine;
+    this.current = null; // the source of the model that is loaded
+    this.ollama = []; // what the server listed last
     this.dialog = byId("models-dialog");
     this.choose = (model) => {
       this.dialog.close();
-      choose(model);
+      choose({ name: model.name, source: this.stored.best(model.source) });
     };
-    const input = byId("model-file");
+    const tell = (sentence, isProblem = false) => this.tell(sentence, isProblem);
+    this.stored = new Stored(engine);
+    this.room = new Room(engine);
+    this.keeping = new Keeping(engine, this.stored, tell);
+    this.files = new Files((file) => this.choose(fromFile(file)), tell);
+    for (const part of [this.stored, this.keeping]) part.addEventListener("change", () => this.render());
     byId("model-button").addEventListener("click", () => this.open());
-    byId("choose-file").addEventListener("click", () => input.click());
-    input.addEventListener("change", () => {
-      if (input.files.length) this.choose(fromFile(input.files[0]));
-      input.value = ""; // the same file may be chosen again
-    });
-    this.takeDrops();
+    this.dialog.addEventListener("close", () => this.keeping.moveTo(byId("keeping")));
+  }
+
+  /** Say something where the user looks. */
+  tell(sentence, isProblem) {
+    if (!this.dialog.open) {
+      showNotice(sentence, isProblem ? { name: "Show the models", act: () => this.open() } : null);
+      return;
+    }
+    byId("models-news").textContent = sentence;
+    byId("models-news").classList.toggle("problem", isProblem);
   }
 
   async open() {
-    this.dialog.showModal();
-    const state = byId("models-state");
-    const items = [this.item(BUNDLED, "small, comes with webgemma")];
-    byId("models").replaceChildren(...items);
-    byId("problems").replaceChildren();
-    state.textContent = "Looking for models of Ollama …";
+    if (!this.dialog.open) this.dialog.showModal();
+    this.keeping.moveTo(byId("keeping-in-picker"));
+    byId("models-news").textContent = "";
+    byId("ollama-state").textContent = this.ollama.length ? "" : "Looking for models of Ollama …";
+    this.render();
+    await this.look();
+  }
+
+  /** Look at what there is, then at what of it fits. */
+  async look() {
+    await Promise.all([this.lookAtOllama(), this.stored.ask()]);
+    await this.room.ask([...this.ollama, ...this.stored.models]);
+    this.render();
+  }
+
+  async lookAtOllama() {
+    let [models, problems, state] = [[], [], NO_SERVER];
     try {
-      const { models, problems } = await storeModels();
-      byId("models").replaceChildren(...items, ...models.map((model) => this.storeItem(model)));
-      byId("problems").replaceChildren(...problems.map((text) => element("li", "", text)));
-      state.textContent = models.length ? "" : "Ollama has no models here. Get one with: ollama pull gemma4:e2b";
-    } catch (error) {
-      state.textContent = `The models of Ollama cannot be listed: ${error.message}`;
+      const response = await fetch("/api/models");
+      if (response.ok) ({ models, problems } = await response.json());
+      else problems = [await response.text()];
+      state = models.length || problems.length ? "" : NO_MODELS;
+    } catch { /* there is no server */ }
+    this.ollama = models;
+    byId("problems").replaceChildren(...problems.map((text) => element("li", "", text)));
+    byId("ollama-state").textContent = state;
+    this.render();
+  }
+
+  /** The names of the models that this GPU has room for. */
+  async fitting() {
+    await this.look();
+    const models = [...this.stored.models.filter((model) => model.whole), ...this.ollama.filter((model) => !model.problem)];
+    const fitting = models.filter((model) => ![TOO_LARGE, ""].includes(fitOf(model, this.room.nbytes)));
+    return [...new Set([...fitting.map((model) => model.name), BUNDLED.name])];
+  }
+
+  /** Show everything as it is now; the focus stays where it is, if that is still there. */
+  render() {
+    if (!this.dialog.open) return;
+    const key = document.activeElement?.closest("[data-key]")?.dataset.key;
+    byId("stored").replaceChildren(
+      this.item(BUNDLED, { facts: ["small, comes with webgemma"] }),
+      ...this.stored.models.map((model) => this.storedItem(model)),
+    );
+    const { freeNbytes } = this.stored;
+    byId("stored-state").textContent = freeNbytes === null ? "" : `${humanSize(freeNbytes)} more can be stored here.`;
+    byId("ollama").replaceChildren(...this.ollama.map((model) => this.ollamaItem(model)));
+    byId("files").replaceChildren(...this.files.visited.map((file) => this.fileItem(file)));
+    if (key && !this.dialog.contains(document.activeElement)) {
+      const again = [...this.dialog.querySelectorAll("[data-key]")].find((other) => other.dataset.key === key);
+      (again && !again.disabled ? again : byId("models-title")).focus();
     }
   }
 
-  storeItem(model) {
-    const facts = [model.family, model.parameters, model.quantisation].filter(Boolean).join(" · ");
-    const item = this.item(fromStore(model), facts, model.problem ? "" : humanSize(model.nbytes));
-    if (model.problem) {
-      item.firstChild.disabled = true;
-      item.append(element("p", "problem", model.problem));
-    }
+  storedItem(stored) {
+    const { id, name, nbytes, have, whole } = stored;
+    const isComing = this.keeping.now?.id === id;
+    const remove = namedButton("Delete", name, "quiet", () => this.remove(stored));
+    const goOn = namedButton("Go on", name, "", () => this.goOn(stored));
+    goOn.disabled = this.keeping.now !== null;
+    const part = whole ? [] : [isComing ? "on its way" : `${humanSize(have)} of ${humanSize(nbytes)} has come`];
+    return this.item(fromBrowser(stored), {
+      size: humanSize(nbytes),
+      facts: part,
+      fit: fitOf(stored, this.room.nbytes),
+      isDisabled: !whole,
+      actions: isComing ? [] : [...(whole ? [] : [goOn]), remove],
+    });
+  }
+
+  ollamaItem(model) {
+    const { source } = fromOllama(model);
+    return this.item(fromOllama(model), {
+      size: model.problem ? "" : humanSize(model.nbytes),
+      facts: [model.family, model.parameters, model.quantisation, this.stored.copyOf(source)?.whole && "kept"],
+      fit: fitOf(model, this.room.nbytes),
+      isDisabled: Boolean(model.problem),
+      problem: model.problem,
+      actions: model.problem ? [] : this.keepButton(source, model.name),
+    });
+  }
+
+  fileItem(file) {
+    const { source } = fromFile(file);
+    return this.item(fromFile(file), {
+      size: humanSize(file.size),
+      facts: ["of this visit", this.stored.copyOf(source)?.whole && "kept"],
+      actions: this.keepButton(source, file.name),
+    });
+  }
+
+  /** Keep, unless it is kept or half of it has come, which stands among the stored ones. */
+  keepButton(source, name) {
+    if (this.stored.copyOf(source)) return [];
+    const keep = namedButton("Keep", name, "quiet", () => this.keep(source));
+    keep.title = "Keep it in this browser: it loads faster, and also offline";
+    keep.disabled = this.keeping.now !== null;
+    return [keep];
+  }
+
+  item(model, { size = "", facts = [], fit = "", isDisabled = false, problem = null, actions = [] }) {
+    const choice = button("", "model", () => this.choose(model));
+    choice.disabled = isDisabled;
+    const line = element("span", "facts", facts.filter(Boolean).join(" · "));
+    if (fit) line.append(line.textContent ? " · " : "", element("span", fit === TOO_LARGE ? "problem" : "", fit));
+    choice.append(element("span", "name", model.name), element("span", "size", size), line);
+    if (this.current && isSame(model.source, this.current)) choice.setAttribute("aria-current", "true");
+    const item = element("li", "", choice, actions.length ? element("div", "acts", actions) : []);
+    [choice, ...actions].forEach((control, at) => {
+      control.dataset.key = `${model.source.kind} ${model.source.id ?? ""} ${model.name} ${at && control.textContent}`;
+    });
+    if (problem) item.append(element("p", "problem", problem));
     return item;
   }
 
-  item(model, facts, size = "") {
-    const choice = button("", "model", () => this.choose(model));
-    choice.append(element("span", "name", model.name), element("span", "size", size), element("span", "facts", facts));
-    if (model.name === this.current) choice.setAttribute("aria-current", "true");
-    return element("li", "", choice);
+  /** The rest of a copy comes from where its first part came from. */
+  goOn(stored) {
+    const model = this.ollama.find(({ digest, problem }) => digest && digest === stored.digest && !problem);
+    if (model) this.keep(fromOllama(model).source);
+    else if (isModelFile(stored)) this.files.again(stored.name, stored.nbytes, (file) => this.keep(fromFile(file).source));
+    else this.tell(`The rest of ${stored.name} comes from Ollama, where it is not found now: ${GET_IT}`, true);
   }
 
-  takeDrops() {
-    const hint = byId("drop-here");
-    const hasFile = (event) => event.dataTransfer?.types.includes("Files");
-    addEventListener("dragover", (event) => {
-      if (!hasFile(event)) return;
-      event.preventDefault();
-      hint.hidden = false;
-    });
-    addEventListener("dragleave", (event) => {
-      if (event.relatedTarget === null) hint.hidden = true;
-    });
-    addEventListener("drop", (event) => {
-      hint.hidden = true;
-      if (!hasFile(event)) return;
-      event.preventDefault();
-      const [file] = event.dataTransfer.files;
-      if (file?.name.toLowerCase().endsWith(".gguf")) this.choose(fromFile(file));
-      else showNotice(`${file?.name ?? "This"} is no model: drop a file whose name ends in .gguf.`);
-    });
+  keep(source) {
+    byId("models-news").textContent = "";
+    this.keeping.start(source);
+  }
+
+  async remove(stored) {
+    const { id, name } = stored;
+    const isLoaded = this.current !== null && isSame(fromBrowser(stored).source, this.current);
+    const warning = isLoaded ? " It is loaded now: the bundled model takes its place." : "";
+    if (!await confirmed(`Delete ${name} from this browser?${warning}`, "Delete")) return;
+    if (isLoaded) this.choose(BUNDLED);
+    this.engine.forget(id);
   }
 }

@@ -8,6 +8,7 @@ const ADVICE = {
   "device-lost": "Your conversation is kept: load the model again to go on.",
   storage: "Make room on this device, or choose a smaller model.",
   file: "Choose another model.",
+  memory: "",
   other: "",
 };
 
@@ -16,6 +17,9 @@ let act = () => {};
 export function hideNotice() {
   byId("notice").hidden = true;
 }
+
+/** What is shown now, if anything is. */
+export const noticeText = () => (byId("notice").hidden ? "" : byId("notice-text").textContent);
 
 /** Show a sentence; `action` is {name, act}. */
 export function showNotice(sentence, action = null) {

@@ -9,7 +9,8 @@ import { Engine } from "./engine.js";
 import { endLoading, showProgress, startLoading } from "./loading.js";
 import { MessageList } from "./messages.js";
 import { BUNDLED, ModelPicker } from "./models.js";
-import { errorSentence, hideNotice, showNotice } from "./notice.js";
+import { errorSentence, hideNotice, noticeText, showNotice } from "./notice.js";
+import { keepPage } from "./offline.js";
 import { Scroller } from "./scroller.js";
 import { loadOptions, readSettings, SettingsDialog } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
@@ -23,7 +24,7 @@ const settings = new SettingsDialog(readSettings(), (now, before) => {
   if (now.context === before.context || engine.state === "empty") return;
   showNotice("The new context counts once the model is loaded again.", actions.again);
 });
-const picker = new ModelPicker(load);
+const picker = new ModelPicker(engine, load);
 const scroller = new Scroller(byId("scroller"), byId("to-end"));
 const messages = new MessageList(byId("messages"), {
   regenerate: () => mayAsk() && chat.regenerate(settings.settings),
@@ -107,7 +108,7 @@ function load(model) {
 }
 
 function showModel(name, device, hint = "") {
-  picker.current = name;
+  picker.current = engine.state === "loaded" ? wanted.source : null;
   byId("model-name").textContent = name;
   byId("model-button").title = hint;
   byId("device").textContent = device;
@@ -123,17 +124,27 @@ engine.addEventListener("loaded", ({ detail }) => {
   showModel(wanted.name, `${computer || detail.device} · ${humanSize(detail.nbytes)}`, hint);
   refresh();
 });
+engine.addEventListener("loaded", keepPage, { once: true });
 engine.addEventListener("error", ({ detail }) => {
+  if (detail.keep !== undefined) return; // keeping.js tells
   if (engine.state === "empty") {
     endLoading();
     showModel("no model", "");
-    showNotice(errorSentence(detail), ["file", "storage"].includes(detail.kind) ? actions.choose : actions.again);
+    showNotice(errorSentence(detail), ["file", "storage", "memory"].includes(detail.kind) ? actions.choose : actions.again);
+    if (detail.kind === "memory") offerFitting(errorSentence(detail));
   } else {
     showNotice(errorSentence(detail));
   }
   chat.finish({ finish: "error" });
   refresh();
 });
+
+/** Add to the notice what would fit, once that is known. */
+async function offerFitting(sentence) {
+  const names = (await picker.fitting()).filter((name) => name !== wanted.name);
+  if (noticeText() === sentence) showNotice(`${sentence} These would fit: ${names.join(", ")}.`, actions.choose);
+}
+
 byId("loading-cancel").addEventListener("click", () => {
   engine.restart();
   endLoading();

@@ -1,0 +1,59 @@
+"""What the page must have kept to start without its server, and the version of it all."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from webgemma.web.http import Content, RefusalError
+from webgemma.web.wheel import PACKAGE
+
+PYODIDE_FILES = (
+    "pyodide.mjs",
+    "pyodide.asm.mjs",
+    "pyodide.asm.wasm",
+    "pyodide-lock.json",
+    "python_stdlib.zip",
+)
+_UNLISTED = ("index.html", "sw.js")  # it is served as "/"; the browser keeps it by itself
+
+
+def addresses(static: Path, pyodide: Path, wheel: str) -> list[str]:
+    """The addresses of the page, its scripts, the wheel and Pyodide."""
+    page = [f"/{name}" for name in _names(static, "*") if name not in _UNLISTED]
+    package = [name for name in _names(PACKAGE, "*.js") if not name.startswith("web/static/")]
+    return [
+        "/",
+        "/api/about",
+        f"/wheel/{wheel}",
+        *map(quote, page),
+        *(f"/package/{quote(name)}" for name in package),
+        *(f"/pyodide/{name}" for name in PYODIDE_FILES if (pyodide / name).is_file()),
+    ]
+
+
+def listing(
+    urls: Iterable[str], content_of: Callable[[tuple[str, ...]], Content]
+) -> dict[str, Any]:
+    """Those of the addresses that are served, and a version that any change of one changes."""
+    files, version = [], hashlib.sha256()
+    for url in urls:
+        try:
+            content = content_of(tuple(unquote(url).split("/")[1:]) if url != "/" else ())
+        except RefusalError:  # a link out of the folder
+            continue
+        tag = content.tag
+        if isinstance(content.data, bytes):
+            tag = hashlib.sha256(content.data).hexdigest()
+        version.update(f"{url} {tag}\n".encode())
+        files.append(url)
+    return {"version": version.hexdigest()[:16], "files": files}
+
+
+def _names(folder: Path, pattern: str) -> list[str]:
+    """Files below a folder but for hidden ones, with slashes."""
+    paths = (path.relative_to(folder) for path in folder.rglob(pattern) if path.is_file())
+    return sorted(
+        path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts)
+    )

@@ -1,0 +1,30 @@
+"""The chat page with its real engine and without its server: it starts, and replies as before."""
+
+from pathlib import Path
+from typing import Any
+
+from web.client import serving
+from web.page import Visitor
+
+from webgemma.web.site import Site
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOW_MS = 60_000  # a GPU in software compiles for a while
+
+
+def test_a_visit_without_the_server(chromium: Any, tmp_path: Path) -> None:
+    context = chromium.new_context()
+    with serving(Site(tmp_path, ROOT / "node_modules" / "pyodide")) as client:
+        visitor = Visitor(context, f"http://localhost:{client.port}/")
+        visitor.page.set_default_timeout(SLOW_MS)
+        visitor.open()
+        visitor.button("Settings").click()
+        visitor.page.get_by_label("Temperature").fill("0")
+        visitor.page.get_by_label("Most tokens").fill("4")
+        visitor.button("Save").click()
+        before = visitor.ask("Hello")
+        visitor.page.evaluate("navigator.serviceWorker.ready.then(() => true)")
+    visitor.open()
+    visitor.button("New conversation").click()
+    assert visitor.ask("Hello") == before
+    context.close()

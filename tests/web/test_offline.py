@@ -1,0 +1,276 @@
+"""The page without its server: what is kept, when it is renewed, and what is never kept."""
+
+import json
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser.chromium import CHROMIUM
+from store import add_model
+from tiny import KINDS, tiny_gguf
+from web.client import Client, serving
+from web.page import Visitor, page_site
+
+from webgemma.web.http import Answer, Request
+from webgemma.web.site import STATIC, Site
+
+
+def offline(client: Client) -> dict[str, Any]:
+    reply = client.get("/api/offline")
+    assert reply.headers["Cache-Control"] == "no-store"
+    listing: dict[str, Any] = json.loads(reply.body)
+    return listing
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a Pyodide is."""
+    for name in ("pyodide.mjs", "pyodide.asm.wasm", "console.html"):
+        (tmp_path / name).write_text(name)
+    return tmp_path
+
+
+def test_all_that_the_page_needs_is_listed_and_served(folder: Path) -> None:
+    with serving(Site(folder, folder)) as client:
+        files = offline(client)["files"]
+        about = json.loads(client.get("/api/about").body)
+        assert {client.get(file).status for file in files} == {200}
+    assert {"/", "/api/about", about["wheel"], "/package/device/replay.js"} < set(files)
+    pyodide = [file for file in files if file.startswith("/pyodide/")]
+    assert pyodide == ["/pyodide/pyodide.mjs", "/pyodide/pyodide.asm.wasm"]
+    scripts = {f"/{path.name}" for path in STATIC.iterdir()}
+    assert scripts - set(files) == {"/index.html", "/sw.js"}
+    assert len(files) == len(set(files))
+    named = re.findall(r'(?:href|src)="(/[^"]*)"', (STATIC / "index.html").read_text())
+    assert set(named) <= set(files)
+
+
+def test_only_what_is_served_is_listed(folder: Path) -> None:
+    static = folder / "static"
+    (static / "ü b").mkdir(parents=True)
+    (static / "index.html").write_text("page")
+    (static / "ü b" / "c.js").write_text("deep")
+    (static / ".hidden").write_text("secret")
+    (static / "link.txt").symlink_to(folder / "pyodide.mjs")
+    with serving(Site(folder, folder / "absent", static=static)) as client:
+        files = offline(client)["files"]
+        assert client.get("/%C3%BC%20b/c.js").text == "deep"
+    assert "/%C3%BC%20b/c.js" in files
+    assert not [file for file in files if "hidden" in file or "link" in file or "pyodide" in file]
+
+
+@pytest.mark.parametrize("changed", ["static/page.js", "pyodide.asm.wasm", "static/new.js"])
+def test_any_change_is_another_version(folder: Path, changed: str) -> None:
+    site = page_site(folder)
+    with serving(site) as client:
+        before = offline(client)
+        assert offline(client) == before
+        (folder / changed).write_text("changed")
+        after = offline(client)
+    assert after["version"] != before["version"]
+
+
+def test_the_manifest_lets_the_page_be_installed() -> None:
+    manifest = json.loads((STATIC / "manifest.webmanifest").read_text())
+    assert manifest["name"] == "webgemma"
+    assert (manifest["id"], manifest["start_url"], manifest["scope"]) == ("/", "/", "/")
+    assert manifest["display"] == "standalone"
+    sizes = set()
+    for icon in manifest["icons"]:
+        data = (STATIC / icon["src"].removeprefix("/")).read_bytes()
+        if icon["type"] == "image/png":
+            width, height = struct.unpack(">II", data[16:24])
+            assert icon["sizes"] == f"{width}x{height}"
+            sizes.add(width)
+    assert sizes == {192, 512}
+
+
+@dataclass
+class Kept:
+    """Someone whose browser has kept the page, and the address at which no one serves it now."""
+
+    visitor: Visitor
+    site: Site
+    static: Path
+    port: int
+
+    def caches(self) -> list[str]:
+        found = self.visitor.page.evaluate("caches.keys()")
+        return [name for name in found if name.startswith("webgemma-page-")]
+
+    def wait_for_version(self, client: Client) -> None:
+        """Until the server's version is the only one that is kept."""
+        wanted = [f"webgemma-page-{offline(client)['version']}"]
+        deadline = time.monotonic() + 10
+        while self.caches() != wanted:
+            assert time.monotonic() < deadline, (self.caches(), wanted)
+            self.visitor.page.wait_for_timeout(20)
+
+
+class Noted(Site):
+    """Remembers what it was asked for."""
+
+    def answer(self, request: Request, port: int) -> Answer:
+        self.asked.append("/" + "/".join(request.segments))
+        return super().answer(request, port)
+
+    asked: list[str]
+
+
+@pytest.fixture
+def kept(context: Any, tmp_path: Path) -> Iterator[Kept]:
+    pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    add_model(tmp_path / "store", "gemma4:e2b", gguf=tiny_gguf(KINDS["small"]))
+    plain = page_site(tmp_path)
+    site = Noted(tmp_path / "store", tmp_path, static=tmp_path / "static")
+    site.asked = []
+    assert plain.pyodide == site.pyodide
+    with serving(site) as client:
+        visitor = Visitor(context, f"http://localhost:{client.port}/")
+        visitor.open()
+        visitor.page.evaluate("navigator.serviceWorker.ready.then(() => true)")
+    yield Kept(visitor, site, tmp_path / "static", client.port)
+    unexpected = [e for e in visitor.errors if "Failed to load resource" not in e]
+    assert unexpected == []
+
+
+needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
+
+
+@needs_chromium
+def test_a_visit_without_the_server(kept: Kept) -> None:
+    visitor = kept.visitor
+    visitor.open()
+    assert visitor.ask("hello") == "You said hello."
+    assert visitor.page.evaluate("crossOriginIsolated")
+    visitor.open()
+    assert visitor.texts(".user .body") == ["hello"]
+    visitor.page.goto(f"{visitor.url}?from=home")
+    visitor.page.locator("#model-name", has_text="Bundled model").wait_for()
+    assert visitor.page.locator("#version").inner_text().startswith("webgemma ")
+    visitor.button("Model: Bundled model").click()
+    state = visitor.page.locator("#ollama-state", has_text="not reachable")
+    state.wait_for()
+    assert "work without it" in state.inner_text()
+    assert visitor.texts(".model .name") == ["Bundled model"]
+
+
+@needs_chromium
+def test_chromium_would_install_it(kept: Kept) -> None:
+    session = kept.visitor.page.context.new_cdp_session(kept.visitor.page)
+    with serving(kept.site, kept.port):
+        kept.visitor.open()
+        errors = session.send("Page.getInstallabilityErrors")["installabilityErrors"]
+    # A fresh profile of a test is a private window, in which nothing can be installed.
+    assert [error["errorId"] for error in errors] in ([], ["in-incognito"])
+
+
+@needs_chromium
+def test_the_page_is_kept_only_once_the_model_is_there(kept: Kept) -> None:
+    asked = kept.site.asked  # type: ignore[attr-defined]
+    assert asked.count("/page.js") == 2
+    first = asked.index("/api/offline")
+    assert {"/", "/page.js", "/worker.js"} <= set(asked[:first])
+    assert "/wheel/" not in " ".join(asked[:first])
+
+
+@needs_chromium
+def test_a_newer_page_is_shown_at_once_and_then_kept(kept: Kept) -> None:
+    visitor = kept.visitor
+    old = kept.caches()
+    index = kept.static / "index.html"
+    index.write_text(index.read_text().replace("Gemma 4, in this tab", "A newer page"))
+    with serving(kept.site, kept.port) as client:
+        visitor.open()
+        assert visitor.texts("#welcome h2") == ["A newer page"]
+        kept.wait_for_version(client)
+        assert kept.caches() != old
+    visitor.open()
+    assert visitor.texts("#welcome h2") == ["A newer page"]
+
+
+@needs_chromium
+def test_what_is_unchanged_is_not_asked_for_again(kept: Kept) -> None:
+    with serving(kept.site, kept.port):
+        asked = kept.site.asked  # type: ignore[attr-defined]
+        asked.clear()
+        kept.visitor.open()
+        assert kept.visitor.ask("hi") == "You said hi."
+    assert set(asked) <= {"/api/offline", "/sw.js"}
+
+
+@needs_chromium
+def test_models_and_ranges_go_past_the_cache(kept: Kept) -> None:
+    visitor = kept.visitor
+    with serving(kept.site, kept.port):
+        visitor.open()
+        assert visitor.page.evaluate("navigator.serviceWorker.controller !== null")
+        part = visitor.page.evaluate(
+            """async () => {
+              const [{ url }] = (await (await fetch("/api/models")).json()).models;
+              const range = { headers: { Range: "bytes=0-3" } };
+              const model = await fetch(url, range);
+              const page = await fetch("/", range);
+              return [model.status, await model.text(), page.status];
+            }"""
+        )
+        assert part == [206, "GGUF", 206]
+    held = visitor.page.evaluate(
+        """async () => {
+          const opened = await Promise.all((await caches.keys()).map((name) => caches.open(name)));
+          const requests = await Promise.all(opened.map((cache) => cache.keys()));
+          return requests.flat().map(({ url }) => new URL(url).pathname);
+        }"""
+    )
+    assert "/page.js" in held
+    assert not [path for path in held if path.startswith(("/models/", "/api/models"))]
+
+
+@contextmanager
+def another_program(port: int) -> Iterator[None]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b"<title>another program</title>" if self.path == "/" else b"not here"
+            self.send_response(200 if self.path == "/" else 404)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("localhost", port), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@needs_chromium
+def test_another_program_at_the_address_shows_its_own_page(kept: Kept) -> None:
+    with another_program(kept.port):
+        kept.visitor.page.goto(kept.visitor.url)
+        assert kept.visitor.page.title() == "another program"
+
+
+@needs_chromium
+def test_a_server_that_says_nothing_is_not_waited_for(kept: Kept) -> None:
+    with socket.socket() as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        silent.bind(("127.0.0.1", kept.port))
+        silent.listen()
+        kept.visitor.open()
+        assert kept.visitor.ask("hello") == "You said hello."
