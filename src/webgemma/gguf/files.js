@@ -13,28 +13,11 @@ class HttpError extends Error {
   }
 }
 
-/** A file that somebody has chosen, or anything else that the browser has as a Blob. */
-class BlobFile {
-  constructor(blob, name = blob.name ?? "<blob>") {
-    this.blob = blob;
+/** What is read in long stretches: what follows the last read comes from the same stream. */
+class StreamedFile {
+  constructor(name, size) {
     this.name = name;
-    this.size = blob.size;
-  }
-
-  async read(begin, end) {
-    return new Uint8Array(await this.blob.slice(begin, end).arrayBuffer());
-  }
-
-  close() {}
-}
-
-/** A file on a server that sends parts; what follows the last read comes from the same answer. */
-class AddressFile {
-  constructor(url, size, tag) {
-    this.url = url;
-    this.name = decodeURI(new URL(url).pathname.split("/").at(-1)) || url;
     this.size = size;
-    this.tag = tag; // tells this version of the file from others
     this.at = -1; // where the last read has ended
     this.inRow = 0;
     this.reader = null;
@@ -44,7 +27,11 @@ class AddressFile {
   async read(begin, end) {
     this.inRow = begin === this.at ? this.inRow + 1 : 0;
     try {
-      if (begin !== this.at || !this.reader) await this.ask(begin, this.inRow >= SEQUENCE ? this.size : end);
+      if (begin !== this.at || !this.reader) {
+        this.close();
+        this.stop = this.inRow >= SEQUENCE ? this.size : end;
+        this.reader = (await this.stream(begin, this.stop)).getReader({ mode: "byob" });
+      }
       const bytes = await this.take(end - begin);
       if (end === this.stop) this.close();
       this.at = end;
@@ -55,33 +42,57 @@ class AddressFile {
     }
   }
 
-  async ask(begin, stop) {
-    this.close();
+  async take(nbytes) {
+    let room = this.spare.byteLength === nbytes ? this.spare : new ArrayBuffer(nbytes);
+    for (let have = 0; have < nbytes; ) {
+      const missing = new Uint8Array(room, have, nbytes - have);
+      const { value, done } = await this.reader.read(missing, { min: missing.byteLength });
+      room = value?.buffer ?? new ArrayBuffer(nbytes);
+      have += value?.byteLength ?? 0;
+      if (done && have < nbytes) throw new Error("it was cut");
+    }
+    this.spare = room;
+    return new Uint8Array(room);
+  }
+
+  close() {
+    this.reader?.cancel().catch(() => {}); // it has failed already
+    this.reader = null;
+  }
+}
+
+/** A file that somebody has chosen, or anything else that the browser has as a Blob. */
+class BlobFile extends StreamedFile {
+  constructor(blob, name = blob.name ?? "<blob>") {
+    super(name, blob.size);
+    this.blob = blob;
+  }
+
+  stream(begin, stop) {
+    return this.blob.slice(begin, stop).stream();
+  }
+}
+
+/** A file on a server that sends parts. */
+class AddressFile extends StreamedFile {
+  constructor(url, size, tag) {
+    super(decodeURI(new URL(url).pathname.split("/").at(-1)) || url, size);
+    this.url = url;
+    this.tag = tag; // tells this version of the file from others
+  }
+
+  async stream(begin, stop) {
     this.abort = new AbortController();
     const headers = { Range: `bytes=${begin}-${stop - 1}` };
     const answer = await fetch(this.url, { headers, signal: this.abort.signal, cache: "no-store" });
     if (answer.status !== 206) throw new HttpError(answer.status);
     if (tagOf(answer) !== this.tag) throw Object.assign(new Error("it was changed"), { name: "changed" });
-    this.reader = answer.body.getReader({ mode: "byob" });
-    this.stop = stop;
-  }
-
-  async take(nbytes) {
-    let bytes = new Uint8Array(this.spare.byteLength >= nbytes ? this.spare : new ArrayBuffer(nbytes), 0, nbytes);
-    for (let have = 0; have < nbytes; ) {
-      const { value, done } = await this.reader.read(new Uint8Array(bytes.buffer, have, nbytes - have));
-      this.spare = value?.buffer ?? new ArrayBuffer(0);
-      if (done) throw new Error("the connection was cut");
-      have += value.byteLength;
-      bytes = new Uint8Array(value.buffer, 0, nbytes);
-    }
-    return bytes;
+    return answer.body;
   }
 
   close() {
     this.abort?.abort();
-    this.reader?.cancel().catch(() => {}); // aborted
-    this.reader = null;
+    super.close();
   }
 }
 
