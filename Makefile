@@ -64,9 +64,11 @@ $(VENV)/ready: pyproject.toml | $(VENV)/created
 	@$(PIP) install --editable .
 	@touch $@
 
+# micropip is for the Python in the browser, which is a newer one than here.
 $(VENV)/ready-dev: pyproject.toml | $(VENV)/created
 	@echo "setting up $(VENV) for tests ..."
 	@$(PIP) install --editable '.[dev]'
+	@$(PIP) install --no-deps --ignore-requires-python micropip==0.11.1  # as pyodide-lock.json has it
 	@touch $@ $(VENV)/ready
 
 # Debian keeps venv in a package of its own.
