@@ -21,8 +21,11 @@ types: $(VENV)/ready-dev
 pytest: $(VENV)/ready-dev vulkan chromium
 	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/browser
 
+# The second command computes a share of the kernels' tests on Chromium's GPU; for all of them (a
+# quarter of an hour): WEBGEMMA_GPU=chromium .venv/bin/pytest tests/kernels
 browser: $(VENV)/ready-dev node_modules/.package-lock.json chromium
 	WEBGEMMA_BROWSER=1 $(BIN)/pytest tests/browser
+	WEBGEMMA_GPU=chromium $(BIN)/pytest @tests/browser/kernels.txt
 
 # Without a GPU the tests compute on Mesa's software adapter.
 vulkan:
@@ -64,9 +67,11 @@ $(VENV)/ready: pyproject.toml | $(VENV)/created
 	@$(PIP) install --editable .
 	@touch $@
 
+# micropip is for the Python in the browser, which is a newer one than here.
 $(VENV)/ready-dev: pyproject.toml | $(VENV)/created
 	@echo "setting up $(VENV) for tests ..."
 	@$(PIP) install --editable '.[dev]'
+	@$(PIP) install --no-deps --ignore-requires-python micropip==0.11.1  # as pyodide-lock.json has it
 	@touch $@ $(VENV)/ready
 
 # Debian keeps venv in a package of its own.

@@ -1,6 +1,7 @@
 """The public face on a GPU, a software one if need be: transformers' logits, conversations."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,42 @@ def test_tiny_models_are_transformers(kind: str, tmp_path: Path) -> None:
     with Gemma.load(path, "gpu", kv="f32") as gemma:
         check_logits(gemma.logits(truth["ids"]), truth["logits"], GPU_LOGITS_OF_TRANSFORMERS)
         assert tokens(gemma, truth["ids"], len(truth["greedy"])) == truth["greedy"].tolist()
+
+
+def test_logits_without_numpy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [2, 30, 31, 32]
+    with Gemma.load(path, "gpu", context=64) as gemma:
+        gemma.config = replace(gemma.config, suppressed=(0, 7, 8, gemma.config.vocab - 1))
+        expected = gemma.logits(ids)
+        monkeypatch.setitem(sys.modules, "numpy", None)  # import says that there is none
+        found = gemma.logits(ids)
+        monkeypatch.undo()
+    assert len(found) == len(ids)
+    assert [list(row) for row in found] == expected.tolist()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("at", [0, 1, 9])
+def test_without_numpy_what_is_no_number_is_found(
+    at: int, value: float, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [2, 30, 31]
+    with Gemma.load(path, "gpu", context=64) as gemma:
+        gemma.config = replace(gemma.config, suppressed=(3, 8))
+        values = np.zeros((len(ids), gemma.config.vocab), np.float32)
+        values[:, [3, 8]] = -math.inf
+        values[1, [4, 5]] = 3e38  # their sum is none in float32
+
+        async def logits(_: object) -> bytes:
+            return values.tobytes()
+
+        monkeypatch.setattr(gemma._engine, "logits", logits)
+        monkeypatch.setitem(sys.modules, "numpy", None)
+        assert list(gemma.logits(ids)[1])[:5] == [0, 0, 0, -math.inf, values[1, 4]]
+        values[-1, at] = value
+        with pytest.raises(GgufError, match="computes NaN or infinity"):
+            gemma.logits(ids)
+        monkeypatch.undo()
 
 
 @needs_shared

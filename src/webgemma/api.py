@@ -1,8 +1,10 @@
 """Gemma: load a model, ask it for logits, text or a chat, from plain or asynchronous code."""
 
+import math
 import os
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, Unpack
 
 from webgemma.blocking import each, finish
@@ -137,16 +139,15 @@ class Gemma:
         return self._tokenizer
 
     async def alogits(self, ids: Sequence[int]) -> "NDArray[np.float32]":
-        """Logits after each of the ids: [T, vocab] (nothing is put in front of them)."""
+        """Logits after each of the ids: [T, vocab] (nothing is put in front of them).
+
+        Without numpy, as in most browser tabs, they are a list of T memoryviews of floats, one
+        for each row, so that `logits[t][i]` is the same number everywhere."""
         checked = self._checked(ids)
         values = await self._engine.logits(checked)
         if isinstance(values, bytes):
-            import numpy as np  # natively
-
-            values = np.frombuffer(values, np.float32).reshape(len(checked), self.config.vocab)
-            wrong = ~np.isfinite(values)
-            wrong[:, list(self.config.suppressed)] = False  # these are at -inf
-            if wrong.any():
+            values = _rows(values, self.config.vocab)
+            if not _are_numbers(values, self.config.suppressed):
                 raise no_numbers(self.name, self.device)
         result: NDArray[np.float32] = values
         return result
@@ -324,6 +325,29 @@ class Gemma:
             known = ", ".join(Settings.__annotations__)
             raise InputError(f"There is no setting {sorted(unknown)[0]!r}; there are: {known}.")
         return {**self.defaults, **settings}
+
+
+def _rows(values: bytes, width: int) -> Any:
+    """Float32 numbers as an array of rows or, without numpy, as a list of rows."""
+    try:
+        import numpy as np
+    except ImportError:
+        flat = memoryview(values).cast("f")
+        return [flat[at : at + width] for at in range(0, len(flat), width)]
+    return np.frombuffer(values, np.float32).reshape(-1, width)
+
+
+def _are_numbers(rows: Any, but: Sequence[int]) -> bool:
+    """Whether all are finite, except in columns `but`, which are at -inf."""
+    if isinstance(rows, list):
+        # A sum of float32 in float64 is finite if and only if all of them are.
+        edges = sorted({-1, *but, len(rows[0])})
+        return all(math.isfinite(sum(row[a + 1 : b])) for row in rows for a, b in pairwise(edges))
+    import numpy as np
+
+    wrong = ~np.isfinite(rows)
+    wrong[:, list(but)] = False
+    return not wrong.any()
 
 
 def _check_ids(ids: Sequence[int], vocab: int, what: str) -> list[int]:

@@ -32,6 +32,12 @@ async def tokens(kind: str, ids: list[int], settings: dict[str, Any], **options:
         return gemma.device, [piece.token async for piece in gemma.agenerate(ids, **settings)]
 
 
+async def logits(kind: str, ids: list[int]) -> list[list[float]]:
+    """Logits after each of the ids, without numpy."""
+    with await load(kind, kv="f32") as gemma:
+        return [list(row) for row in await gemma.alogits(ids)]
+
+
 async def continued(kind: str, ids: list[int], count: int) -> list[list[int]]:
     """Tokens from a session, from one that was left half-way, and from one that was restored."""
     settings: dict[str, Any] = {"temperature": 0, "max_tokens": count}

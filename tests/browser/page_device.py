@@ -21,6 +21,7 @@ from webgemma.device.neighbours import shuffles
 
 REPLAY = Path(webgemma.device.__file__).parent / "replay.js"
 AT_ONCE = 500  # commands that wait at most
+INLINE_NBYTES = 1 << 16  # more bytes are fetched: playwright takes minutes over long arguments
 
 Thing = dict[str, int]
 
@@ -28,8 +29,9 @@ Thing = dict[str, int]
 class Wire:
     """Sends commands to the page and brings bytes back."""
 
-    def __init__(self, page: Any) -> None:
+    def __init__(self, page: Any, served: dict[str, bytes | Path]) -> None:
         self.page = page
+        self._served = served
         self._numbers = count()
         self._waiting: list[tuple[int, str, tuple[Any, ...]]] = []
 
@@ -45,6 +47,16 @@ class Wire:
         """Have everything done that was asked for."""
         waiting, self._waiting = self._waiting, []
         self.page.evaluate("(commands) => perform(commands)", waiting)
+        for name in [name for name in self._served if name.startswith("bytes/")]:
+            del self._served[name]
+
+    def given(self, data: Any) -> dict[str, str]:
+        """What stands for bytes in a command."""
+        if len(data) <= INLINE_NBYTES:
+            return {"base64": b64encode(data).decode()}
+        name = f"bytes/{next(self._numbers)}"
+        self._served[name] = bytes(data)
+        return {"address": name}
 
     def read(self, thing: Thing) -> bytes:
         """The bytes that a run has promised."""
@@ -57,11 +69,12 @@ def wire() -> Wire:
     """One page for all tests."""
     stack = ExitStack()
     atexit.register(stack.close)
-    origin = stack.enter_context(serving({"replay.js": REPLAY}))
+    served: dict[str, bytes | Path] = {"replay.js": REPLAY}
+    origin = stack.enter_context(serving(served))
     page = stack.enter_context(launched()).new_page()
     page.goto(f"{origin}/device.html")
     page.wait_for_function("document.title == 'ready'")
-    return Wire(page)
+    return Wire(page, served)
 
 
 class PageReading:
@@ -106,7 +119,7 @@ class PageDevice:
         return Buffer(self._wire.send("buffer", nbytes, label, 0), nbytes)
 
     def write(self, buffer: Buffer, data: Any, offset: int = 0) -> None:
-        self._wire.send("write", buffer.raw, offset, {"base64": b64encode(data).decode()})
+        self._wire.send("write", buffer.raw, offset, self._wire.given(data))
 
     def read(self, buffer: Buffer, offset: int = 0, nbytes: int | None = None) -> PageReading:
         size = buffer.nbytes - offset if nbytes is None else nbytes

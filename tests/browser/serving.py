@@ -19,7 +19,9 @@ mimetypes.add_type("text/javascript", ".mjs")
 
 
 @contextmanager
-def serving(files: Mapping[str, bytes | Path]) -> Iterator[str]:
+def serving(
+    files: Mapping[str, bytes | Path], headers: Mapping[str, str] = HEADERS
+) -> Iterator[str]:
     """The origin at which these files and the page folder are served; of `whole-` ones no parts."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -39,7 +41,7 @@ def serving(files: Mapping[str, bytes | Path]) -> Iterator[str]:
                 self.send_response(404 if data is None else 200)
             self.send_header("Content-Type", mimetypes.guess_type(name)[0] or "text/plain")
             self.send_header("Content-Length", str(len(data or b"")))
-            for header, value in HEADERS.items():
+            for header, value in headers.items():
                 self.send_header(header, value)
             self.end_headers()
             self.wfile.write(data or b"")

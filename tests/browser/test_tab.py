@@ -14,6 +14,7 @@ from browser.serving import serving
 from conftest import FIXTURES
 from gpu import device
 from tiny import KINDS, tiny_gguf
+from tolerance import GPU_LOGITS_OF_TRANSFORMERS
 
 import webgemma
 from webgemma import Gemma
@@ -69,8 +70,8 @@ def tab(chromium: Any) -> Iterator[Tab]:
 
 def truth(kind: str) -> tuple[list[int], list[int]]:
     """A prompt, and what transformers continues it with."""
-    stored = np.load(FIXTURES / "tiny" / f"{kind}.npz")
-    return stored["ids"].tolist(), stored["greedy"].tolist()
+    with np.load(FIXTURES / "tiny" / f"{kind}.npz") as stored:
+        return stored["ids"].tolist(), stored["greedy"].tolist()
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -85,6 +86,15 @@ def test_greedy_ids_as_natively_and_as_transformers(tab: Tab, kind: str, tmp_pat
     name, found = tab.call("tokens", kind, ids, settings, kv="f32")
     assert name.endswith("(WebGPU)")
     assert found == natively == wanted
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_logits_as_transformers(tab: Tab, kind: str) -> None:
+    with np.load(FIXTURES / "tiny" / f"{kind}.npz") as stored:
+        ids, expected = stored["ids"].tolist(), stored["logits"]
+    np.testing.assert_allclose(
+        tab.call("logits", kind, ids), expected, rtol=0, atol=GPU_LOGITS_OF_TRANSFORMERS
+    )
 
 
 def test_the_same_tokens_are_drawn_as_natively(tab: Tab, tmp_path: Path) -> None:

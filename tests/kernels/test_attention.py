@@ -316,5 +316,5 @@ def test_one_query_beyond_what_the_loops_of_a_software_adapter_reach(case: Case)
 def test_the_same_dispatch_would_turn_too_often() -> None:
     """Else there is nothing to guard against, and the dispatches are many for nothing."""
     inputs = Inputs(LONG[1])
-    if device().software:
+    if "llvmpipe" in device().name:  # Chromium's SwiftShader turns as often as it should
         assert np.abs(prefill(inputs) - inputs.expected()).max() > 0.1

@@ -47,7 +47,8 @@ def repeated(small: NewTensor, rows: int) -> NewTensor:
 def test_a_row_for_each_token_of_the_vocabulary(name: str, on: Callable[[], NativeDevice]) -> None:
     small = matrix(name, 256, DIFFERENT)
     model = load(repeated(small, VOCAB), on())
-    assert (len(model.matrices[name].parts) > 1) == (name == "F16")  # 128 MiB of weights and more
+    narrow = on().limits.binding_nbytes <= 128 << 20  # lavapipe's; the table is as large in F16
+    assert (len(model.matrices[name].parts) > 1) == (name == "F16" and narrow)
     x = numbers(1, 256)
     rows = np.arange(VOCAB) % DIFFERENT
     expected = (x.astype(np.float64) @ truth(small).T)[:, rows]
