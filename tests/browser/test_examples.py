@@ -14,6 +14,7 @@ from browser.serving import serving
 
 import webgemma
 from webgemma import Gemma
+from webgemma.standin import standin_gguf
 from webgemma.web.wheel import NAME, Wheel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +78,8 @@ def test_an_example_replies_as_natively_piece_by_piece(chromium: Any, name: str)
         pieces = gemma.chat("Who are you?", temperature=0, max_tokens=40)
         texts = list(accumulate(piece.text for piece in pieces))
     pyscript = folder(ROOT / "node_modules" / "@pyscript" / "core" / "dist", "pyscript")
-    with visiting(chromium, {name: html, **pyscript}, name) as (page, _):
+    files = {name: html, "gemma.gguf": standin_gguf(), **pyscript}
+    with visiting(chromium, files, name) as (page, _):
         page.wait_for_function("(text) => reply.textContent === text", arg=texts[-1])
         assert not page.evaluate("crossOriginIsolated")
         seen = page.evaluate("[...seen]")

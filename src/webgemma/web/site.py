@@ -62,18 +62,26 @@ class Site:
         """Whether there is a Pyodide to serve."""
         return (self.pyodide / "pyodide.mjs").is_file()
 
+    def _about(self) -> dict[str, str | None]:
+        return {
+            "version": __version__,
+            "wheel": f"/wheel/{wheel.NAME}",
+            "pyodide": "/pyodide/" if self.has_pyodide() else None,
+            "build": self._build() if self.has_pyodide() else None,
+        }
+
+    def _build(self) -> str:
+        """Names the wheel and Pyodide as they are now."""
+        files = [_file(self.pyodide, (name,)) for name in offline.PYODIDE_FILES]
+        tags = " ".join(str(file.tag) for file in files).encode()
+        return hashlib.sha256(self._wheel.data() + tags).hexdigest()[:16]
+
     def _content(self, segments: tuple[str, ...]) -> Content:
         match segments:
             case ():
                 return _file(self._static, ("index.html",))
             case ("api", "about"):
-                return _json(
-                    {
-                        "version": __version__,
-                        "wheel": f"/wheel/{wheel.NAME}",
-                        "pyodide": "/pyodide/" if self.has_pyodide() else None,
-                    }
-                )
+                return _json(self._about())
             case ("api", "offline"):
                 urls = offline.addresses(self._static, self.pyodide, wheel.NAME)
                 return _json(offline.listing(urls, self._content))

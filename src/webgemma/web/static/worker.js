@@ -2,6 +2,7 @@
 // what it tells is said in engine.js.
 import "/package/device/replay.js"; // offers Python this browser's GPU,
 import "/package/gguf/files.js"; // and its files
+import { startPython } from "./python.js";
 
 const NO_PYODIDE = "This server has no Pyodide, which runs Python here: see what it said when it started.";
 
@@ -10,10 +11,7 @@ const post = (text) => self.postMessage(JSON.parse(text));
 const started = (async () => {
   const about = await (await fetch("/api/about")).json();
   if (!about.pyodide) throw new Error(NO_PYODIDE);
-  const { loadPyodide } = await import("/pyodide/pyodide.mjs");
-  const python = await loadPyodide({ indexURL: "/pyodide/" });
-  const wheel = await (await fetch(about.wheel)).arrayBuffer();
-  python.unpackArchive(wheel, "whl");
+  const python = await startPython(about);
   const tab = python.pyimport("webgemma.web.tab").Tab(post);
   await tab.greet();
   return tab;
