@@ -152,6 +152,9 @@ async def _gpu_engine(
         await selftest(device)
         needs = Needs.of(gguf, config, context, options)
         session = await _reserve(gguf, config, device, needs, options)
+        await session.model.derive(gguf)
+        if sys.platform == "emscripten":
+            session.prepare()
         await session.model.fill(gguf, advance)
         return GpuEngine(gguf, session)
     except BaseException:

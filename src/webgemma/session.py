@@ -48,6 +48,7 @@ class Session:
         self._unread: deque[Reading] = deque()  # results that nobody waits for
         self._logits: dict[int, Tensor] = {}
         self._plans: dict[tuple[str, int], Plan] = {}
+        self._compiling = False  # whether their kernels may still be
         self._check_open()
         with ExitStack() as owned:
             self._owned = owned
@@ -67,6 +68,12 @@ class Session:
         )
         self._owned.callback(self._sampler.close)
 
+    def prepare(self) -> None:
+        """Have the kernels of a short prompt and of sampled tokens compiled before they are needed:
+        a browser does it beside other work."""
+        for kind, batch in (("read", 32), ("sample", 1), ("decode sample", 1)):
+            self._plan(kind, batch)
+
     async def logits(self, ids: Sequence[int]) -> bytes:
         """Float32 logits after each of the ids, from an empty cache: [len(ids), vocab]."""
         ids = list(ids)
@@ -78,7 +85,7 @@ class Session:
         for batch, count in self._chunks(ids, most):
             at = len(self.tokens)
             await self._read_chunk(batch, ids[at : at + count], turn)
-            self.device.run(self._plan("logits", batch))
+            self.device.run(await self._compiled("logits", batch, turn))
             reading = self.device.read(self._logits[batch].buffer, 0, count * row_nbytes)
             rows.append(self._suppress(await reading.bytes()))
             self._check_turn(turn)
@@ -104,7 +111,8 @@ class Session:
         steps = len(known)  # tokens whose keys and values are written, or about to be
         pending: deque[Reading] = deque()
         if steps < self.context:
-            pending.append(self._submit(self._plan(kind, 1), self._sampler.result(steps)))
+            plan = await self._compiled(kind, 1, turn)
+            pending.append(self._submit(plan, self._sampler.result(steps)))
         try:
             while True:
                 while len(pending) <= ahead and steps + 1 < self.context:
@@ -251,7 +259,7 @@ class Session:
 
     async def _read_chunk(self, batch: int, chunk: list[int], turn: int) -> None:
         """Have the device read a chunk that it was handed."""
-        plan = self._plan("read", batch)
+        plan = await self._compiled("read", batch, turn)
         await self._bring(chunk, turn)
         self._unread.append(self._submit(plan, (self._inputs.state.buffer, 0, 4)))
         await self._pace(AHEAD)
@@ -259,7 +267,7 @@ class Session:
 
     async def _decode(self, kind: str, length: int, last: int, turn: int) -> Reading:
         """Have the device read the token before `length` and choose the one after it."""
-        plan = self._plan("decode " + kind, 1)
+        plan = await self._compiled("decode " + kind, 1, turn)
         await self._bring([last], turn)
         self._cache.write_to(length)
         return self._submit(plan, self._sampler.result(length))
@@ -285,11 +293,21 @@ class Session:
                 values[row + token] = -math.inf
         return values.tobytes()
 
+    async def _compiled(self, kind: str, batch: int, turn: int) -> Plan:
+        """A plan whose kernels are compiled."""
+        plan = self._plan(kind, batch)
+        if self._compiling:
+            await self.device.compiled()
+            self._check_turn(turn)
+            self._compiling = False
+        return plan
+
     def _plan(self, kind: str, batch: int) -> Plan:
         """A plan, recorded when it is first needed."""
         key = (kind, batch)
         if key not in self._plans:
             self._plans[key] = self._record(kind, batch)
+            self._compiling = True
         return self._plans[key]
 
     def _record(self, kind: str, batch: int) -> Plan:

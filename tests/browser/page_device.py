@@ -135,6 +135,9 @@ class PageDevice:
             self._pipelines[kernel] = made, kinds
         return self._pipelines[kernel]
 
+    async def compiled(self) -> None:
+        """The page waits for it itself."""
+
     def bind(self, pipeline: Any, buffers: Sequence[tuple[Buffer, int, int]]) -> Thing:
         parts = [each for buffer, *where in buffers for each in (buffer.raw, *where)]
         return self._wire.send("bind", pipeline[1], *parts)

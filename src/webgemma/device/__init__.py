@@ -97,6 +97,10 @@ class Device(Protocol):
 
     def pipeline(self, kernel: Kernel) -> Any: ...
 
+    async def compiled(self) -> None:
+        """Wait until every kernel asked for is compiled; a plan that runs before waits itself."""
+        ...
+
     def bind(self, pipeline: Any, buffers: Sequence[tuple[Buffer, int, int]]) -> Any:
         """Buffers as (buffer, offset, nbytes), in the order of the kernel's bindings."""
         ...

@@ -100,7 +100,7 @@ class BrowserDevice:
             self._gpu.copy(source.raw, target.raw, nbytes)
 
     def pipeline(self, kernel: Kernel) -> BrowserPipeline:
-        """Compile a kernel; the same one only once."""
+        """Have a kernel compiled, beside others; the same one only once."""
         made = self._pipelines.get(kernel)
         if made is None:
             kinds = " ".join(kernel.bindings)
@@ -108,6 +108,11 @@ class BrowserDevice:
                 raw = self._gpu.pipeline(kernel.name, kernel.wgsl, kinds)
             made = self._pipelines[kernel] = BrowserPipeline(raw, kinds)
         return made
+
+    async def compiled(self) -> None:
+        """Wait until every kernel asked for is compiled."""
+        with self.errors():
+            await self._gpu.compiled()
 
     def bind(self, pipeline: Any, buffers: Sequence[tuple[Buffer, int, int]]) -> Any:
         """A bind group over parts of buffers."""

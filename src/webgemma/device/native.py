@@ -145,6 +145,9 @@ class NativeDevice:
             made = self._pipelines[kernel] = NativePipeline(raw, group_layout)
         return made
 
+    async def compiled(self) -> None:
+        """It is: `pipeline` waits for it."""
+
     def bind(self, pipeline: Any, buffers: Sequence[tuple[Buffer, int, int]]) -> NativeGroup:
         """A bind group over parts of buffers."""
         entries = [

@@ -91,6 +91,9 @@ class NullDevice:
             raise DeviceError(f"{kernel.name} binds more than {STORAGE_BINDINGS} storage buffers.")
         return kernel
 
+    async def compiled(self) -> None:
+        """It is: `pipeline` waits for it."""
+
     def bind(self, pipeline: Kernel, buffers: Sequence[tuple[Buffer, int, int]]) -> Bound:
         """The parts of buffers as they are."""
         if len(buffers) != len(pipeline.bindings):

@@ -24,6 +24,7 @@ class Gpu {
     this.queue = device.queue;
     this.fault = null; // the first thing that went wrong; but for memory, nothing works after it
     this.layouts = new Map();
+    this.compiling = new Set(); // promises
     this.staging = new Map(); // by size
     device.lost.then(({ message }) => this.fail("lost", message));
     device.addEventListener("uncapturederror", (event) => {
@@ -91,11 +92,26 @@ class Gpu {
     this.check();
     const module = this.device.createShaderModule({ label, code });
     const layout = this.device.createPipelineLayout({ bindGroupLayouts: [this.layout(kinds)] });
-    return this.device.createComputePipeline({
-      label,
-      layout,
-      compute: { module, entryPoint: "main" },
-    });
+    const descriptor = { label, layout, compute: { module, entryPoint: "main" } };
+    const pipeline = { raw: null, descriptor };
+    const compiling = this.device.createComputePipelineAsync(descriptor).then(
+      (raw) => { pipeline.raw ??= raw; },
+      ({ message }) => this.fail("invalid", message),
+    );
+    this.compiling.add(compiling);
+    compiling.finally(() => this.compiling.delete(compiling));
+    return pipeline;
+  }
+
+  // Resolves when every pipeline asked for is compiled; they compile side by side.
+  async compiled() {
+    await Promise.all(this.compiling);
+    this.check();
+  }
+
+  // A pipeline that is needed now.
+  raw(pipeline) {
+    return (pipeline.raw ??= this.device.createComputePipeline(pipeline.descriptor));
   }
 
   // parts: buffer, offset and size of each binding in turn.
@@ -116,7 +132,7 @@ class Gpu {
     if (calls.length) {
       const pass = encoder.beginComputePass();
       for (let i = 0; i < calls.length; i += 5) {
-        pass.setPipeline(calls[i]);
+        pass.setPipeline(calls[i].raw ?? this.raw(calls[i]));
         pass.setBindGroup(0, calls[i + 1]);
         pass.dispatchWorkgroups(calls[i + 2], calls[i + 3], calls[i + 4]);
       }

@@ -82,8 +82,9 @@ class Model:
         *,
         table: Literal["device", "host"] = "device",
     ) -> "Model":
-        """Make room for every tensor of the text model and bring it there: `reserve`, `fill`."""
+        """Make room for every tensor and bring it there: `reserve`, `derive`, `fill`."""
         model = cls.reserve(gguf, config, device, table=table)
+        await model.derive(gguf)
         await model.fill(gguf, progress)
         return model
 
@@ -130,7 +131,6 @@ class Model:
                     await self.fill_matrix(gguf, self.matrices[name], tensors)
                 if progress is not None:
                     progress(sum(tensor.nbytes for tensor in tensors))
-            await self._derive(gguf, canonical_tensors(gguf))
             self.fingerprint = await _fingerprint(gguf, self.config)
             while self._copies:
                 await self._copies.popleft().bytes()
@@ -138,8 +138,16 @@ class Model:
             self.close()
             raise
 
+    async def derive(self, gguf: Gguf) -> None:
+        """Make what kernels want put together; with it, plans can be recorded."""
+        try:
+            await self._derive(gguf, canonical_tensors(gguf))
+        except BaseException:
+            self.close()
+            raise
+
     async def _derive(self, gguf: Gguf, tensors: dict[str, TensorInfo]) -> None:
-        """What kernels want put together: head norms side by side, rotations in turns."""
+        """Head norms side by side, rotations in turns."""
         for layer in self.config.layers:
             name = f"blk.{layer.index}."
             norms = await read_floats(gguf, tensors[name + "attn_q_norm.weight"])
