@@ -1,6 +1,6 @@
 """Part 2a: texts and chats of the shared corpus as training rows.
 
-usage: data.py CORPUS_FOLDER ROWS_FOLDER [CHATS]   (the unpacked text.tar.xz; 4000000 chats)
+usage: data.py CORPUS_FOLDER ROWS_FOLDER [CHATS]   (the unpacked text.tar.xz; 3000000 chats)
 """
 
 import json
@@ -23,7 +23,7 @@ from settings import DATA, ROW, SEED
 from skills import chats
 from vocabulary import load_tokenizer
 
-CHATS = 4_000_000
+CHATS = 3_000_000
 CHATS_OF_A_SHARD = 100_000
 HELD_OUT = 200  # stories of TinyStories, for perplexity
 SENTENCES = 12  # of Tatoeba in a document

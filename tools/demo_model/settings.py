@@ -65,7 +65,16 @@ class Shape:
 
 
 DEMO = Shape()
-SMOKE = Shape(pattern="sfsf", width=128, heads=2, head_dim_sliding=32, head_dim=64, ffn=128)
+SMOKE = Shape(
+    pattern="sfsf",
+    width=128,
+    heads=2,
+    head_dim_sliding=32,
+    head_dim=64,
+    ffn=128,
+    window=64,
+    context=256,
+)
 SHAPES = {"demo": DEMO, "smoke": SMOKE}
 
 # Shares of the rows drawn for a step: first the whole mix, at the end chats only.

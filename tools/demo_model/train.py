@@ -76,6 +76,8 @@ class Training:
         )
         self.held = self.held_out()
         start = began = saved = time.monotonic()
+        if self.attention == "auto":
+            self.choose_attention()
         step = first = 0
         while self.steps is None or step < self.steps:
             loss = self.step(step)
@@ -104,8 +106,7 @@ class Training:
     def step(self, step: int) -> Tensor:
         """One update of all weights."""
         chat = self.steps is not None and step >= (1 - CHAT_STAGE) * self.steps
-        ids, kinds = self.rows.batch(CHAT_MIX if chat else MIX, self.options.batch)
-        loss = self.loss_of(ids, kinds, 0.0 if chat else USER_WEIGHT)
+        loss = self.loss_of(*self.batch(chat), 0.0 if chat else USER_WEIGHT)
         loss.backward()
         rate = self.rate(step)
         self.muon.step(MATRIX_RATE * rate)
@@ -114,6 +115,34 @@ class Training:
         self.adam.step()
         self.model.zero_grad(set_to_none=True)
         return loss.detach()
+
+    def batch(self, chat: bool) -> tuple[Tensor, Tensor]:
+        """The rows of a step, as long as the context."""
+        ids, kinds = self.rows.batch(CHAT_MIX if chat else MIX, self.options.batch)
+        return ids[:, : self.shape.context], kinds[:, : self.shape.context]
+
+    def choose_attention(self) -> None:
+        """Time both kinds and keep the faster."""
+        seconds = {}
+        for self.attention in ("sdpa", "flex"):
+            wanted = self.attention
+            for turn in range(12):
+                if turn == 6:
+                    self.wait()
+                    began = time.monotonic()
+                self.loss_of(*self.batch(False), USER_WEIGHT).backward()
+                self.model.zero_grad(set_to_none=True)
+            self.wait()
+            seconds[self.attention if self.attention == wanted else f"{wanted} failed"] = (
+                time.monotonic() - began
+            ) / 6
+            self.note(attention=wanted, used=self.attention, seconds_each=seconds)
+        self.attention = min(("sdpa", "flex"), key=lambda kind: seconds.get(kind, 1e9))
+
+    def wait(self) -> None:
+        """Until the device has done all it was given."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
 
     def rate(self, step: int) -> float:
         """Up, level, and down to zero at the last step."""
@@ -127,7 +156,7 @@ class Training:
         """Mean loss over the tokens that count; if the compiler or a kernel fails, without it."""
         weights = (kinds == MODEL).float() + user_weight * (kinds == OTHER).float()
         weights = torch.where(ids == self.bos, 0.0, weights)[:, 1:].contiguous()
-        documents = (ids == self.bos).cumsum(1)
+        documents = (ids == self.bos).cumsum(1, dtype=torch.int32)
         while True:
             try:
                 return self.loss(ids, weights, self.sees(documents))
@@ -155,11 +184,12 @@ class Training:
     def held_out(self) -> tuple[Tensor, Tensor]:
         """Stories that are never trained on, as a batch."""
         stories = held_out_stories(self.options.corpus)
-        tokens, kinds = pack([writer().text(story) for story in stories], self.shape.context, 0)
-        blank = ((0, max(0, self.options.batch - len(tokens))), (0, 0))
-        pad = [torch.from_numpy(x[: self.options.batch]) for x in (tokens, kinds)]
-        pad = [F.pad(x, (0, 0, 0, blank[0][1])).to(self.device) for x in pad]
-        return pad[0].long(), pad[1]
+        documents = [writer().text(story) for story in stories]
+        tokens, kinds = pack(documents, self.shape.context, 0)
+        rows = self.options.batch  # no other number, for which the compiler would begin again
+        both = [torch.from_numpy(x[:rows]).to(self.device) for x in (tokens, kinds)]
+        ids, kinds = (F.pad(x, (0, 0, 0, rows - len(x))) for x in both)
+        return ids.long(), kinds
 
     def report(self, step: int, loss: Tensor, seconds: float) -> None:
         """A line of the curve; sometimes with the loss on held-out stories."""
@@ -187,7 +217,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="instead of minutes: to repeat a run exactly")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--shape", choices=SHAPES, default="demo")
-    parser.add_argument("--attention", choices=("flex", "sdpa"), default="flex")
+    parser.add_argument("--attention", choices=("flex", "sdpa", "auto"), default="flex")
     parser.add_argument("--measured", type=float, default=MEASURED_S)
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     options = parser.parse_args()
