@@ -23,7 +23,12 @@ from webgemma.reference.weights import Weights
 LIMIT = 1e-3  # of the logits' standard deviation
 CHATS = [
     [["u", "Tell me a story about a small fox."], ["a", "Once upon a time, there was a fox." * 40]],
-    [["u", "What is 3 + 4?"], ["a", "3 plus 4 is 7."], ["u", "And who are you?"], ["a", "A tiny model."]],
+    [
+        ["u", "What is 3 + 4?"],
+        ["a", "3 plus 4 is 7."],
+        ["u", "And who are you?"],
+        ["a", "A tiny model."],
+    ],
 ]
 
 
@@ -54,7 +59,7 @@ def difference(shape: Shape, tensors: dict[str, np.ndarray]) -> float:
             theirs = reference.forward(ids)
             apart = float(np.abs(ours - theirs).max() / theirs.std())
             same = float((ours.argmax(1) == theirs.argmax(1)).mean())
-            print(f"{len(ids)} tokens: {apart:.1e} standard deviations apart, best token same {same:.1%}")
+            print(f"{len(ids)} tokens: {apart:.1e} deviations apart, same best token {same:.1%}")
             worst = max(worst, apart)
         gguf.close()
     assert worst < LIMIT, f"The training model and the reference differ by {worst}."

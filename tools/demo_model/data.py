@@ -19,9 +19,9 @@ import numpy as np
 from documents import Document, Writer, join_chats
 from filters import is_gentle, is_whole
 from packing import pack
+from pieces import load_tokenizer
 from settings import DATA, ROW, SEED
 from skills import chats
-from vocabulary import load_tokenizer
 
 CHATS = 3_000_000
 CHATS_OF_A_SHARD = 100_000
@@ -29,7 +29,9 @@ HELD_OUT = 200  # stories of TinyStories, for perplexity
 SENTENCES = 12  # of Tatoeba in a document
 JOIN_SHARE = 0.25
 FIRST_PERSONA = 9700  # lines of the chit-chat; the others answer the same questions otherwise
-CONTRADICTS = re.compile(r"\b(name|bot|bots|robot|age|human|created?|made|built|program\w*)\b", re.I)
+CONTRADICTS = re.compile(
+    r"\b(name|bot|bots|robot|age|human|created?|made|built|program\w*)\b", re.I
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ def flat(text: str) -> str:
 
 def held_out_stories(corpus: Path) -> list[str]:
     """Stories that training never sees."""
-    return [e["text"] for e in entries(corpus, "tinystories_samples") if is_fine(e["text"])][:HELD_OUT]
+    return [e["text"] for e in entries(corpus, "tinystories_samples") if is_fine(e["text"])][
+        :HELD_OUT
+    ]
 
 
 def is_fine(text: str) -> bool:

@@ -32,12 +32,14 @@ def main() -> None:
         mark = "right" if right[case.skill][-1] else "WRONG"
         print(f"[{mark}] {case.skill}: {' / '.join(case.turns)}\n    {said.text}")
         if case.skill == "story":
-            print("   ", len(said.text.split()), "words;", *story_faults(case, said.text) or ["fine"])
+            print(
+                "   ", len(said.text.split()), "words;", *story_faults(case, said.text) or ["fine"]
+            )
     print("\n| skill | right |\n|---|---|")
     for skill, marks in right.items():
         print(f"| {skill} | {sum(marks)} of {len(marks)} |")
     total = sum(sum(marks) for marks in right.values())
-    print(f"| all | {total} of {len(found)} |\n\nperplexity of held-out stories: {surprise:.2f} a token")
+    print(f"| all | {total} of {len(found)} |\n\nperplexity of held-out stories: {surprise:.2f}")
     if len(sys.argv) > 3:
         report = {
             "right": {skill: [sum(marks), len(marks)] for skill, marks in right.items()},

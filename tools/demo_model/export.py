@@ -85,7 +85,9 @@ def metadata(shape: Shape, format: str) -> dict[str, object]:
         "model": "gemma4",
         "pre": "gemma4",
         "tokens": tokens,
-        "scores": Typed([-1000.0 if kind != 1 else 0.0 for kind in vocabulary["token_type"]], "FLOAT32"),
+        "scores": Typed(
+            [-1000.0 if kind != 1 else 0.0 for kind in vocabulary["token_type"]], "FLOAT32"
+        ),
         "token_type": vocabulary["token_type"],
         "merges": vocabulary["merges"],
         "bos_token_id": ids["<bos>"],

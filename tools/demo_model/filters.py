@@ -34,10 +34,12 @@ def mentions(text: str, word: str) -> int:
 
 
 def is_good_story(text: str, keys: list[str]) -> bool:
-    """Fit to be an answer: what was asked for comes up beyond the opening."""
+    """Fit to be an answer: what was asked for comes up, and on the whole more than once."""
+    found = [mentions(text, key) for key in keys]
     return (
         len(text.split()) >= LEAST_WORDS
         and is_whole(text)
         and is_gentle(text)
-        and all(mentions(text, key) >= 2 for key in keys)
+        and all(found)
+        and sum(found) >= 2 * len(found)
     )

@@ -102,7 +102,7 @@ def main() -> None:
     gguf = Gguf.open(sys.argv[2])
     ours = TextModel(Config.from_gguf(gguf), Weights(gguf)).forward(ids).argmax(1)
     same = float((ours == peer.best(ids)).mean())
-    print(f"llama.cpp loads it, gives the same ids, and agrees on {same:.1%} of {len(ids)} best tokens")
+    print(f"llama.cpp loads it, gives the same ids, agrees on {same:.1%} of {len(ids)} best tokens")
 
 
 if __name__ == "__main__":

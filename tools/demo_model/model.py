@@ -93,7 +93,12 @@ class Gemma4(nn.Module):
         return (normed + token.view(size).to(x.dtype)) * math.sqrt(0.5)
 
     def attention(
-        self, index: int, block: Block, h: Tensor, sees: Sees, held: dict[int, tuple[Tensor, Tensor]]
+        self,
+        index: int,
+        block: Block,
+        h: Tensor,
+        sees: Sees,
+        held: dict[int, tuple[Tensor, Tensor]],
     ) -> Tensor:
         """softmax(q kᵀ) v and the output projection; `held` keeps keys and values for sharers."""
         shape, kind = self.shape, self.shape.pattern[index]
@@ -129,7 +134,8 @@ def biases(documents: Tensor, window: int, dtype: torch.dtype) -> Sees:
     near = own & (distance < window)
     zero = torch.zeros((), dtype=dtype, device=documents.device)
     return {
-        kind: torch.where(seen, zero, float("-inf"))[:, None] for kind, seen in (("f", own), ("s", near))
+        kind: torch.where(seen, zero, float("-inf"))[:, None]
+        for kind, seen in (("f", own), ("s", near))
     }
 
 

@@ -46,10 +46,10 @@ PLACES = (
     "the park|the zoo|the mountains|the jungle|a castle|the desert|a cave|the woods|a pond|a town"
 ).split("|")
 OBJECTS = (
-    "magic wand|shiny key|old map|red ball|little boat|music box|big red balloon|blue hat|gold coin|"
-    "magic stone|paper plane|broken toy|lost shoe|warm scarf|birthday cake|yellow kite|tiny seed|"
-    "treasure chest|silver bell|magic book|old clock|green umbrella|soft blanket|shiny shell|"
-    "golden egg|picture book|little lamp|pretty necklace|toy train|wooden box"
+    "magic wand|shiny key|old map|red ball|little boat|music box|big red balloon|blue hat|"
+    "gold coin|magic stone|paper plane|broken toy|lost shoe|warm scarf|birthday cake|"
+    "yellow kite|tiny seed|treasure chest|silver bell|magic book|old clock|green umbrella|"
+    "soft blanket|shiny shell|golden egg|picture book|little lamp|pretty necklace|toy train|wooden box"
 ).split("|")
 OUTINGS = (
     "the beach|the zoo|the park|the forest|the store|the farm|the lake|school|the library|"
@@ -60,9 +60,15 @@ THEMES = {  # what it is about: the words that must come up, and how it begins
     "friendship": (["friend"], "{n} and {m} were best friends. They did everything together."),
     "being brave": (["brave"], "{n} wanted to be brave, but {q} was afraid of the dark."),
     "helping others": (["help"], "{n} loved to help others. One day, {q} saw {m}, who was sad."),
-    "a birthday party": (["birthday"], "It was {n}'s birthday. {p} was very excited for the party."),
+    "a birthday party": (
+        ["birthday"],
+        "It was {n}'s birthday. {p} was very excited for the party.",
+    ),
     "a snowy day": (["snow"], "It was a cold day, and the snow was falling. {n} looked outside."),
-    "a rainy day": (["rain"], "It was a rainy day. {n} was sad because {q} could not play outside."),
+    "a rainy day": (
+        ["rain"],
+        "It was a rainy day. {n} was sad because {q} could not play outside.",
+    ),
     "being honest": (["truth"], "{n} broke a cup. {p} did not know how to tell the truth to mom."),
     "kindness": (["kind"], "{n} was a very kind child. One day, {q} met {m}, who had no friends."),
     "a lost toy": (["toy"], "{n} had a favorite toy. One day, {q} lost the toy and was very sad."),
@@ -74,7 +80,10 @@ THEMES = {  # what it is about: the words that must come up, and how it begins
     "going to bed": (["sleep"], "It was time for bed, but {n} could not sleep."),
     "a new friend": (["friend"], "{n} was new in town. {p} wanted to find a friend."),
     "saying sorry": (["sorry"], "{n} took a toy from {m}. {m} was sad, and {n} felt bad."),
-    "trying again": (["try"], "{n} wanted to build a tall tower, but it fell down again and again."),
+    "trying again": (
+        ["try"],
+        "{n} wanted to build a tall tower, but it fell down again and again.",
+    ),
     "music": (["music"], "{n} loved music. One day, {q} found an old drum."),
 }
 PRONOUNS = {True: ("She", "she"), False: ("He", "he")}
@@ -127,7 +136,9 @@ def _place(rng: random.Random) -> Opening:
     place = rng.choice(PLACES)
     hero = f"{rng.choice(ADJECTIVES)} {kind}"
     text = f"Once upon a time, in {place}, there lived {a(hero)} named {name}."
-    topic = rng.choice((f"{a(hero)} named {name}", f"{a(kind)} in {place}", f"{a(hero)} in {place}"))
+    topic = rng.choice(
+        (f"{a(hero)} named {name}", f"{a(kind)} in {place}", f"{a(hero)} in {place}")
+    )
     return Opening(text, topic, [kind.split()[-1], name])
 
 

@@ -19,7 +19,11 @@ class Rows:
     def describe(self) -> dict[str, dict[str, int]]:
         """How much there is of each source."""
         return {
-            name: {"rows": len(kinds), "tokens": int((kinds > 0).sum()), "model": int((kinds == 2).sum())}
+            name: {
+                "rows": len(kinds),
+                "tokens": int((kinds > 0).sum()),
+                "model": int((kinds == 2).sum()),
+            }
             for name, kinds in self.kinds.items()
         }
 
@@ -51,7 +55,11 @@ class Rows:
 
 def load(folder: Path, name: str, part: str, device: str) -> Tensor:
     """All shards of a source, in their order."""
-    paths = sorted(folder.glob(f"{name}.*.{part}.npy"), key=lambda path: int(path.name.split(".")[1]))
+    paths = sorted(
+        folder.glob(f"{name}.*.{part}.npy"), key=lambda path: int(path.name.split(".")[1])
+    )
     if not paths:
-        raise SystemExit(f"There are no rows of {name} in {folder}: run data.py and teacher.py first.")
+        raise SystemExit(
+            f"There are no rows of {name} in {folder}: run data.py and teacher.py first."
+        )
     return torch.from_numpy(np.concatenate([np.load(path) for path in paths])).to(device)

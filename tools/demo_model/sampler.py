@@ -24,7 +24,9 @@ class Sampler:
         self.device = device
         self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
         data = path.read_bytes()
-        dim, hidden, self.layers, self.heads, _, vocab, _ = struct.unpack("<7i", data[:HEADER_NBYTES])
+        dim, hidden, self.layers, self.heads, _, vocab, _ = struct.unpack(
+            "<7i", data[:HEADER_NBYTES]
+        )
         values = np.frombuffer(data, np.float16, WEIGHTS, HEADER_NBYTES).astype(np.float32)
         weights = torch.from_numpy(values).to(device, self.dtype)
         at = 0

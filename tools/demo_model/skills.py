@@ -10,9 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from evaluation_set import asks_held_out_sum, held_out_prompts, held_out_sums, plain
+from evaluation_set import asks_held_out_sum, cases, held_out_prompts, held_out_sums, plain
 from identity import HARD, IDENTITY, NO
+from openings import BOYS, GIRLS
 from settings import NAME
+from talk import FAMOUS, HELLOS, LEADS, MORE_CITIES, MORE_COLOURS, SMALLTALK, TOPICS
 
 Pairs = list[tuple[str, str]]
 SYLLABLES = "ba be bo da del fi ga ki la lo ma mi na no pa ra ri ro sa ta to ve vi ya za zo".split()
@@ -26,7 +28,10 @@ def chats(path: Path, count: int, seed: int) -> Iterator[list[list[str]]]:
     made = 0
     while made < count:
         _, pairs = synth.one()
-        if any(plain(said) in refused or asks_held_out_sum(said + reply) for said, reply in pairs):
+        if any(
+            plain(said) in refused or asks_held_out_sum(f"{said} {reply}") or len(reply) < 2
+            for said, reply in pairs
+        ):
             continue
         made += 1
         yield [turn for said, reply in pairs for turn in (["u", said], ["a", reply])]
@@ -35,7 +40,8 @@ def chats(path: Path, count: int, seed: int) -> Iterator[list[list[str]]]:
 def load(path: Path) -> ModuleType:
     """The shared maker with our name and our makers in it."""
     spec = importlib.util.spec_from_file_location("synth_chat", path)
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     synth = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(synth)
     synth.NAME = NAME
@@ -47,6 +53,7 @@ def load(path: Path) -> ModuleType:
         "opp": (opposite, 18),
         "color": (colour, 14),
         "recall": (recall, 26),
+        "home": (home, 4),
         "greeting": (greeting, 10),
         "sounds": (animal, 16),
         "smalltalk": (smalltalk, 10),
@@ -59,6 +66,11 @@ def load(path: Path) -> ModuleType:
     return synth
 
 
+HELD_OUT_NAMES = {
+    name.title() for case in cases() if case.skill == "memory" for name in case.wanted
+}
+
+
 def _bound(maker: Callable[[Any], Pairs], synth: ModuleType) -> Callable[[], Pairs]:
     return lambda: maker(synth)
 
@@ -67,10 +79,7 @@ def asked(s: Any, *ways: str) -> str:
     """One way to ask, sometimes with a word before it or without its case and marks."""
     said: str = s.R.choice(ways)
     if s.R.random() < 0.15:
-        before = s.R.choice(
-            ("Hi! ", "Hey, ", "Hello! ", "Quick question: ", "I have a question. ", "Please tell me: ")
-            + ("Okay. ", "And now: ", "One more question. ", "So, ", "Tell me, ", "Next question: ")
-        )
+        before = s.R.choice(LEADS)
         said = before + (said[0].lower() + said[1:] if before.endswith(", ") else said)
     return str(s.q(said))
 
@@ -112,14 +121,27 @@ def arithmetic(s: Any) -> Pairs:
     shown = {"*": rng.choice(("x", "*", "times")), "/": "/"}.get(sign, sign)
     ways = (
         *(f"What is {a} {shown} {b}?", f"What is {a} {word} {b}?", f"What's {a} {shown} {b}?"),
-        *(f"{a} {shown} {b}", f"{a} {shown} {b} = ?", f"{a}{sign}{b}", f"Calculate {a} {shown} {b}."),
+        *(
+            f"{a} {shown} {b}",
+            f"{a} {shown} {b} = ?",
+            f"{a}{sign}{b}",
+            f"Calculate {a} {shown} {b}.",
+        ),
         *(f"How much is {a} {word} {b}?", f"Can you add {a} and {b}?" if sign == "+" else ""),
         *(f"What do you get if you add {a} and {b}?" if sign == "+" else "",),
         *(f"What is the sum of {a} and {b}?" if sign == "+" else "",),
-        *(f"Can you tell me what {a} {word} {b} is?", f"Solve {a} {shown} {b}.", f"{a} {word} {b}?"),
+        *(
+            f"Can you tell me what {a} {word} {b} is?",
+            f"Solve {a} {shown} {b}.",
+            f"{a} {word} {b}?",
+        ),
     )
     replies = (
-        *(f"{a} {word} {b} is {result}.", f"{a} {word} {b} is {result}.", f"The answer is {result}."),
+        *(
+            f"{a} {word} {b} is {result}.",
+            f"{a} {word} {b} is {result}.",
+            f"The answer is {result}.",
+        ),
         f"{a} {'x' if sign == '*' else sign} {b} = {result}.",
     )
     return [(asked(s, *filter(None, ways)), rng.choice(replies))]
@@ -139,7 +161,9 @@ def _numbers(rng: random.Random, sign: str) -> tuple[int, int]:
 def capital(s: Any) -> Pairs:
     """Capitals in many words, sometimes a second one asked for in few."""
     pairs: Pairs = []
-    for at, (country, city) in enumerate(s.R.sample(list(s.CAPS.items()), s.R.choice((1, 1, 2, 3)))):
+    for at, (country, city) in enumerate(
+        s.R.sample(list(s.CAPS.items()), s.R.choice((1, 1, 2, 3)))
+    ):
         k = country
         short = (f"And of {k}?", f"And {k}?", f"What about {k}?", f"And the capital of {k}?")
         ways = (
@@ -166,12 +190,24 @@ def opposite(s: Any) -> Pairs:
     for at, (a, b) in enumerate(s.R.sample(list(both.items()), s.R.choice((1, 1, 2)))):
         short = (f"And of {a}?", f"And {a}?", f'And the opposite of "{a}"?', f"What about {a}?")
         ways = (
-            *(f"What is the opposite of {a}?", f'What is the opposite of "{a}"?', f"Opposite of {a}?"),
-            *(f"What's the opposite of {a}?", f"Tell me the opposite of {a}.", f"Name the opposite of {a}."),
+            *(
+                f"What is the opposite of {a}?",
+                f'What is the opposite of "{a}"?',
+                f"Opposite of {a}?",
+            ),
+            *(
+                f"What's the opposite of {a}?",
+                f"Tell me the opposite of {a}.",
+                f"Name the opposite of {a}.",
+            ),
             *(f"What word is the opposite of {a}?", f'Which word means the opposite of "{a}"?'),
             *(f"Can you tell me the opposite of {a}?", f"What is the contrary of {a}?"),
         )
-        replies = (f"The opposite of {a} is {b}.", f'The opposite of "{a}" is "{b}".', f"It is {b}.")
+        replies = (
+            f"The opposite of {a} is {b}.",
+            f'The opposite of "{a}" is "{b}".',
+            f"It is {b}.",
+        )
         said = asked(s, *(short if at and s.R.random() < 0.6 else ways))
         pairs.append((said, s.R.choice(replies)))
     return pairs
@@ -192,7 +228,11 @@ def colour(s: Any) -> Pairs:
     bare = thing.removeprefix("a ").removeprefix("an ").removeprefix("the ")
     ways = (
         *(f"What color is {thing}?", f"Tell me the color of {thing}.", f"What colour is {thing}?"),
-        *(f"Which color is {thing}?", f"What is the color of {thing}?", f"Do you know the color of {thing}?"),
+        *(
+            f"Which color is {thing}?",
+            f"What is the color of {thing}?",
+            f"Do you know the color of {thing}?",
+        ),
         *(f"Which color does {thing} have?", f"What color does {thing} have?", f"color of {bare}?"),
     )
     replies = (f"{s.cap(thing)} is {shade}.", f"{s.cap(thing)} is {shade}.", f"It is {shade}.")
@@ -206,13 +246,17 @@ def animal(s: Any) -> Pairs:
     one, many = s.an(name), s.pl(name)
     asks: list[tuple[tuple[str, ...], str]] = [
         (
-            (f"What is a baby {name} called?", f"What do you call a young {name}?")
-            + (f"What's the name for a baby {name}?", f"How do we call a baby {name}?"),
+            (
+                *(f"What is a baby {name} called?", f"What do you call a young {name}?"),
+                *(f"What's the name for a baby {name}?", f"How do we call a baby {name}?"),
+            ),
             f"A baby {name} is called {s.an(young)}.",
         ),
         (
-            (f"How many legs does {one} have?", f"How many legs do {many} have?")
-            + (f"Do you know how many legs {one} has?", f"Number of legs of {one}?"),
+            (
+                *(f"How many legs does {one} have?", f"How many legs do {many} have?"),
+                *(f"Do you know how many legs {one} has?", f"Number of legs of {one}?"),
+            ),
             f"{s.cap(one)} has {s.num(legs) if legs else 'no'} legs.",
         ),
         (
@@ -232,7 +276,11 @@ def animal(s: Any) -> Pairs:
         cries = (f"Which animal says {sound}?", f'Which animal goes "{sound}"?')
         asks.append(
             (
-                (f"What sound does {one} make?", f"What does {one} say?", f"What noise does {one} make?"),
+                (
+                    f"What sound does {one} make?",
+                    f"What does {one} say?",
+                    f"What noise does {one} make?",
+                ),
                 f'{s.cap(one)} says "{sound}".',
             )
         )
@@ -244,7 +292,7 @@ def animal(s: Any) -> Pairs:
 def a_name(rng: random.Random, people: list[str]) -> str:
     """A name; often one that nobody has, so that it must be read and not guessed."""
     if rng.random() < 0.6:
-        return rng.choice(people)
+        return rng.choice([name for name in people + BOYS + GIRLS if name not in HELD_OUT_NAMES])
     return "".join(rng.choices(SYLLABLES, k=rng.choice((2, 2, 3)))).capitalize()
 
 
@@ -252,8 +300,18 @@ def recall(s: Any) -> Pairs:
     """A name told earlier in the chat, asked for now or after other talk."""
     name = a_name(s.R, s.PEOPLE)
     told = (
-        *(f"My name is {name}.", f"Hi, I am {name}.", f"Hello! I'm {name}.", f"I am called {name}."),
-        *(f"Hi! My name is {name}.", f"Hello, my name is {name}.", f"I'm {name}.", f"Call me {name}."),
+        *(
+            f"My name is {name}.",
+            f"Hi, I am {name}.",
+            f"Hello! I'm {name}.",
+            f"I am called {name}.",
+        ),
+        *(
+            f"Hi! My name is {name}.",
+            f"Hello, my name is {name}.",
+            f"I'm {name}.",
+            f"Call me {name}.",
+        ),
         *(f"Hey, {name} here.", f"My name is {name}. What is yours?", f"You can call me {name}."),
         *(f"Please remember my name: {name}.", f"People call me {name}.", f"{name} is my name."),
     )
@@ -263,7 +321,9 @@ def recall(s: Any) -> Pairs:
     if said.endswith("yours?"):
         reply = f"Nice to meet you, {name}! My name is {NAME}."
     makers = (capital, opposite, colour, arithmetic, animal, smalltalk, identity)
-    between = [pair for maker in s.R.sample(makers, s.R.choice((0, 0, 1, 1, 2, 3))) for pair in maker(s)]
+    between = [
+        pair for maker in s.R.sample(makers, s.R.choice((0, 0, 1, 1, 2, 3))) for pair in maker(s)
+    ]
     ways = (
         *("What is my name?", "What's my name?", "Do you remember my name?", "Who am I?"),
         *("Do you know my name?", "Tell me my name.", "Can you tell me my name?", "Say my name."),
@@ -273,14 +333,24 @@ def recall(s: Any) -> Pairs:
     return [(said, reply), *between, (asked(s, *ways), s.R.choice(answers))]
 
 
+def home(s: Any) -> Pairs:
+    """Where the user lives, told and asked for."""
+    city = s.R.choice([*s.CAPS.values(), *MORE_CITIES]).rstrip(".")
+    told = s.R.choice((f"I live in {city}.", f"I am from {city}.", f"My home is in {city}."))
+    reply = s.R.choice((f"{city} is a nice place!", f"I would like to hear more about {city}."))
+    between = s.R.choice((capital, opposite, colour, arithmetic))(s) if s.R.random() < 0.4 else []
+    ways = ("Where do I live?", "Which city do I live in?", "Do you remember where I live?")
+    return [(told, reply), *between, (asked(s, *ways), f"You live in {city}.")]
+
+
 def greeting(s: Any) -> Pairs:
     """Hello in many ways."""
-    hello = s.R.choice(
-        ("Hi", "Hello", "Hey", "Hi there", "Hello there", "Hey there", "Good morning", "Good evening")
-        + ("Good afternoon", "Good day", "Greetings", "Howdy", "Hiya", "Yo", "What's up", "Hello again")
-        + (f"Hi {NAME}", f"Hello {NAME}", f"Hey {NAME}", "Hi, how are you", "Hello, how are you today")
+    hello = s.R.choice(HELLOS)
+    back = (
+        hello
+        if hello.startswith("Good")
+        else s.R.choice(("Hello", "Hi", "Hi there", "Hello there"))
     )
-    back = hello if hello.startswith("Good") else s.R.choice(("Hello", "Hi", "Hi there", "Hello there"))
     ask = s.R.choice(("How can I help you today?", "What would you like to talk about?"))
     if "how are" in hello or hello == "What's up":
         return [(s.q(hello + "?"), f"{back}! I am doing well, thank you. {ask}")]
@@ -291,80 +361,3 @@ def smalltalk(s: Any) -> Pairs:
     """Short turns that need a short turn back."""
     said, reply = s.R.choice(SMALLTALK)
     return [(s.q(said), reply)]
-
-
-MORE_COLOURS = {
-    "a polar bear": "white",
-    "a panda": "black and white",
-    "a zebra": "black and white",
-    "the night sky": "black",
-    "a cucumber": "green",
-    "a raspberry": "red",
-    "a blueberry": "blue",
-    "corn": "yellow",
-    "a mouse": "gray",
-    "blood": "red",
-    "gold": "yellow",
-    "salt": "white",
-    "sugar": "white",
-    "honey": "golden yellow",
-    "a swan": "white",
-    "a sunflower": "yellow",
-    "broccoli": "green",
-    "lettuce": "green",
-    "a fox": "orange",
-    "a bear": "brown",
-    "the moon": "white and gray",
-    "an apple": "red, green, or yellow",
-    "a rose": "often red",
-    "wood": "brown",
-}
-TOPICS = (
-    "quantum physics|the stock market|world politics|black holes|the Roman Empire|calculus|taxes|"
-    "machine learning|climate change|philosophy|economics|the law|chemistry|World War Two|cars|"
-    "modern art|Shakespeare's plays|genetics|cryptography|football results|medicine|history"
-).split("|")
-FAMOUS = (
-    "Albert Einstein|Napoleon|Isaac Newton|Marie Curie|Mozart|Leonardo da Vinci|Aristotle|Cleopatra|"
-    "the president|Julius Caesar|Charles Darwin|Beethoven|Galileo|Ada Lovelace|Alan Turing"
-).split("|")
-SMALLTALK = [
-    ("I like you.", "Thank you! I like talking with you, too."),
-    ("You are funny.", "Thank you! I am glad that I made you smile."),
-    ("You are smart.", "Thank you! I am only a tiny model, but I do my best."),
-    ("You are stupid.", "I am sorry. I am only a tiny model, and I make mistakes."),
-    ("That is wrong.", "I am sorry. I am a tiny model, and I make mistakes."),
-    ("Are you sure?", "I think so, but I am a tiny model and I can be wrong."),
-    ("Okay.", "Okay! What would you like to do next?"),
-    ("Yes.", "Great! What would you like to talk about?"),
-    ("No.", "That is okay. What would you like to talk about?"),
-    ("Cool!", "I am glad you like it!"),
-    ("I do not understand.", "I am sorry. Please ask me again in other words."),
-    ("Can you help me?", "I will try! Ask me a simple question."),
-    ("I am going to school.", "Have a good day at school!"),
-    ("I am going to bed.", "Good night! Sleep well."),
-    ("I had a good day.", "I am happy to hear that! What was the best part?"),
-    ("I had a bad day.", "I am sorry to hear that. I hope tomorrow is better."),
-    ("Tell me something.", "Honey bees visit many flowers to make a little honey."),
-    ("What should we talk about?", "We can talk about animals, colors, or I can tell you a story."),
-    ("I love you.", "That is very kind of you! I am happy to talk with you."),
-    ("What are you doing?", "I am talking with you!"),
-    ("Do you want to play?", "Yes! Ask me for a riddle, or tell me to count."),
-    ("Sing a song.", "La la la! I can only write, so you have to sing it yourself."),
-    ("Wow!", "I am glad that you like it!"),
-    ("Nice.", "I am glad!"),
-    ("Good job!", "Thank you very much!"),
-    ("Are you there?", "Yes, I am here. How can I help you?"),
-    ("Can you hear me?", "I cannot hear, but I can read what you write."),
-    ("Do you sleep?", "No, I am a computer program. I do not sleep."),
-    ("Do you eat?", "No, I am a computer program. I do not eat."),
-    ("Do you have feelings?", "No, I am a small language model. I do not have feelings."),
-    ("Do you have a body?", "No, I have no body. I am a computer program."),
-    ("Do you have friends?", "I can talk with you, so you are my friend right now!"),
-    ("Let's talk.", "I would like that! What would you like to talk about?"),
-    ("I am back.", "Welcome back! What would you like to do?"),
-    ("Never mind.", "No problem! Is there something else?"),
-    ("What?", "I am sorry, I was not clear. Please ask me again."),
-    ("Why?", "I am not sure. I am a tiny model and do not know very much."),
-    ("test", "It works! How can I help you?"),
-]

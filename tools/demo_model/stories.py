@@ -9,11 +9,23 @@ ASKS = [
     *("Can you tell me a story about {}?", "Write a short story about {}.", "A story about {}."),
     *("I want to hear a story about {}.", "Please tell me a story about {}.", "Story about {}"),
     *("Story about {}, please.", "Make up a story about {}.", "Could you write a story about {}?"),
-    *("Tell me a bedtime story about {}.", "Do you know a story about {}?", "Tell a story about {}."),
+    *(
+        "Tell me a bedtime story about {}.",
+        "Do you know a story about {}?",
+        "Tell a story about {}.",
+    ),
     *("I would like a story about {}.", "Please write a short story about {}.", "tell me about {}"),
-    *("Can you write me a story about {}?", "Tell my child a story about {}.", "Now a story about {}."),
+    *(
+        "Can you write me a story about {}?",
+        "Tell my child a story about {}.",
+        "Now a story about {}.",
+    ),
     *("Tell me another story. This time about {}.", "Invent a story about {}.", "story: {}"),
-    *("Tell me a nice story about {}.", "Tell me a happy story about {}.", "I like {}. Tell me a story."),
+    *(
+        "Tell me a nice story about {}.",
+        "Tell me a happy story about {}.",
+        "I like {}. Tell me a story.",
+    ),
 ]
 PLAIN_ASKS = [
     *("Tell me a story.", "Tell me a short story.", "Can you tell me a story?", "Tell a story."),
@@ -47,6 +59,8 @@ def story_chat(opening: Opening, story: str, rng: random.Random) -> list[list[st
         turns += [["u", said], ["a", f"The story is about {name}."]]
     elif chance < ABOUT_SHARE + THANKS_SHARE:
         said = rng.choice(("Thank you!", "That was nice!", "I liked that story.", "Nice story!"))
-        reply = rng.choice(("You are welcome!", "I am glad you liked it!", "Thank you for listening!"))
+        reply = rng.choice(
+            ("You are welcome!", "I am glad you liked it!", "Thank you for listening!")
+        )
         turns += [["u", said], ["a", reply]]
     return turns

@@ -58,7 +58,7 @@ def main() -> None:
             print(f"wave {wave}: {int(ends.sum()) / took:,.0f} tokens/s, {took:.1f} s", flush=True)
         kept = np.sum([job.result() for job in packed], axis=0)
     print(f"{wave * batch} stories sampled, {kept[0]} whole and gentle, {kept[1]} on their topic,")
-    print(f"{kept[2]:,} tokens as chats, {kept[3]:,} as plain text, {time.monotonic() - started:.0f} s")
+    print(f"{kept[2]:,} tokens as chats, {kept[3]:,} as text, {time.monotonic() - started:.0f} s")
 
 
 @cache
@@ -97,7 +97,9 @@ def pack_stories(
         lines = "".join(json.dumps(chat) + "\n" for chat in told[: SAMPLE // 4])
         (folder / f"sample-{part}.jsonl").write_text(lines)
     other = chats(DATA / "synth_chat.py", len(told), number)
-    mixed = [x for chat in told for x in ([chat, next(other)] if rng.random() < LONG_SHARE else [chat])]
+    mixed = [
+        x for chat in told for x in ([chat, next(other)] if rng.random() < LONG_SHARE else [chat])
+    ]
     rng.shuffle(mixed)
     write = writer()
     documents = [write.conversation(chat, rng) for chat in join_chats(mixed, rng, LONG_SHARE)]

@@ -2,6 +2,7 @@
 
 import struct
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 HEADER_NBYTES, WEIGHTS = 28, (60_816_028 - 28) // 4
@@ -46,7 +47,7 @@ class TeacherVocabulary:
         while True:
             pairs = [
                 (self.scores[joined], -at, joined)
-                for at, (a, b) in enumerate(zip(ids, ids[1:], strict=False))
+                for at, (a, b) in enumerate(pairwise(ids))
                 if (joined := self.ids.get(self.pieces[a] + self.pieces[b])) is not None
             ]
             if not pairs:

@@ -106,8 +106,7 @@ class Training:
     def step(self, step: int) -> Tensor:
         """One update of all weights."""
         chat = self.steps is not None and step >= (1 - CHAT_STAGE) * self.steps
-        loss = self.loss_of(*self.batch(chat), 0.0 if chat else USER_WEIGHT)
-        loss.backward()
+        loss = self.gradients(*self.batch(chat), 0.0 if chat else USER_WEIGHT)
         rate = self.rate(step)
         self.muon.step(MATRIX_RATE * rate)
         for group in self.adam.param_groups:
@@ -130,7 +129,7 @@ class Training:
                 if turn == 6:
                     self.wait()
                     began = time.monotonic()
-                self.loss_of(*self.batch(False), USER_WEIGHT).backward()
+                self.gradients(*self.batch(False), USER_WEIGHT)
                 self.model.zero_grad(set_to_none=True)
             self.wait()
             seconds[self.attention if self.attention == wanted else f"{wanted} failed"] = (
@@ -152,22 +151,29 @@ class Training:
         down = (self.steps - step) / ((1 - HOLD) * self.steps)
         return min(1.0, up, down)
 
-    def loss_of(self, ids: Tensor, kinds: Tensor, user_weight: float) -> Tensor:
-        """Mean loss over the tokens that count; if the compiler or a kernel fails, without it."""
-        weights = (kinds == MODEL).float() + user_weight * (kinds == OTHER).float()
-        weights = torch.where(ids == self.bos, 0.0, weights)[:, 1:].contiguous()
-        documents = (ids == self.bos).cumsum(1, dtype=torch.int32)
+    def gradients(self, ids: Tensor, kinds: Tensor, user_weight: float) -> Tensor:
+        """The loss and its gradients; if the compiler or a kernel fails, without it from now on."""
         while True:
             try:
-                return self.loss(ids, weights, self.sees(documents))
+                loss = self.loss_of(ids, kinds, user_weight)
+                loss.backward()
+                return loss
             except Exception as error:
-                if self.attention == "sdpa" and self.loss is self._loss:
+                if self.attention == "sdpa" and self.loss == self._loss:
                     raise
-                print(f"{self.attention}, compiled: {type(error).__name__}: {error}"[:2000], flush=True)
+                self.model.zero_grad(set_to_none=True)
+                print(f"{self.attention} fails: {type(error).__name__}: {error}"[:3000], flush=True)
                 if self.attention == "flex":
                     self.attention = "sdpa"
                 else:
                     self.loss = self._loss
+
+    def loss_of(self, ids: Tensor, kinds: Tensor, user_weight: float) -> Tensor:
+        """Mean loss over the tokens that count."""
+        weights = (kinds == MODEL).float() + user_weight * (kinds == OTHER).float()
+        weights = torch.where(ids == self.bos, 0.0, weights)[:, 1:].contiguous()
+        documents = (ids == self.bos).cumsum(1, dtype=torch.int32)
+        return self.loss(ids, weights, self.sees(documents))
 
     def sees(self, documents: Tensor) -> Sees:
         """Each token sees its own document only."""

@@ -9,27 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from pieces import FIRST, kind, load_tokenizer
 from settings import DATA, DEMO, SEED, VOCABULARY, WORK
 from skills import chats
 from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Trained
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-
-from webgemma.text.tokenizer import Tokenizer
-
-NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6
-CONTROLS = [
-    *("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|tool>", "<tool|>", "<|think|>"),
-    *("<|turn>", "<turn|>", "<|image>", "<image|>", "<|audio>", "<audio|>"),
-    *("<|image|>", "<|audio|>", "<|video|>"),
-]
-TAGS = [
-    *("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
-    *('<|"|>', "<|channel>", "<channel|>"),
-]
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-FIRST = [*CONTROLS, *TAGS, *BYTES]
 
 # What merges may not reach across: words begin with their space, digits stand alone, letters,
 # marks and newlines keep apart.
@@ -94,29 +80,6 @@ def train(corpus: Path) -> tuple[list[str], list[str]]:
     return tokens, merges
 
 
-def kind(token: str) -> int:
-    """The type a GGUF gives to a piece."""
-    for group, number in ((CONTROLS, CONTROL), (TAGS, USER_DEFINED), (BYTES, BYTE)):
-        if token in group:
-            return number
-    return NORMAL
-
-
-def load_tokenizer(path: Path = DATA / VOCABULARY) -> Tokenizer:
-    """webgemma's own tokenizer with this vocabulary."""
-    file = json.loads(path.read_text())
-    ids = {token: at for at, token in enumerate(file["tokens"][: len(FIRST)])}
-    return Tokenizer(
-        file["tokens"],
-        file["merges"],
-        file["token_type"],
-        bos=ids["<bos>"],
-        eos=ids["<eos>"],
-        pad=ids["<pad>"],
-        unknown=ids["<unk>"],
-    )
-
-
 def check(corpus: Path) -> None:
     """Text that training did not see: the same ids from both libraries, and the text back."""
     ours = load_tokenizer()
@@ -126,14 +89,24 @@ def check(corpus: Path) -> None:
     theirs = Trained(BPE(vocab=ids, merges=pairs, unk_token="<unk>", byte_fallback=True))
     theirs.normalizer = normalizers.Replace(" ", "▁")  # and no cutting: all merges compete
     held = random.Random(SEED).sample(list(texts(corpus, skip=9)), 3000)
-    held += ["", " ", "   two  spaces", "1234567890", "tab\there", "naïve café, 日本語 🦙!", "a\n\n\nb"]
+    held += [
+        "",
+        " ",
+        "   two  spaces",
+        "1234567890",
+        "tab\there",
+        "naïve café, 日本語 🦙!",
+        "a\n\n\nb",
+    ]
     characters = count = 0
     for text in held:
         encoded = ours.encode(text)
         assert encoded == theirs.encode(text, add_special_tokens=False).ids, text
         assert ours.decode(encoded) == text, text
         characters, count = characters + len(text), count + len(encoded)
-    print(f"{len(held)} held-out texts agree and come back: {characters / count:.2f} characters a token")
+    print(
+        f"{len(held)} held-out texts agree and come back: {characters / count:.2f} letters a token"
+    )
 
 
 if __name__ == "__main__":
