@@ -49,7 +49,8 @@ OBJECTS = (
     "magic wand|shiny key|old map|red ball|little boat|music box|big red balloon|blue hat|"
     "gold coin|magic stone|paper plane|broken toy|lost shoe|warm scarf|birthday cake|"
     "yellow kite|tiny seed|treasure chest|silver bell|magic book|old clock|green umbrella|"
-    "soft blanket|shiny shell|golden egg|picture book|little lamp|pretty necklace|toy train|wooden box"
+    "soft blanket|shiny shell|golden egg|picture book|little lamp|"
+    "pretty necklace|toy train|wooden box"
 ).split("|")
 OUTINGS = (
     "the beach|the zoo|the park|the forest|the store|the farm|the lake|school|the library|"

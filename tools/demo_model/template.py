@@ -1,4 +1,11 @@
-"""The chat format in Jinja, for other programs that read the file: system, turns, thinking."""
+"""The chat format in Jinja, for other programs that read the file: system, turns, thinking.
+
+usage: template.py   checks it against webgemma's own (needs Jinja2)
+"""
+
+import settings  # noqa: F401  (puts src on the path)
+
+from webgemma.text.chat import Chat
 
 TEMPLATE = """\
 {{- bos_token -}}
@@ -19,3 +26,21 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|turn>model\\n' -}}{%- endif -%}
 """
+
+
+def main() -> None:
+    """Render chats both ways."""
+    from jinja2 import Template
+
+    said = [("system", " Be brief. "), ("user", "Hello "), ("assistant", "Hi!"), ("user", "Who?")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    for chat in (messages, messages[1:], messages[1:2]):
+        for think in (False, True):
+            names = {"bos_token": "<bos>", "enable_thinking": think, "add_generation_prompt": True}
+            written = Template(TEMPLATE).render(messages=chat, **names)
+            assert written == Chat("small").render(chat, think=think), written
+    print("the template writes what webgemma writes")
+
+
+if __name__ == "__main__":
+    main()
