@@ -21,7 +21,7 @@ from samples import print_samples
 from settings import CHAT_MIX, CHAT_STAGE, MIX, SEED, SHAPES, USER_WEIGHT
 from torch import Tensor
 
-MATRIX_RATE, TABLE_RATE, VECTOR_RATE = 0.02, 0.003, 0.004
+MATRIX_RATE, TABLE_RATE, VECTOR_RATE = 0.02, 0.002, 0.004
 MOMENTUM, DECAY = 0.95, 0.02
 WARM_UP, HOLD = 0.02, 0.40  # of the steps: until the rate is full, until it begins to fall
 MEASURED_S = 30.0  # of training, after which the number of steps is known
