@@ -1,0 +1,6 @@
+"""The recipe's scripts import each other by their plain names."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "demo_model"))

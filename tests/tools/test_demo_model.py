@@ -1,0 +1,194 @@
+"""The pure parts of the demo model's recipe: documents, rows, filters, scorers, prompts."""
+
+import random
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+from conftest import SHARED, needs_shared
+from tiny import MERGES, _kind, vocabulary
+
+from webgemma.gguf.formats import FORMATS
+from webgemma.reference.dequantise import dequantise
+from webgemma.text.tokenizer import Tokenizer
+
+TURNS = [["u", "hello"], ["a", "hi there"], ["u", "the end?"], ["a", "the end."]]
+
+
+@pytest.fixture(scope="module")
+def writer():
+    from documents import Writer
+
+    tokens = vocabulary(320)
+    kinds = [_kind(token) for token in tokens]
+    return Writer(Tokenizer(tokens, MERGES, kinds, bos=2, eos=1, pad=0, unknown=3))
+
+
+def test_a_chat_is_what_the_chat_format_writes(writer):
+    ids, speaks = writer.conversation(TURNS, None)
+    messages = [
+        {"role": "user" if role == "u" else "assistant", "content": text} for role, text in TURNS
+    ]
+    assert ids == writer.chat.encode(writer.tokenizer, messages, add_generation_prompt=False)
+    said = [token for token, speaking in zip(ids, speaks, strict=True) if speaking]
+    assert writer.tokenizer.decode(said) == "hi there<turn|>the end.<turn|>"
+
+
+def test_what_the_model_says_follows_its_generation_prompt(writer):
+    ids, speaks = writer.conversation(TURNS[:2], None)
+    prompt = writer.chat.encode(writer.tokenizer, [{"role": "user", "content": "hello"}])
+    assert ids[: len(prompt)] == prompt
+    assert speaks.index(1) == len(prompt)
+
+
+def test_a_thought_is_the_models_own(writer):
+    class Always(random.Random):
+        def random(self):
+            return 0.0
+
+    ids, speaks = writer.conversation(TURNS[:2], Always(1))
+    said = writer.tokenizer.decode([i for i, speaking in zip(ids, speaks, strict=True) if speaking])
+    assert said.startswith("<|channel>thought\n")
+    assert said.endswith("\n<channel|>hi there<turn|>")
+    assert "<|think|>" in writer.tokenizer.decode(ids)
+
+
+def test_chats_are_joined_whole():
+    from documents import join_chats
+
+    chats = [[["u", str(n)], ["a", str(n)]] for n in range(100)]
+    joined = list(join_chats(chats, random.Random(1), 0.5))
+    assert 30 < len(joined) < 80
+    assert [turn for chat in joined for turn in chat] == [turn for chat in chats for turn in chat]
+
+
+def test_rows_hold_every_document_once():
+    from packing import MODEL, OTHER, PADDING, pack
+
+    rng = random.Random(2)
+    documents = [([2] + [n + 5] * rng.randint(1, 40), []) for n in range(200)]
+    documents = [(ids, [n % 2 for n in range(len(ids))]) for ids, _ in documents]
+    tokens, kinds = pack(documents, 64, 0)
+    assert tokens.shape == kinds.shape
+    assert tokens.shape[1] == 64
+    assert Counter(tokens[kinds != PADDING].tolist()) == Counter(
+        t for ids, _ in documents for t in ids
+    )
+    assert (tokens[kinds == PADDING] == 0).all()
+    assert (kinds == MODEL).sum() == sum(sum(speaks) for _, speaks in documents)
+    assert (kinds == OTHER).sum() == sum(len(speaks) - sum(speaks) for _, speaks in documents)
+    assert (kinds == PADDING).mean() < 0.1
+
+
+def test_a_document_longer_than_a_row_is_cut():
+    from packing import pack
+
+    tokens, kinds = pack([(list(range(10)), [1] * 10)], 4, 0)
+    assert sorted(tokens[kinds > 0].tolist()) == list(range(10))
+    assert len(tokens) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "gentle"),
+    [
+        ("The dog ran to the park and began to play.", True),
+        ("The wolf killed the hen.", False),
+        ("He had a Sword.", False),
+        ("She studied the skill of painting.", True),
+    ],
+)
+def test_violence_is_seen_as_whole_words(text, gentle):
+    from filters import is_gentle
+
+    assert is_gentle(text) == gentle
+
+
+def test_a_good_story_is_long_whole_and_on_its_topic():
+    from filters import is_good_story
+
+    story = "Once there was a fox named Max. " + "The fox and Max ran on and on. " * 14
+    assert is_good_story(story.strip(), ["fox", "Max"])
+    assert not is_good_story(story.strip(), ["dragon"])
+    assert not is_good_story(story + "and then", ["fox"])
+    assert not is_good_story("There was a fox. The fox ran.", ["fox"])
+
+
+def test_an_opening_says_what_its_story_is_about():
+    from filters import mentions
+    from openings import THEMES, opening
+
+    rng = random.Random(3)
+    for start in islice(iter(lambda: opening(rng), None), 500):
+        assert start.text.endswith(".")
+        assert start.keys
+        assert "_" not in start.topic
+        if start.topic not in THEMES:
+            assert all(mentions(start.text, key) for key in start.keys), start
+
+
+def test_sixty_prompts():
+    from evaluation_set import cases, held_out_sums
+
+    counts = Counter(case.skill for case in cases())
+    assert counts.total() == 60
+    assert len(counts) == 9
+    assert len(held_out_sums()) == counts["arithmetic"]
+
+
+@needs_shared
+def test_no_chat_holds_a_prompt_of_the_evaluation():
+    from evaluation_set import asks_held_out_sum, held_out_prompts, plain
+    from skills import chats
+
+    maker = SHARED.parent / "corpora" / "tools" / "synth_chat.py"
+    for chat in chats(maker, 3000, 1):
+        assert [role for role, _ in chat] == ["u", "a"] * (len(chat) // 2)
+        for role, text in chat:
+            assert not asks_held_out_sum(text)
+            assert role == "a" or plain(text) not in held_out_prompts()
+
+
+@pytest.mark.parametrize(
+    ("skill", "wanted", "text", "right"),
+    [
+        ("capital", ["paris"], "The capital of France is Paris.", True),
+        ("capital", ["rome"], "It is Romeo.", False),
+        ("arithmetic", ["7", "seven"], "3 plus 4 is 7.", True),
+        ("arithmetic", ["7", "seven"], "3 plus 7 is 10.", False),
+        ("arithmetic", ["19"], "12 + 7 = 19.", True),
+        ("arithmetic", ["7", "seven"], "Two plus five is seven.", True),
+        ("story", ["mouse"], "A mouse ran.", False),
+        ("story", ["mouse"], "A mouse sat down. " * 60, False),
+        (
+            "story",
+            ["mouse"],
+            " ".join(f"The mouse saw {n} stars and was glad to count them." for n in range(12)),
+            True,
+        ),
+    ],
+)
+def test_scores(skill, wanted, text, right):
+    from evaluation_set import Case
+    from scorers import Answer, score
+
+    assert score(Case(skill, [""], wanted), Answer(text, ended=True)) == right
+    assert not score(Case(skill, [""], wanted), Answer(text, ended=False))
+
+
+def test_q8_0_comes_back_within_half_a_step():
+    from export import q8_0
+
+    values = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)
+    values[1, :32] = 0
+    back = dequantise(q8_0(values), FORMATS["Q8_0"], values.shape, "weights")
+    steps = np.abs(values.reshape(3, 2, 32)).max(2, keepdims=True) / 127
+    assert (np.abs(back - values).reshape(3, 2, 32) <= 0.51 * steps).all()
+    assert (back[1, :32] == 0).all()
+
+
+def test_sharing_layers_read_the_last_own_layer_of_their_kind():
+    from settings import DEMO
+
+    assert [DEMO.donor(layer) for layer in range(DEMO.layers)] == [0, 1, 2, 3, 4, 5, 4, 5]
+    assert [DEMO.ffn_of(layer) for layer in range(DEMO.layers)] == [512] * 6 + [1024] * 2

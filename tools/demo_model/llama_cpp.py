@@ -1,0 +1,109 @@
+"""Asks llama.cpp to load an exported file: the same token ids, and how often the same best token.
+
+usage: llama_cpp.py LIBRARY_FOLDER MODEL.gguf
+The folder holds the libraries of npm @node-llama-cpp/linux-x64 and must be on LD_LIBRARY_PATH.
+"""
+
+import ctypes as C
+import sys
+from pathlib import Path
+
+import numpy as np
+from data import writer
+
+from webgemma.gemma.config import Config
+from webgemma.gguf.reader import Gguf
+from webgemma.reference.text import TextModel
+from webgemma.reference.weights import Weights
+
+TEXTS = ["Hello! How are you?", "Tom has 12 apples.\n\nHe ate   3.", "naïve 🦙 tests", "▁x\ty"]
+CHAT = [
+    ["u", "Tell me a story about a dog."],
+    ["a", "Once upon a time, there was a dog named Max. He loved to run in the park. " * 20],
+]
+
+
+class ModelParameters(C.Structure):
+    """Only what is set here; the rest is room enough."""
+
+    _fields_ = [("devices", C.c_void_p), ("overrides", C.c_void_p), ("gpu_layers", C.c_int32)]
+    _fields_ += [("rest", C.c_uint8 * 300)]
+
+
+class ContextParameters(C.Structure):
+    """Likewise."""
+
+    _fields_ = [("context", C.c_uint32), ("batch", C.c_uint32), ("micro_batch", C.c_uint32)]
+    _fields_ += [("rest", C.c_uint8 * 400)]
+
+
+class Batch(C.Structure):
+    """Tokens in their order."""
+
+    _fields_ = [("n", C.c_int32), ("token", C.POINTER(C.c_int32)), ("embd", C.c_void_p)]
+    _fields_ += [(name, C.c_void_p) for name in ("pos", "n_seq", "seq")]
+    _fields_ += [("logits", C.POINTER(C.c_int8))]
+
+
+class Peer:
+    """A model in llama.cpp, on the CPU."""
+
+    def __init__(self, folder: Path, path: str) -> None:
+        found = [sorted(folder.glob(p))[0] for p in ("libggml-base*", "libggml.*", "libllama.*")]
+        _, ggml, self.c = (C.CDLL(str(library), mode=C.RTLD_GLOBAL) for library in found)
+        ggml.ggml_backend_load_all_from_path(str(folder).encode())
+        self.c.llama_backend_init()
+        for name in ("model_load_from_file", "init_from_model", "model_get_vocab"):
+            getattr(self.c, f"llama_{name}").restype = C.c_void_p
+        self.c.llama_model_default_params.restype = ModelParameters
+        self.c.llama_context_default_params.restype = ContextParameters
+        self.c.llama_batch_init.restype = Batch
+        self.c.llama_get_logits_ith.restype = C.POINTER(C.c_float)
+        self.model = self.c.llama_model_load_from_file(
+            path.encode(), self.c.llama_model_default_params()
+        )
+        assert self.model, "llama.cpp cannot load the file"
+        self.vocabulary = C.c_void_p(self.c.llama_model_get_vocab(C.c_void_p(self.model)))
+        parameters = self.c.llama_context_default_params()
+        parameters.context = parameters.batch = parameters.micro_batch = 1024
+        made = self.c.llama_init_from_model(C.c_void_p(self.model), parameters)
+        assert made, "llama.cpp cannot make a context"
+        self.context = C.c_void_p(made)
+
+    def encode(self, text: str) -> list[int]:
+        """Its token ids, no special ones."""
+        data, room = text.encode(), (C.c_int32 * 4096)()
+        count = self.c.llama_tokenize(self.vocabulary, data, len(data), room, 4096, False, False)
+        return list(room[:count])
+
+    def best(self, ids: list[int]) -> np.ndarray:
+        """The best token after each of the ids."""
+        batch = self.c.llama_batch_init(len(ids), 0, 1)
+        batch.n = len(ids)
+        place = C.cast(batch.pos, C.POINTER(C.c_int32))
+        number = C.cast(batch.n_seq, C.POINTER(C.c_int32))
+        sequence = C.cast(batch.seq, C.POINTER(C.POINTER(C.c_int32)))
+        for at, token in enumerate(ids):
+            batch.token[at], place[at], number[at], batch.logits[at] = token, at, 1, 1
+            sequence[at][0] = 0
+        assert self.c.llama_decode(self.context, batch) == 0
+        size = self.c.llama_vocab_n_tokens(self.vocabulary)
+        rows = [self.c.llama_get_logits_ith(self.context, at)[:size] for at in range(len(ids))]
+        return np.array(rows).argmax(1)
+
+
+def main() -> None:
+    """Compare the ids of texts, then best tokens with the reference."""
+    peer = Peer(Path(sys.argv[1]), sys.argv[2])
+    tokenizer = writer().tokenizer
+    for text in TEXTS:
+        assert peer.encode(text) == tokenizer.encode(text), (text, peer.encode(text))
+    ids = writer().conversation(CHAT, None)[0]
+    gguf = Gguf.open(sys.argv[2])
+    ours = TextModel(Config.from_gguf(gguf), Weights(gguf)).forward(ids).argmax(1)
+    same = float((ours == peer.best(ids)).mean())
+    print(f"llama.cpp loads it, gives the same ids, agrees on {same:.1%} of {len(ids)} best tokens")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,363 @@
+"""More chats than the shared maker knows: who the model is, what it cannot do, more ways to ask.
+
+The shared `synth_chat.py` is loaded as a module; the makers here join those it has.
+"""
+
+import importlib.util
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from evaluation_set import asks_held_out_sum, cases, held_out_prompts, held_out_sums, plain
+from identity import HARD, IDENTITY, NO
+from openings import BOYS, GIRLS
+from settings import NAME
+from talk import FAMOUS, HELLOS, LEADS, MORE_CITIES, MORE_COLOURS, SMALLTALK, TOPICS
+
+Pairs = list[tuple[str, str]]
+SYLLABLES = "ba be bo da del fi ga ki la lo ma mi na no pa ra ri ro sa ta to ve vi ya za zo".split()
+
+
+def chats(path: Path, count: int, seed: int) -> Iterator[list[list[str]]]:
+    """Chats as turns [["u", …], ["a", …], …]; none holds a prompt of the evaluation."""
+    synth = load(path)
+    synth.R.seed(seed)
+    refused = held_out_prompts()
+    made = 0
+    while made < count:
+        _, pairs = synth.one()
+        if any(
+            plain(said) in refused or asks_held_out_sum(f"{said} {reply}") or len(reply) < 2
+            for said, reply in pairs
+        ):
+            continue
+        made += 1
+        yield [turn for said, reply in pairs for turn in (["u", said], ["a", reply])]
+
+
+def load(path: Path) -> ModuleType:
+    """The shared maker with our name and our makers in it."""
+    spec = importlib.util.spec_from_file_location("synth_chat", path)
+    assert spec is not None
+    assert spec.loader is not None
+    synth = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(synth)
+    synth.NAME = NAME
+    ours: dict[str, tuple[Callable[[Any], Pairs], int]] = {
+        "ident": (identity, 24),
+        "unknown": (hard, 22),
+        "add": (arithmetic, 34),
+        "capital": (capital, 22),
+        "opp": (opposite, 18),
+        "color": (colour, 14),
+        "recall": (recall, 26),
+        "home": (home, 4),
+        "greeting": (greeting, 10),
+        "sounds": (animal, 16),
+        "smalltalk": (smalltalk, 10),
+    }
+    for name, (maker, weight) in ours.items():
+        synth.G[name] = (_bound(maker, synth), weight)
+        setattr(synth, name, synth.G[name][0])  # the shared makers call each other by name
+    synth.ALL = list(synth.G)
+    synth.WT = [synth.G[name][1] for name in synth.ALL]
+    return synth
+
+
+HELD_OUT_NAMES = {
+    name.title() for case in cases() if case.skill == "memory" for name in case.wanted
+}
+
+
+def _bound(maker: Callable[[Any], Pairs], synth: ModuleType) -> Callable[[], Pairs]:
+    return lambda: maker(synth)
+
+
+def asked(s: Any, *ways: str) -> str:
+    """One way to ask, sometimes with a word before it or without its case and marks."""
+    said: str = s.R.choice(ways)
+    if s.R.random() < 0.15:
+        before = s.R.choice(LEADS)
+        said = before + (said[0].lower() + said[1:] if before.endswith(", ") else said)
+    return str(s.q(said))
+
+
+def identity(s: Any) -> Pairs:
+    """Its name, what it is, what webgemma is, what it can do."""
+    topics = s.R.sample(list(IDENTITY), s.R.choice((1, 1, 1, 2)))
+    return [(asked(s, *IDENTITY[topic][0]), s.R.choice(IDENTITY[topic][1])) for topic in topics]
+
+
+def hard(s: Any) -> Pairs:
+    """Too hard for it: it says so, and what it is."""
+    pattern = s.R.choice(HARD)
+    slots = {
+        "topic": s.R.choice(TOPICS),
+        "language": s.R.choice(("German", "French", "Spanish", "Italian", "Japanese", "Latin")),
+        "code": s.R.choice(("Python", "JavaScript", "Java", "C++", "SQL", "Rust", "HTML")),
+        "who": s.R.choice(FAMOUS),
+        "n": s.R.randint(1000, 99999),
+        "m": s.R.randint(1000, 99999),
+    }
+    return [(asked(s, pattern.format(**slots)), s.R.choice(NO))]
+
+
+def arithmetic(s: Any) -> Pairs:
+    """Sums, differences and products of small numbers, in digits or in words."""
+    rng: random.Random = s.R
+    while True:
+        sign = rng.choice("+++---*/")
+        a, b = _numbers(rng, sign)
+        if (sign, a, b) not in held_out_sums():
+            break
+    result = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if sign == "/" else 0}[sign]
+    word = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}[sign]
+    if rng.random() < 0.2 and max(a, b, result) < 100:
+        x, y, z = s.num(a), s.num(b), s.num(result)
+        ways = (f"What is {x} {word} {y}?", f"What's {x} {word} {y}?", f"{s.cap(x)} {word} {y}?")
+        return [(asked(s, *ways), rng.choice((f"{s.cap(x)} {word} {y} is {z}.", f"It is {z}.")))]
+    shown = {"*": rng.choice(("x", "*", "times")), "/": "/"}.get(sign, sign)
+    ways = (
+        *(f"What is {a} {shown} {b}?", f"What is {a} {word} {b}?", f"What's {a} {shown} {b}?"),
+        *(
+            f"{a} {shown} {b}",
+            f"{a} {shown} {b} = ?",
+            f"{a}{sign}{b}",
+            f"Calculate {a} {shown} {b}.",
+        ),
+        *(f"How much is {a} {word} {b}?", f"Can you add {a} and {b}?" if sign == "+" else ""),
+        *(f"What do you get if you add {a} and {b}?" if sign == "+" else "",),
+        *(f"What is the sum of {a} and {b}?" if sign == "+" else "",),
+        *(
+            f"Can you tell me what {a} {word} {b} is?",
+            f"Solve {a} {shown} {b}.",
+            f"{a} {word} {b}?",
+        ),
+    )
+    replies = (
+        *(
+            f"{a} {word} {b} is {result}.",
+            f"{a} {word} {b} is {result}.",
+            f"The answer is {result}.",
+        ),
+        f"{a} {'x' if sign == '*' else sign} {b} = {result}.",
+    )
+    return [(asked(s, *filter(None, ways)), rng.choice(replies))]
+
+
+def _numbers(rng: random.Random, sign: str) -> tuple[int, int]:
+    if sign == "*":
+        return rng.randint(0, 12), rng.randint(0, 12)
+    if sign == "/":
+        b = rng.randint(1, 10)
+        return b * rng.randint(1, 10), b
+    top = rng.choices((10, 20, 50, 99), (45, 35, 10, 10))[0]
+    a, b = rng.randint(0, top), rng.randint(0, top)
+    return (max(a, b), min(a, b)) if sign == "-" else (a, b)
+
+
+def capital(s: Any) -> Pairs:
+    """Capitals in many words, sometimes a second one asked for in few."""
+    pairs: Pairs = []
+    for at, (country, city) in enumerate(
+        s.R.sample(list(s.CAPS.items()), s.R.choice((1, 1, 2, 3)))
+    ):
+        k = country
+        short = (f"And of {k}?", f"And {k}?", f"What about {k}?", f"And the capital of {k}?")
+        ways = (
+            *(f"What is the capital of {k}?", f"What's the capital of {k}?", f"Capital of {k}?"),
+            *(f"What is the capital city of {k}?", f"Which city is the capital of {k}?"),
+            *(f"Name the capital of {k}.", f"Tell me the capital city of {k}.", f"{k}'s capital?"),
+            *(f"Can you tell me the capital of {k}?", f"What city is the capital of {k}?"),
+            *(f"Do you know the capital of {k}?", f"Please name the capital city of {k}."),
+        )
+        reply = s.R.choice(
+            (f"The capital of {k} is {city}", f"{city} is the capital of {k}", f"It is {city}")
+        )
+        reply = reply.rstrip(".") + "." if at == 0 or "It is" in reply else f"It is {city}"
+        said = asked(s, *(short if at and s.R.random() < 0.6 else ways))
+        pairs.append((said, reply.rstrip(".") + "."))
+    return pairs
+
+
+def opposite(s: Any) -> Pairs:
+    """Opposites in both directions, where the way back is clear."""
+    unclear = {"short", "light", "quiet", "white", "last", "end", "back", "down", "out"}
+    both = dict(s.OPP) | {b: a for a, b in s.OPP.items() if b not in unclear | set(s.OPP)}
+    pairs: Pairs = []
+    for at, (a, b) in enumerate(s.R.sample(list(both.items()), s.R.choice((1, 1, 2)))):
+        short = (f"And of {a}?", f"And {a}?", f'And the opposite of "{a}"?', f"What about {a}?")
+        ways = (
+            *(
+                f"What is the opposite of {a}?",
+                f'What is the opposite of "{a}"?',
+                f"Opposite of {a}?",
+            ),
+            *(
+                f"What's the opposite of {a}?",
+                f"Tell me the opposite of {a}.",
+                f"Name the opposite of {a}.",
+            ),
+            *(f"What word is the opposite of {a}?", f'Which word means the opposite of "{a}"?'),
+            *(f"Can you tell me the opposite of {a}?", f"What is the contrary of {a}?"),
+        )
+        replies = (
+            f"The opposite of {a} is {b}.",
+            f'The opposite of "{a}" is "{b}".',
+            f"It is {b}.",
+        )
+        said = asked(s, *(short if at and s.R.random() < 0.6 else ways))
+        pairs.append((said, s.R.choice(replies)))
+    return pairs
+
+
+def colour(s: Any) -> Pairs:
+    """The colours of things and of mixtures."""
+    if s.R.random() < 0.3:
+        (x, y), made = s.R.choice(list(s.MIX.items()))
+        x, y = s.R.sample((x, y), 2)
+        ways = (
+            *(f"What do you get when you mix {x} and {y}?", f"What color do {x} and {y} make?"),
+            *(f"If I mix {x} and {y}, what color do I get?", f"Mix {x} and {y}. What color is it?"),
+            *(f"What happens when I mix {x} and {y} paint?", f"{x} and {y} make what color?"),
+        )
+        return [(asked(s, *ways), f"When you mix {x} and {y}, you get {made}.")]
+    thing, shade = s.R.choice(list((s.COL | MORE_COLOURS).items()))
+    bare = thing.removeprefix("a ").removeprefix("an ").removeprefix("the ")
+    ways = (
+        *(f"What color is {thing}?", f"Tell me the color of {thing}.", f"What colour is {thing}?"),
+        *(
+            f"Which color is {thing}?",
+            f"What is the color of {thing}?",
+            f"Do you know the color of {thing}?",
+        ),
+        *(f"Which color does {thing} have?", f"What color does {thing} have?", f"color of {bare}?"),
+    )
+    replies = (f"{s.cap(thing)} is {shade}.", f"{s.cap(thing)} is {shade}.", f"It is {shade}.")
+    return [(asked(s, *ways), s.R.choice(replies))]
+
+
+def animal(s: Any) -> Pairs:
+    """Sounds, young, legs and homes of animals, in more words."""
+    name = s.R.choice(list(s.AN))
+    sound, young, legs, food, home, kind, _ = s.AN[name]
+    one, many = s.an(name), s.pl(name)
+    asks: list[tuple[tuple[str, ...], str]] = [
+        (
+            (
+                *(f"What is a baby {name} called?", f"What do you call a young {name}?"),
+                *(f"What's the name for a baby {name}?", f"How do we call a baby {name}?"),
+            ),
+            f"A baby {name} is called {s.an(young)}.",
+        ),
+        (
+            (
+                *(f"How many legs does {one} have?", f"How many legs do {many} have?"),
+                *(f"Do you know how many legs {one} has?", f"Number of legs of {one}?"),
+            ),
+            f"{s.cap(one)} has {s.num(legs) if legs else 'no'} legs.",
+        ),
+        (
+            (f"Where do {many} live?", f"Where does {one} live?", f"Where can I find {many}?"),
+            f"{s.cap(many)} live {home}.",
+        ),
+        (
+            (f"What do {many} eat?", f"What does {one} eat?", f"What do {many} like to eat?"),
+            f"{s.cap(many)} eat {food}.",
+        ),
+        (
+            (f"What kind of animal is {one}?", f"Is {one} a mammal, a bird, or something else?"),
+            f"{s.cap(one)} is {s.an(kind)}.",
+        ),
+    ]
+    if sound:
+        cries = (f"Which animal says {sound}?", f'Which animal goes "{sound}"?')
+        asks.append(
+            (
+                (
+                    f"What sound does {one} make?",
+                    f"What does {one} say?",
+                    f"What noise does {one} make?",
+                ),
+                f'{s.cap(one)} says "{sound}".',
+            )
+        )
+        if sound != "roar":
+            asks.append((cries, f'{s.cap(one)} says "{sound}".'))
+    return [(asked(s, *ways), reply) for ways, reply in s.R.sample(asks, s.R.choice((1, 1, 2)))]
+
+
+def a_name(rng: random.Random, people: list[str]) -> str:
+    """A name; often one that nobody has, so that it must be read and not guessed."""
+    if rng.random() < 0.6:
+        return rng.choice([name for name in people + BOYS + GIRLS if name not in HELD_OUT_NAMES])
+    return "".join(rng.choices(SYLLABLES, k=rng.choice((2, 2, 3)))).capitalize()
+
+
+def recall(s: Any) -> Pairs:
+    """A name told earlier in the chat, asked for now or after other talk."""
+    name = a_name(s.R, s.PEOPLE)
+    told = (
+        *(
+            f"My name is {name}.",
+            f"Hi, I am {name}.",
+            f"Hello! I'm {name}.",
+            f"I am called {name}.",
+        ),
+        *(
+            f"Hi! My name is {name}.",
+            f"Hello, my name is {name}.",
+            f"I'm {name}.",
+            f"Call me {name}.",
+        ),
+        *(f"Hey, {name} here.", f"My name is {name}. What is yours?", f"You can call me {name}."),
+        *(f"Please remember my name: {name}.", f"People call me {name}.", f"{name} is my name."),
+    )
+    said = s.R.choice(told)
+    welcome = (f"Nice to meet you, {name}!", f"Hello, {name}! How can I help you?", f"Hi, {name}!")
+    reply = s.R.choice(welcome)
+    if said.endswith("yours?"):
+        reply = f"Nice to meet you, {name}! My name is {NAME}."
+    makers = (capital, opposite, colour, arithmetic, animal, smalltalk, identity)
+    between = [
+        pair for maker in s.R.sample(makers, s.R.choice((0, 0, 1, 1, 2, 3))) for pair in maker(s)
+    ]
+    ways = (
+        *("What is my name?", "What's my name?", "Do you remember my name?", "Who am I?"),
+        *("Do you know my name?", "Tell me my name.", "Can you tell me my name?", "Say my name."),
+        *("What did I say my name was?", "Do you still know my name?", "What am I called?"),
+    )
+    answers = (f"Your name is {name}.", f"Your name is {name}.", f"You are {name}.")
+    return [(said, reply), *between, (asked(s, *ways), s.R.choice(answers))]
+
+
+def home(s: Any) -> Pairs:
+    """Where the user lives, told and asked for."""
+    city = s.R.choice([*s.CAPS.values(), *MORE_CITIES]).rstrip(".")
+    told = s.R.choice((f"I live in {city}.", f"I am from {city}.", f"My home is in {city}."))
+    reply = s.R.choice((f"{city} is a nice place!", f"I would like to hear more about {city}."))
+    between = s.R.choice((capital, opposite, colour, arithmetic))(s) if s.R.random() < 0.4 else []
+    ways = ("Where do I live?", "Which city do I live in?", "Do you remember where I live?")
+    return [(told, reply), *between, (asked(s, *ways), f"You live in {city}.")]
+
+
+def greeting(s: Any) -> Pairs:
+    """Hello in many ways."""
+    hello = s.R.choice(HELLOS)
+    back = (
+        hello
+        if hello.startswith("Good")
+        else s.R.choice(("Hello", "Hi", "Hi there", "Hello there"))
+    )
+    ask = s.R.choice(("How can I help you today?", "What would you like to talk about?"))
+    if "how are" in hello or hello == "What's up":
+        return [(s.q(hello + "?"), f"{back}! I am doing well, thank you. {ask}")]
+    return [(s.q(hello + s.R.choice(("", "!", "."))), f"{back}! {ask}")]
+
+
+def smalltalk(s: Any) -> Pairs:
+    """Short turns that need a short turn back."""
+    said, reply = s.R.choice(SMALLTALK)
+    return [(s.q(said), reply)]

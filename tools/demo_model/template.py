@@ -1,0 +1,46 @@
+"""The chat format in Jinja, for other programs that read the file: system, turns, thinking.
+
+usage: template.py   checks it against webgemma's own (needs Jinja2)
+"""
+
+import settings  # noqa: F401  (puts src on the path)
+
+from webgemma.text.chat import Chat
+
+TEMPLATE = """\
+{{- bos_token -}}
+{%- set talk = messages -%}
+{%- set system = '' -%}
+{%- if messages and messages[0]['role'] in ['system', 'developer'] -%}
+    {%- set system = messages[0]['content'] | trim -%}
+    {%- set talk = messages[1:] -%}
+{%- endif -%}
+{%- if system or enable_thinking -%}
+    {{- '<|turn>system\\n' -}}
+    {%- if enable_thinking -%}{{- '<|think|>\\n' -}}{%- endif -%}
+    {{- system + '<turn|>\\n' -}}
+{%- endif -%}
+{%- for message in talk -%}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
+    {{- '<|turn>' + role + '\\n' + message['content'] | trim + '<turn|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|turn>model\\n' -}}{%- endif -%}
+"""
+
+
+def main() -> None:
+    """Render chats both ways."""
+    from jinja2 import Template
+
+    said = [("system", " Be brief. "), ("user", "Hello "), ("assistant", "Hi!"), ("user", "Who?")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    for chat in (messages, messages[1:], messages[1:2]):
+        for think in (False, True):
+            names = {"bos_token": "<bos>", "enable_thinking": think, "add_generation_prompt": True}
+            written = Template(TEMPLATE).render(messages=chat, **names)
+            assert written == Chat("small").render(chat, think=think), written
+    print("the template writes what webgemma writes")
+
+
+if __name__ == "__main__":
+    main()
