@@ -34,7 +34,7 @@ const copy = (folder, to) => {
 copy(join(ROOT, "src"), "/src");
 
 const blob = await openAsBlob(path);
-python.globals.set("file", { name: path, size: blob.size, slice: (begin, end) => blob.slice(begin, end) });
+python.globals.set("file", blob);
 python.globals.set("precisions", precisions);
 python.globals.set("depths", depths);
 python.globals.set("prompt", Number(prompt));
@@ -45,13 +45,12 @@ from webgemma.bench import Task, copy_rate, time_gpu
 from webgemma.device import aopen_device
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
+from webgemma.gguf.browser import open_file
 from webgemma.gguf.reader import Gguf
-from webgemma.web.tab import TabSource
 
 device = await aopen_device()
 print(device.name, " ".join(sorted(device.features)))
-source = TabSource(file.name, file.size, lambda begin, end: file.slice(begin, end).arrayBuffer())
-gguf = await Gguf.aopen(source)
+gguf = await Gguf.aopen(await open_file(file))
 begun = time.perf_counter()
 model = await Model.load(gguf, Config.from_gguf(gguf), device)
 await device.read(model.one.buffer, 0, 4).bytes()
