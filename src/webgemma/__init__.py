@@ -1,7 +1,14 @@
 """Gemma 4 where the user is: in-process Python on any GPU, in the browser and natively."""
 
 from webgemma.api import Gemma
-from webgemma.errors import DeviceError, GgufError, InputError, ModelNotFoundError, WebgemmaError
+from webgemma.errors import (
+    DeviceError,
+    GgufError,
+    InputError,
+    ModelNotFoundError,
+    StorageError,
+    WebgemmaError,
+)
 from webgemma.gguf.reader import Gguf
 from webgemma.pieces import Piece, TopToken
 from webgemma.text.chat import Chat
@@ -21,6 +28,7 @@ __all__ = [
     "Piece",
     "Reply",
     "ReplyParser",
+    "StorageError",
     "Tokenizer",
     "ToolCall",
     "TopToken",

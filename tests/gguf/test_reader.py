@@ -316,7 +316,7 @@ def test_the_header_comes_in_growing_windows_and_nothing_twice(monkeypatch):
     assert (starts[0], starts[1:]) == (0, ends[:-1])
     assert gguf.tensors["big"].offset < ends[-1] < 2 * gguf.tensors["big"].offset
     for info in gguf.tensors.values():  # the first begins in the last window and ends behind it
-        with pytest.raises(GgufError, match=r"remote\.gguf is not local"):
+        with pytest.raises(GgufError, match=r"remote\.gguf is not on this machine"):
             gguf.data(info)
         end = info.offset + info.nbytes
         assert asyncio.run(gguf.read(info)) == data[info.offset : end]

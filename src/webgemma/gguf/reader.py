@@ -85,7 +85,9 @@ class Gguf:
         part, start, end = self._locate(tensor, offset, nbytes)
         local = isinstance(part.source, BytesSource | FileSource)
         if not local:
-            raise GgufError(f"{part.source.name} is not local: await read() instead of data().")
+            raise GgufError(
+                f"{part.source.name} is not on this machine: load it on a GPU, or download it."
+            )
         return finish(part.source.read(start, end - start))
 
     def value_type(self, key: str) -> str:
