@@ -28,7 +28,8 @@ async function keepPicture(build, picture) {
 export async function startPython({ build, pyodide, wheel }) {
   const files = fetch(wheel).then((answer) => answer.arrayBuffer());
   files.catch(() => {}); // told when it is awaited
-  const [{ loadPyodide }, picture] = await Promise.all([import(`${pyodide}pyodide.mjs`), keptPicture(build)]);
+  const { loadPyodide } = await import(`${pyodide}pyodide.mjs`);
+  const picture = await keptPicture(build);
   if (picture) {
     try {
       const python = await loadPyodide({ indexURL: pyodide, _loadSnapshot: picture });
@@ -42,6 +43,6 @@ export async function startPython({ build, pyodide, wheel }) {
   const python = await loadPyodide({ indexURL: pyodide, _makeSnapshot: true });
   python.unpackArchive(await files, "whl");
   python.runPython(`import ${MODULES.join(", ")}`);
-  await keepPicture(build, python.makeMemorySnapshot());
+  keepPicture(build, python.makeMemorySnapshot()); // nobody waits for that
   return python;
 }

@@ -9,6 +9,7 @@ const NO_PYODIDE = "This server has no Pyodide, which runs Python here: see what
 const post = (text) => self.postMessage(JSON.parse(text));
 
 const started = (async () => {
+  navigator.gpu?.requestAdapter().catch(() => {}); // wakes the GPU up while Python starts
   const about = await (await fetch("/api/about")).json();
   if (!about.pyodide) throw new Error(NO_PYODIDE);
   const python = await startPython(about);
