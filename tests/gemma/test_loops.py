@@ -7,9 +7,10 @@ from webgemma.device.null import NullDevice
 from webgemma.gemma import loops
 from webgemma.gemma.attention import Attention
 from webgemma.gemma.config import Config, Layer
+from webgemma.gemma.matrices import Weight
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.tiles import Team
-from webgemma.gemma.weights import Model, Weight
+from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import unit

@@ -19,7 +19,7 @@ from webgemma.device import Device, Limits
 from webgemma.device.native import NativeDevice
 from webgemma.device.null import DEFAULT_LIMITS, NullDevice
 from webgemma.errors import DeviceError, GgufError, InputError
-from webgemma.gemma import weights
+from webgemma.gemma import matrices
 from webgemma.gemma.config import Config
 from webgemma.gemma.stacks import TABLE, stacks, weights_nbytes
 from webgemma.gemma.weights import BATCH_ROWS, Model
@@ -214,7 +214,7 @@ def test_no_such_place_for_the_table() -> None:
 
 
 def test_loading_holds_a_few_chunks_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "CHUNK_NBYTES", 1 << 20)
+    monkeypatch.setattr(matrices, "CHUNK_NBYTES", 1 << 20)
     config = replace(e2b(), layers=e2b().layers[:1], vocab=16384)
     gguf = BlankGguf(config)
     loading = Model.load(gguf, config, NullDevice())
@@ -229,7 +229,7 @@ def test_loading_holds_a_few_chunks_at_most(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_device_is_waited_for_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its queue keeps what is written until it is copied; a whole model would be in there."""
-    monkeypatch.setattr(weights, "CHUNK_NBYTES", 1 << 16)
+    monkeypatch.setattr(matrices, "CHUNK_NBYTES", 1 << 16)
     on = NullDevice()
     held, most = 0, 0
     write = on.write
@@ -252,7 +252,7 @@ def test_the_device_is_waited_for_while_loading(monkeypatch: pytest.MonkeyPatch)
     on.write, on.read = counted_write, lambda *_: Reading()
     load(opened(tiny_gguf(MIXED)), on)
     assert on.written_nbytes > 3 << 20
-    assert most < (weights.CHUNKS_AHEAD + 6) << 16
+    assert most < (matrices.CHUNKS_AHEAD + 6) << 16
 
 
 # Failures

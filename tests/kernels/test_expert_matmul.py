@@ -11,9 +11,9 @@ from tiny import random_tensor
 from tolerance import F32_KERNEL
 
 from webgemma.gemma.integers import pieces_of
+from webgemma.gemma.matrices import Weight
 from webgemma.gemma.moe import MOST
 from webgemma.gemma.tiles import Tile
-from webgemma.gemma.weights import Weight
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.writer import NewTensor
 from webgemma.graph import Recorder, Tensor

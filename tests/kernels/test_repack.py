@@ -5,7 +5,7 @@ import pytest
 from gpu import device, get
 
 from webgemma.blocking import finish
-from webgemma.gemma import weights
+from webgemma.gemma import matrices
 from webgemma.gguf.formats import FORMATS, Format
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
@@ -22,7 +22,7 @@ def assert_planes(fmt: Format, blocks_in_row: int, rows: int) -> None:
     )
     tensor = NewTensor("w", (fmt.block * blocks_in_row, rows), fmt.name, blocks.tobytes())
     gguf = finish(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
-    model = weights.Model(None, device())
+    model = matrices.Matrices(device())
     weight = model.room("w", [gguf.tensors["w"]])
     finish(model.fill_matrix(gguf, weight, [gguf.tensors["w"]]))
     (part,) = weight.parts
@@ -53,7 +53,7 @@ def test_one_chunk(fmt: Format, blocks: int) -> None:
 def test_several_chunks(fmt: Format, in_chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks end within rows; the last one is shorter and ends within a word."""
     nbytes = in_chunk * fmt.nbytes + 5
-    monkeypatch.setattr(weights, "CHUNK_NBYTES", nbytes)
+    monkeypatch.setattr(matrices, "CHUNK_NBYTES", nbytes)
     assert_planes(fmt, 3, 23)
 
 

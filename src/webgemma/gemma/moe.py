@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Experts, Layer
 from webgemma.gemma.integers import GROUP, GROUP_NBYTES, Integers, multiplies_integers, pieces_of
+from webgemma.gemma.matrices import Weight
 from webgemma.gemma.tiles import Tile
-from webgemma.gemma.weights import Weight
 from webgemma.graph import Tensor
 from webgemma.kernels import link
 from webgemma.kernels import unit as unit_of

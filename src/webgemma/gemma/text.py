@@ -8,9 +8,10 @@ from webgemma.device import Kernel
 from webgemma.gemma.attention import Attention
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.integers import Integers, multiplies_integers, pieces_of
+from webgemma.gemma.matrices import Weight
 from webgemma.gemma.moe import Branches, feed_forward_with_experts
 from webgemma.gemma.tiles import FEW_TOKENS, Cut, Team, Tile
-from webgemma.gemma.weights import Model, Weight
+from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
 from webgemma.kernels import unit as unit_of

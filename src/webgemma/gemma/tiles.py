@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from webgemma.gemma import loops
 from webgemma.gemma.integers import GROUP
-from webgemma.gemma.weights import Weight
+from webgemma.gemma.matrices import Weight
 from webgemma.kernels import unit as unit_of
 
 FEW_TOKENS = 2  # that many are better multiplied one by one
