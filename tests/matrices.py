@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from blank import e2b
 from gpu import device, get, put
 from tiny import random_tensor
 from tolerance import F32_KERNEL
@@ -40,7 +41,7 @@ def truth(tensor: NewTensor) -> np.ndarray:
 def load(tensor: NewTensor, on: NativeDevice | None = None) -> Model:
     """A model of this matrix alone."""
     gguf = finish(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
-    model = Model(None, on or device())
+    model = Model(e2b(), on or device())
     stack = [gguf.tensors[tensor.name]]
     model.matrices[tensor.name] = model.room(tensor.name, stack)
     finish(model.fill_matrix(gguf, model.matrices[tensor.name], stack))

@@ -69,7 +69,7 @@ def test_more_workgroups_than_one_axis_has_fold() -> None:
     record = Recorder(device())
     params = [1, *part.planes, 0, VOCAB, 1, VOCAB, 0, 0]
     state = put(np.array([0, 1], np.uint32))
-    grid = recorder(model, [0])._fold(VOCAB)
+    grid = recorder(model, [0]).fold(VOCAB)
     assert grid == (32_768, 8)
     record.call(kernel, grid, params, part.data, state, put(x), y)
     device().run(record.plan())
@@ -79,11 +79,8 @@ def test_more_workgroups_than_one_axis_has_fold() -> None:
 
 
 def test_softcap_of_many_logits() -> None:
-    class Capped:
-        softcap = 30.0
-
     model = load(matrix("F32", 32, 1))
-    model.config = Capped()
+    assert model.config.softcap == 30
     text = recorder(model, [0])
     values = 40 * numbers(32, VOCAB)
     logits = text.softcap(put(values))
