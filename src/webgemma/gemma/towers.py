@@ -1,10 +1,11 @@
 """The eyes and ears of a Gemma 4: the towers in Ollama's single file or llama.cpp's mmproj."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from webgemma.errors import GgufError
 from webgemma.gemma.metadata import Metadata
-from webgemma.gemma.tensors import canonical_tensors
+from webgemma.gemma.tensors import Wanted, canonical_tensors
 from webgemma.gguf.reader import Gguf, TensorInfo
 
 
@@ -57,6 +58,37 @@ class Towers:
         )
 
 
+def vision_tensors(vision: Vision) -> Iterator[Wanted]:
+    """All tensors of a picture encoder except the bounds of its clipped linears."""
+    width, side = vision.width, vision.patch
+    yield "v.position_embd.weight", (width, vision.positions, 2), True
+    yield "mm.input_projection.weight", (width, vision.output), True
+    if not vision.layers:
+        pixels = 3 * side * side
+        yield "v.patch_embd.weight", (pixels, width), True
+        yield "v.patch_embd.bias", (width,), True
+        for norm, size in ((1, pixels), (2, width), (3, width)):
+            yield f"v.patch_norm.{norm}.weight", (size,), True
+            yield f"v.patch_norm.{norm}.bias", (size,), True
+        return
+    yield "v.patch_embd.weight", (side, side, 3, width), True
+    if vision.standardised:
+        yield "v.std_bias", (width,), True
+        yield "v.std_scale", (width,), True
+    for index in range(vision.layers):
+        name = f"v.blk.{index}."
+        for norm in ("ln1", "ln2", "attn_post_norm", "ffn_post_norm"):
+            yield f"{name}{norm}.weight", (width,), True
+        for linear in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            yield f"{name}{linear}.weight", (width, width), True
+        for norm in ("attn_q_norm", "attn_k_norm"):
+            yield f"{name}{norm}.weight", (width // vision.heads,), True
+        for linear in ("ffn_gate", "ffn_up"):
+            yield f"{name}{linear}.weight", (width, vision.ffn), True
+        yield f"{name}ffn_down.weight", (vision.ffn, width), True
+        yield f"{name}out_scale.weight", (1,), False
+
+
 def _vision(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> Vision | None:
     projection = tensors.get("mm.input_projection.weight")
     table = tensors.get("v.position_embd.weight")
@@ -73,10 +105,16 @@ def _vision(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> Visio
         raise GgufError(
             f"{gguf.name}: v.position_embd.weight has no table for each of the two axes."
         )
+    heads = keys.count("attention.head_count") if layers else 0
+    if heads and table.width % (4 * heads):  # each half of a head turns in pairs
+        raise GgufError(
+            f"{gguf.name}: a vision width of {table.width} cannot be {heads} heads "
+            "of a multiple of four."
+        )
     return Vision(
         width=table.width,
         layers=layers,
-        heads=keys.count("attention.head_count") if layers else 0,
+        heads=heads,
         ffn=keys.count("feed_forward_length") if layers else 0,
         patch=keys.count("patch_size", 16) if layers else 48,
         pool=keys.count("projector.scale_factor", 3) if layers else 1,

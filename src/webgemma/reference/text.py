@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from webgemma.errors import GgufError
+from webgemma.errors import GgufError, InputError
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.tensors import check_rope_factors
 from webgemma.reference.weights import Floats, Weights
@@ -13,6 +14,16 @@ from webgemma.reference.weights import Floats, Weights
 QUERY_BLOCK = (
     256  # queries whose scores are held at once, so that memory grows with the length only
 )
+
+PADDING = 0  # the id whose per-layer embedding soft tokens take
+
+
+class Soft(NamedTuple):
+    """What a tower saw or heard: it takes the place of ids[first : first + len(rows)]."""
+
+    first: int
+    rows: Floats  # [n, width], as the projector made them
+    picture: bool = False  # the large models let the tokens of one picture see each other
 
 
 class Cache:
@@ -58,19 +69,22 @@ class TextModel:
         ids: Sequence[int],
         cache: Cache | None = None,
         *,
+        soft: Sequence[Soft] = (),
         last_only: bool = False,
         trace: list[Floats] | None = None,
     ) -> Floats:
         """Logits [T, vocab] of tokens that follow what the cache holds; `last_only`: [1, vocab].
 
+        `soft` tokens come whole: a picture is not to be cut by a call.
         `trace` receives the scaled embedding, every layer's output, and the final norm's."""
         cache = Cache(self.config) if cache is None else cache
         x = self.embed(ids)  # [T, width]
+        ids, ends = self.merge(x, ids, soft, cache.length)
         ple = self.per_layer_embeddings(x, ids)  # [T, layers, ple]
         if trace is not None:
             trace.append(x)
         for layer in self.config.layers:
-            x = self.block(layer, x, ple, cache)
+            x = self.block(layer, x, ple, cache, ends)
             if trace is not None:
                 trace.append(x)
         cache.length += len(ids)
@@ -83,6 +97,26 @@ class TextModel:
         """x = E[id] · √d: [T, width]."""
         scale = np.float32(math.sqrt(self.config.width))
         return self.weights.rows("token_embd.weight", ids) * scale
+
+    def merge(
+        self, x: Floats, ids: Sequence[int], soft: Sequence[Soft], first: int
+    ) -> tuple[list[int], np.ndarray]:
+        """Write soft tokens into x, unscaled; their ids become the padding's.
+
+        The ends [T] say before which position each token stops looking on sliding layers: after
+        itself, or, in a picture of a large model, after the picture."""
+        ids, ends = list(ids), np.arange(first, first + len(ids)) + 1
+        for at, rows, picture in soft:
+            if at < 0 or at + len(rows) > len(ids) or rows.shape[1:] != x.shape[1:]:
+                raise InputError(
+                    f"Soft tokens of shape {rows.shape} at {at} do not fit into {len(ids)} tokens "
+                    f"of width {self.config.width}."
+                )
+            place = slice(at, at + len(rows))
+            x[place], ids[place] = rows, [PADDING] * len(rows)
+            if picture and self.config.images_attend_both_ways:
+                ends[place] = first + at + len(rows)
+        return ids, ends
 
     def per_layer_embeddings(self, x: Floats, ids: Sequence[int]) -> Floats | None:
         """(table row · √ple + rms(W x / √d)) / √2, one vector for each layer: [T, layers, ple]."""
@@ -99,13 +133,14 @@ class TextModel:
         )
         return (normed + token.reshape(shape)) * np.float32(math.sqrt(0.5))
 
-    def block(self, layer: Layer, x: Floats, ple: Floats | None, cache: Cache) -> Floats:
+    def block(
+        self, layer: Layer, x: Floats, ple: Floats | None, cache: Cache, ends: np.ndarray
+    ) -> Floats:
         """One layer: attention, feed-forward, per-layer embedding, each normed before and after."""
         name = f"blk.{layer.index}."
         norm = self._norm
-        x = x + norm(
-            self.attention(layer, norm(x, name + "attn_norm"), cache), name + "post_attention_norm"
-        )
+        a = self.attention(layer, norm(x, name + "attn_norm"), cache, ends)
+        x = x + norm(a, name + "post_attention_norm")
         f = self.feed_forward(name, norm(x, name + "ffn_norm"))
         if layer.experts:
             f = norm(f, name + "post_ffw_norm_1") + norm(
@@ -119,7 +154,7 @@ class TextModel:
             x = x * self.weights[name + "layer_output_scale.weight"]
         return x
 
-    def attention(self, layer: Layer, h: Floats, cache: Cache) -> Floats:
+    def attention(self, layer: Layer, h: Floats, cache: Cache, ends: np.ndarray) -> Floats:
         """softmax(q kᵀ) v over all positions so far, then the output projection: [T, width]."""
         name = f"blk.{layer.index}."
         linear, eps = self.weights.linear, self.config.eps
@@ -134,7 +169,9 @@ class TextModel:
             cache.append(layer, k, rms(v, None, eps))
         k, v = cache.read(layer, first + count)
         window = self.config.window if layer.sliding else first + count
-        out = attend(q, k, v, first, window)  # [T, heads, head_dim]
+        out = attend(
+            q, k, v, first, window, ends if layer.sliding else None
+        )  # [T, heads, head_dim]
         return linear(out.reshape(count, -1), name + "attn_output.weight")
 
     def feed_forward(self, name: str, n: Floats) -> Floats:
@@ -241,21 +278,26 @@ def softmax(x: Floats) -> Floats:
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def attend(q: Floats, k: Floats, v: Floats, first: int, window: int) -> Floats:
-    """Causal attention of q [T, heads, d] from position first on over k, v [S, kv_heads, d].
+def attend(
+    q: Floats, k: Floats, v: Floats, first: int, window: int, ends: np.ndarray | None = None
+) -> Floats:
+    """Attention of q [T, heads, d] from position first on over k, v [S, kv_heads, d].
 
-    Query head j uses key-value head j // (heads / kv_heads); p sees p - window < s <= p."""
+    Query head j uses key-value head j // (heads / kv_heads); p sees p - window < s < its end,
+    which is p + 1 (causal attention) unless `ends` [T] says otherwise."""
     count, heads, size = q.shape
+    ends = np.arange(first, first + count) + 1 if ends is None else ends
     kv_heads = k.shape[1]
     out = np.empty_like(q)
     for start in range(0, count, QUERY_BLOCK):
         stop = min(count, start + QUERY_BLOCK)
-        low, high = max(0, first + start - window + 1), first + stop
+        low, high = max(0, first + start - window + 1), ends[start:stop].max()
         grouped = q[start:stop].reshape(stop - start, kv_heads, heads // kv_heads, size)
         keys, values = k[low:high].transpose(1, 2, 0), v[low:high].transpose(1, 0, 2)
         scores = grouped.transpose(1, 2, 0, 3) @ keys[:, None]  # [kv_heads, group, T, S]
-        distance = np.arange(first + start, high)[:, None] - np.arange(low, high)
-        scores = np.where((distance >= 0) & (distance < window), scores, np.float32(-np.inf))
+        p, s = np.arange(first + start, first + stop)[:, None], np.arange(low, high)
+        seen = (s > p - window) & (s < ends[start:stop, None])
+        scores = np.where(seen, scores, np.float32(-np.inf))
         block = softmax(scores) @ values[:, None]  # [kv_heads, group, T, d]
         out[start:stop] = block.transpose(2, 0, 1, 3).reshape(stop - start, heads, size)
     return out

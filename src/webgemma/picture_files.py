@@ -1,0 +1,119 @@
+"""Pictures from files, bytes, arrays and Pillow's images, decoded by Pillow in native Python."""
+
+import io
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TypeAlias
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from webgemma.errors import InputError
+from webgemma.pictures import Picture
+
+# A path, the bytes of a file, an image, or an array of bytes [height, width, 3] (any buffer).
+Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | Image.Image | memoryview | object"
+
+MOST_PIXELS = 100_000_000  # a small file can claim to be larger than memory
+
+
+def decode(source: Source) -> Picture:
+    """The picture upright, in RGB, what is transparent on white; InputError with a sentence."""
+    if isinstance(source, Image.Image):
+        with _sentences("The picture"):
+            return _flatten(source, "The picture")
+    if isinstance(source, bytes | bytearray):
+        return _read(io.BytesIO(source), "The picture")
+    if not isinstance(source, str | os.PathLike):
+        return _array(source)
+    path = os.fspath(source)
+    try:
+        with open(path, "rb") as file:
+            return _read(file, path)
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path!r} cannot be opened: {reason}.") from None
+
+
+def _read(file: IO[bytes], name: str) -> Picture:
+    with _sentences(name), Image.open(file) as image:
+        return _flatten(image, name)
+
+
+@contextmanager
+def _sentences(name: str) -> Iterator[None]:
+    """Make InputErrors of what goes wrong: Pillow meets damage with almost any exception."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is odd but readable is read
+            yield
+    except InputError:
+        raise
+    except Image.DecompressionBombError:
+        raise InputError(_too_large(name, "far more")) from None
+    except UnidentifiedImageError:
+        raise InputError(f"{name} holds nothing that Pillow knows as a picture.") from None
+    except Exception as error:
+        raise InputError(f"{name} is damaged or cut short: {error}.") from None
+
+
+def _flatten(image: Image.Image, name: str) -> Picture:
+    _check_size(*image.size, name)
+    image = _upright(image)
+    if image.mode == "F":
+        raise InputError(f"{name} holds floating-point pixels: turn it into 8 or 16 bits first.")
+    if image.mode.startswith("I"):
+        image = _eight_bits(image)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    image = image.convert("RGB")
+    return Picture(*image.size, image.tobytes())
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned and mirrored as its EXIF says, where that can be read."""
+    image.load()  # damage to the picture itself is not to be hidden below
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:
+        return image
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Grey in 16 bits, which Pillow may hold in 32, as grey in 8."""
+    wide = image.convert("I")
+    return wide.point(lambda value: value * (1 / 257) + 0.5).convert("L")
+
+
+def _array(source: object) -> Picture:
+    try:
+        pixels = memoryview(source)  # type: ignore[arg-type]
+    except TypeError:
+        raise InputError(
+            "A picture is a path, the bytes of a file, a PIL image or an array of bytes "
+            f"[height, width, 3], not {type(source).__name__}."
+        ) from None
+    shape = pixels.shape or ()
+    if pixels.format != "B" or len(shape) != 3 or shape[2] != 3:
+        raise InputError(
+            f"An array of shape {shape} and format {pixels.format!r} is no picture: "
+            "it must be uint8 [height, width, 3]."
+        )
+    height, width, _ = shape
+    _check_size(width, height, "The picture")
+    return Picture(width, height, pixels.tobytes())
+
+
+def _check_size(width: int, height: int, name: str) -> None:
+    if not width * height:
+        raise InputError(f"{name} has {width} x {height} pixels: there is nothing to see.")
+    if width * height > MOST_PIXELS:
+        raise InputError(_too_large(name, f"{width} x {height}"))
+
+
+def _too_large(name: str, pixels: str) -> str:
+    most = MOST_PIXELS // 1_000_000
+    return f"{name} has {pixels} pixels; at most {most} million can be taken. Make it smaller."

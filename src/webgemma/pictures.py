@@ -1,0 +1,100 @@
+"""Pictures before a tower sees them: how large they become, and how they are made so.
+
+The rules alone, in plain Python: `reference/pictures.py` applies them with numpy.
+"""
+
+import math
+from typing import NamedTuple
+
+from webgemma.errors import InputError
+
+BUDGETS = (70, 140, 280, 560, 1120)  # soft tokens that a picture may become
+BUDGET = 280
+FRAME_BUDGET = 70  # of a frame of a video
+SIDE = 48  # pixels of a soft token's side: 3 patches of 16
+
+
+class Picture(NamedTuple):
+    """A decoded picture: `rgb` holds three bytes for each pixel, row by row."""
+
+    width: int
+    height: int
+    rgb: bytes
+
+
+class Taps(NamedTuple):
+    """What makes one pixel of a resized line: Σ weights[i] · line[first + i]."""
+
+    first: int
+    weights: tuple[float, ...]
+
+
+def target_size(width: int, height: int, budget: int = BUDGET, side: int = SIDE) -> tuple[int, int]:
+    """(width, height) that fills the budget: near the picture's shape, multiples of `side`.
+
+    Small pictures grow as large ones shrink. A strip too thin for one row of soft tokens gets
+    one, as long as the budget allows."""
+    if budget not in BUDGETS:
+        known = ", ".join(map(str, BUDGETS))
+        raise InputError(f"A picture can become at most one of {known} soft tokens, not {budget}.")
+    if width < 1 or height < 1:
+        raise InputError(f"A picture of {width} x {height} pixels holds nothing to see.")
+    factor = math.sqrt(budget * side * side / (width * height))
+    columns = math.floor(factor * width / side)
+    rows = math.floor(factor * height / side)
+    if not rows:
+        columns, rows = min(width // height, budget), 1
+    elif not columns:
+        columns, rows = 1, min(height // width, budget)
+    return columns * side, rows * side
+
+
+def soft_tokens(width: int, height: int, side: int = SIDE) -> int:
+    """How many soft tokens a picture of a target size becomes."""
+    return (width // side) * (height // side)
+
+
+def check_sides(width: int, height: int, positions: int, side: int = SIDE) -> None:
+    """A picture that is not to be resized has sides a tower can take, or there is a sentence.
+
+    `positions` is the longest side that the tower knows, in soft tokens."""
+    if width < side or height < side or width % side or height % side:
+        raise InputError(
+            f"A picture of {width} x {height} pixels must be resized: "
+            f"its sides are no multiples of {side}."
+        )
+    if max(width, height) > positions * side:
+        raise InputError(
+            f"A picture of {width} x {height} pixels must be resized: "
+            f"a side can have at most {positions * side}."
+        )
+
+
+def resize_taps(source: int, target: int) -> list[Taps]:
+    """The taps of every pixel of a line of `target` pixels, made of one of `source`.
+
+    A picture is resized line by line, first along x, then along y; each time the sums are rounded
+    to the nearest whole number and held between 0 and 255. Shrinking widens the cubic, so that
+    every source pixel counts (antialias); beyond the edges there is nothing, and the weights that
+    remain are scaled to add up to one. So does Pillow, and torchvision after it."""
+    scale = source / target
+    stretch = max(scale, 1.0)
+    taps = []
+    for pixel in range(target):
+        centre = (pixel + 0.5) * scale
+        first = max(0, int(centre - 2 * stretch + 0.5))
+        last = min(source, int(centre + 2 * stretch + 0.5))
+        weights = [cubic((at + 0.5 - centre) / stretch) for at in range(first, last)]
+        total = sum(weights)
+        taps.append(Taps(first, tuple(weight / total for weight in weights)))
+    return taps
+
+
+def cubic(x: float) -> float:
+    """Keys' cubic convolution with a = -½: 1 at 0, 0 at 1, at 2 and beyond."""
+    x = abs(x)
+    if x < 1:
+        return (1.5 * x - 2.5) * x * x + 1
+    if x < 2:
+        return ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return 0.0

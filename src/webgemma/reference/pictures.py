@@ -1,0 +1,50 @@
+"""From a decoded picture to the patches that a tower takes, in numpy."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from webgemma.gemma.towers import Vision
+from webgemma.pictures import BUDGET, Picture, check_sides, resize_taps, target_size
+from webgemma.reference.weights import Floats
+
+Rgb = NDArray[np.uint8]  # [height, width, 3]
+
+
+def pixel_values(
+    picture: Picture, vision: Vision, budget: int = BUDGET, *, resized: bool = True
+) -> Floats:
+    """A picture as VisionTower takes it: [rows, columns, patch · patch · 3], from 0 to 1."""
+    width, height, data = picture
+    rgb = np.frombuffer(data, np.uint8).reshape(height, width, 3)
+    side = vision.patch * vision.pool
+    if resized:
+        rgb = resize(rgb, *target_size(width, height, budget, side))
+    else:
+        check_sides(width, height, vision.positions // vision.pool, side)
+    return patches(rgb, vision.patch)
+
+
+def resize(rgb: Rgb, width: int, height: int) -> Rgb:
+    """Bicubic with antialias; both passes round to whole numbers."""
+    if rgb.shape[1] != width:
+        rgb = resize_lines(rgb, width)
+    if rgb.shape[0] != height:
+        rgb = resize_lines(rgb.swapaxes(0, 1), height).swapaxes(0, 1)
+    return rgb
+
+
+def resize_lines(rgb: Rgb, width: int) -> Rgb:
+    """Each line [source, 3] of rgb as one of [width, 3]."""
+    out = np.empty((len(rgb), width, 3), np.uint8)
+    for at, (first, weights) in enumerate(resize_taps(rgb.shape[1], width)):
+        source = rgb[:, first : first + len(weights)].astype(np.float64)
+        sums = np.einsum("ysc,s->yc", source, np.array(weights))
+        out[:, at] = np.clip(np.floor(sums + 0.5), 0, 255)
+    return out
+
+
+def patches(rgb: Rgb, patch: int) -> Floats:
+    """Squares of patch × patch pixels in their places: [rows, columns, patch · patch · 3]."""
+    rows, columns = rgb.shape[0] // patch, rgb.shape[1] // patch
+    squares = rgb.reshape(rows, patch, columns, patch, 3).swapaxes(1, 2)
+    return squares.reshape(rows, columns, -1).astype(np.float32) / np.float32(255)
