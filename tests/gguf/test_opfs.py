@@ -115,6 +115,16 @@ def test_room_is_looked_for_first(files: PretendFiles) -> None:
     assert keep(files, file).whole
 
 
+def test_room_is_asked_for_where_nobody_tells(files: PretendFiles) -> None:
+    files.quota = len(DATA) - 1
+    file = PretendFile("a", DATA)
+    with pytest.raises(StorageError, match="needs 0.0 MB, for which there is no room in this brow"):
+        keep(files, file)
+    assert not file.reads
+    files.quota += 1
+    assert keep(files, file).whole
+
+
 def test_a_full_disk_keeps_what_has_come(files: PretendFiles) -> None:
     files.full_at = 6100
     with pytest.raises(StorageError, match="goes on where it stopped"):

@@ -1,0 +1,56 @@
+"""What the real engine cannot help, told to a person: no GPU, one that is lost, one too small."""
+
+from pathlib import Path
+from typing import Any
+
+from browser.chromium import CHROMIUM, FLAGS
+from browser.person import LAST, Wire, visiting
+from store import add_model
+from tiny import KINDS, Tiny, tiny_gguf
+
+# A full layer's cache of more bytes than any buffer has.
+HUGE = Tiny(pattern="f", heads=64, kv_heads=(1, 64), head_dims=(16, 512), context=32768)
+
+
+def test_no_webgpu(chromium: Any, tmp_path: Path) -> None:
+    flags = [flag for flag in FLAGS if "webgpu" not in flag]
+    browser = chromium.browser_type.launch(executable_path=CHROMIUM, args=flags)
+    with visiting(browser.new_context(), Wire(tmp_path)) as person:
+        person.page.goto(person.url)
+        assert person.notice().startswith("This browser offers no GPU: use a browser with WebGPU")
+        person.button("Load the model again").click()
+        person.page.locator("#notice").wait_for(state="hidden")
+        assert person.notice().startswith("This browser offers no GPU: use a browser with WebGPU")
+        assert person.button("Send").is_disabled()
+        assert person.page.get_by_text("Traceback").count() == 0
+    browser.close()
+
+
+def test_a_lost_gpu_and_a_model_too_large(chromium: Any, tmp_path: Path) -> None:
+    add_model(tmp_path, "small:tiny", gguf=tiny_gguf(KINDS["small"]))
+    add_model(tmp_path, "huge:tiny", gguf=tiny_gguf(HUGE))
+    browser = chromium.browser_type.launch(executable_path=CHROMIUM, args=FLAGS)
+    with visiting(browser.new_context(), Wire(tmp_path)) as person:
+        person.open()
+        person.set(Temperature="0", Most_tokens="4")
+        first = person.ask("Hello")
+        browser.new_browser_cdp_session().send("Browser.crashGpuProcess")
+        person.say("Are you still there?")
+        said = person.notice()
+        assert "was lost: its driver was reset or the browser took it away" in said
+        assert said.endswith("Load the model again. Your conversation is kept.")
+        assert person.texts(f"{LAST} .facts") == ["ended by an error"]
+        person.button("Load the model again").click()
+        person.wait_for_model("Bundled model")
+        assert person.texts(".user .body") == ["Hello", "Are you still there?"]
+        person.button("Regenerate").click()
+        assert person.wait_for_reply() == first
+        person.pick()
+        person.page.locator("#ollama .model", has_text="huge:tiny").click()
+        person.page.locator("#notice-text", has_text="would fit").wait_for()
+        said = person.notice()
+        assert said.startswith("huge:tiny needs ")
+        assert said.endswith("These would fit: small:tiny, Bundled model.")
+        person.button("Choose a model").click()
+        person.choose("stored", "Bundled model")
+    browser.close()
