@@ -16,7 +16,7 @@ from webgemma.web.http import Answer, FilePart, Request
 from webgemma.web.site import Site
 
 PYODIDE = Path(__file__).resolve().parents[2] / "node_modules" / "pyodide"
-SLOW_MS = 90_000  # a GPU in software compiles for a while
+SLOW_MS = 60_000  # a GPU in software compiles for a while
 LAST = ".message.assistant:last-child"
 
 

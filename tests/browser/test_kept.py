@@ -1,4 +1,4 @@
-"""A model kept in the browser, with the real engine: cut, gone on with, damaged, without a server."""
+"""A model kept in the browser, with the real engine: cut, gone on with, damaged, offline."""
 
 import hashlib
 from collections.abc import Iterator

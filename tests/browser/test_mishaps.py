@@ -8,8 +8,20 @@ from browser.person import LAST, Wire, visiting
 from store import add_model
 from tiny import KINDS, Tiny, tiny_gguf
 
-# A full layer's cache of more bytes than any buffer has.
-HUGE = Tiny(pattern="f", heads=64, kv_heads=(1, 64), head_dims=(16, 512), context=32768)
+HUGE = Tiny(pattern="ff", heads=8, kv_heads=(1, 8), head_dims=(16, 256), context=32768)
+
+# The software adapter promises any memory: this one has 300 MiB for each device.
+SMALL_GPU = """
+const { createBuffer, popErrorScope } = GPUDevice.prototype;
+GPUDevice.prototype.createBuffer = function (what) {
+  this.held = (this.held ?? 0) + what.size;
+  return createBuffer.call(this, this.held < 300 * 2 ** 20 ? what : { ...what, size: 16 });
+};
+GPUDevice.prototype.popErrorScope = async function () {
+  const error = await popErrorScope.call(this);
+  return this.held < 300 * 2 ** 20 ? error : new GPUOutOfMemoryError("it is full");
+};
+"""
 
 
 def test_no_webgpu(chromium: Any, tmp_path: Path) -> None:
@@ -26,9 +38,7 @@ def test_no_webgpu(chromium: Any, tmp_path: Path) -> None:
     browser.close()
 
 
-def test_a_lost_gpu_and_a_model_too_large(chromium: Any, tmp_path: Path) -> None:
-    add_model(tmp_path, "small:tiny", gguf=tiny_gguf(KINDS["small"]))
-    add_model(tmp_path, "huge:tiny", gguf=tiny_gguf(HUGE))
+def test_a_lost_gpu(chromium: Any, tmp_path: Path) -> None:
     browser = chromium.browser_type.launch(executable_path=CHROMIUM, args=FLAGS)
     with visiting(browser.new_context(), Wire(tmp_path)) as person:
         person.open()
@@ -45,12 +55,22 @@ def test_a_lost_gpu_and_a_model_too_large(chromium: Any, tmp_path: Path) -> None
         assert person.texts(".user .body") == ["Hello", "Are you still there?"]
         person.button("Regenerate").click()
         assert person.wait_for_reply() == first
+    browser.close()
+
+
+def test_a_model_too_large_for_the_gpu(chromium: Any, tmp_path: Path) -> None:
+    add_model(tmp_path, "small:tiny", gguf=tiny_gguf(KINDS["small"]))
+    add_model(tmp_path, "huge:tiny", gguf=tiny_gguf(HUGE))
+    site = Wire(tmp_path, {"replay.js": SMALL_GPU})
+    context = chromium.new_context()
+    with visiting(context, site) as person:
+        person.open()
         person.pick()
-        person.page.locator("#ollama .model", has_text="huge:tiny").click()
+        person.page.locator("#ollama .model", has_text="too large for this GPU").click()
         person.page.locator("#notice-text", has_text="would fit").wait_for()
         said = person.notice()
-        assert said.startswith("huge:tiny needs ")
+        assert said.startswith("huge:tiny needs 0.00")
         assert said.endswith("These would fit: small:tiny, Bundled model.")
         person.button("Choose a model").click()
         person.choose("stored", "Bundled model")
-    browser.close()
+    context.close()

@@ -153,7 +153,7 @@ class OpfsStore:
             source = await self._opened(f"{id}.json")
             try:
                 text = (await source.read(0, source.nbytes)).decode()
-                said, _ = json.JSONDecoder().raw_decode(text)  # behind it may be more: see _describe
+                said, _ = json.JSONDecoder().raw_decode(text)  # it may have been longer
             finally:
                 source.close()
             model = StoredModel(id, have=have, **said)

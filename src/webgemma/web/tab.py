@@ -25,7 +25,7 @@ from webgemma.web.room import free_nbytes
 
 FRAME_SECONDS = 1 / 60  # pieces of a reply are told no oftener
 PROGRESS_SECONDS = 0.1
-NO_SERVER = "`webgemma web` does not answer: see that it still runs, and try again"
+NO_SERVER = "`webgemma web` does not answer; see that it still runs"
 
 
 class Tab:
