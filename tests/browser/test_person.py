@@ -1,4 +1,4 @@
-"""The page as a person uses it, with the real engine: talk, stop, come back, bring a file."""
+"""The page as a person uses it, with the real engine: talk, stop, reload, a file, a lost GPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,11 +48,13 @@ def test_another_reply_comes_while_another_tab_is_in_front(person: Person) -> No
     other = person.page.context.new_page()
     other.bring_to_front()
     # Without a screen every tab counts as visible; a hidden one gets no frames until it is shown.
-    person.page.evaluate("waiting = []; requestAnimationFrame = (show) => waiting.push(show)")
+    person.page.evaluate(
+        "() => { waiting = []; requestAnimationFrame = (show) => waiting.push(show); }"
+    )
     whole = "On" + " and on" * 29
     assert person.wait_for_reply() == whole
     other.close()
-    person.page.evaluate("waiting.forEach((show) => show())")
+    person.page.evaluate("() => waiting.forEach((show) => show())")
     assert person.reply() == whole
     assert "30 tokens" in person.texts(f"{LAST} .facts")[0]
     assert len(person.texts(".message")) == 2
@@ -91,11 +93,29 @@ def test_after_a_reload_a_chosen_file_goes_on_with_the_conversation(
     roles = ["user", "assistant", "user"]
     contents = [*before, "And then?"]
     messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
-    assert person.copied() == natively(path, messages) != natively(path, messages[2:])
+    wanted, without_the_past = natively(path, [messages, messages[2:]])
+    assert person.copied() == wanted != without_the_past
 
 
-def natively(path: Path, messages: list[dict[str, str]]) -> str:
-    """The same reply on this machine's own adapter."""
+def test_a_lost_gpu(person: Person) -> None:
+    session = person.page.context.new_cdp_session(person.page)
+    session.send("Browser.crashGpuProcess")
+    person.say("Are you still there?")
+    said = person.notice()
+    assert "was lost: its driver was reset or the browser took it away" in said
+    assert said.endswith("Load the model again. Your conversation is kept.")
+    assert person.texts(f"{LAST} .facts") == ["ended by an error"]
+    person.button("Load the model again").click()
+    person.wait_for_model("small.gguf")
+    assert person.texts(".user .body") == ["Are you there?", "And then?", "Are you still there?"]
+    person.button("Regenerate").click()
+    person.wait_for_reply()
+    assert person.texts(f"{LAST} .facts")[0].startswith("8 tokens")
+    assert len(person.texts(".message")) == 6
+
+
+def natively(path: Path, conversations: list[list[dict[str, str]]]) -> list[str]:
+    """The same replies on this machine's own adapter."""
     with Gemma.load(path, "gpu") as model:
-        pieces = model.chat(messages, temperature=0, max_tokens=8)
-        return "".join(piece.text for piece in pieces)
+        replies = [model.chat(said, temperature=0, max_tokens=8) for said in conversations]
+        return ["".join(piece.text for piece in reply) for reply in replies]
