@@ -66,7 +66,9 @@ class PretendStored:
         self.data[at : at + len(data)] = bytes(data)
 
     def truncate(self, size: int) -> None:
-        del self.data[size:]
+        if self._files.quota is not None and size > self._files.quota:
+            raise JsError("QuotaExceededError")
+        self.data[:] = self.data[:size].ljust(size, b"\0")
 
     def flush(self) -> None:
         pass
@@ -82,7 +84,8 @@ class PretendFiles:
         self.disk: dict[str, bytearray] = {}
         self.servers: dict[str, PretendFile] = {}
         self.locked: set[str] = set()
-        self.full_at: int | None = None
+        self.full_at: int | None = None  # another program fills the disk meanwhile
+        self.quota: int | None = None  # of one file
         self.free: int | None = None
 
     async def blob(self, file: PretendFile) -> PretendFile:

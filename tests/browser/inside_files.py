@@ -62,8 +62,7 @@ async def from_storage(name: str, ids: list[int], count: int) -> Any:
             pieces = gemma.agenerate(ids, max_tokens=count, **GREEDY)
             found.append([piece.token async for piece in pieces])
             places.append(gemma._engine._session.model.table is not None)
-    room = await store.free_nbytes()
-    return found, places, room is not None and room > 0
+    return found, places
 
 
 async def saved(name: str, ids: list[int], count: int) -> list[list[int]]:

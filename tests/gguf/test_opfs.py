@@ -115,6 +115,16 @@ def test_room_is_looked_for_first(files: PretendFiles) -> None:
     assert keep(files, file).whole
 
 
+def test_room_is_asked_for_where_nobody_tells(files: PretendFiles) -> None:
+    files.quota = len(DATA) - 1
+    file = PretendFile("a", DATA)
+    with pytest.raises(StorageError, match="for which there is no room in this brow"):
+        keep(files, file)
+    assert not file.reads
+    files.quota += 1
+    assert keep(files, file).whole
+
+
 def test_a_full_disk_keeps_what_has_come(files: PretendFiles) -> None:
     files.full_at = 6100
     with pytest.raises(StorageError, match="goes on where it stopped"):
@@ -124,6 +134,16 @@ def test_a_full_disk_keeps_what_has_come(files: PretendFiles) -> None:
     rest = PretendFile("a", DATA)
     keep(files, rest)
     assert rest.reads[0] == (6000, 7000)
+
+
+def test_what_describes_a_model_is_not_lost_for_want_of_room(files: PretendFiles) -> None:
+    model = keep(files, PretendFile("a", DATA))
+    files.full_at = 5
+    with pytest.raises(StorageError, match="There is no room left for gemma"):
+        asyncio.run(OpfsStore(files).note(model.id, gpu_nbytes=1))
+    assert stored(files) == [model]
+    files.disk[f"{FOLDER}/{model.id}.json"] += b"rest of a longer one"  # it was cut
+    assert stored(files) == [model]
 
 
 def test_two_tabs_do_not_copy_the_same(files: PretendFiles) -> None:

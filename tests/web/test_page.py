@@ -346,7 +346,7 @@ def test_a_reply_that_fails_says_why_and_the_model_stays(visitor: Visitor) -> No
     [
         (
             'postMessage({type: "error", kind: "no-webgpu", sentence: "There is no WebGPU."});',
-            "There is no WebGPU. Use a current Chrome",
+            "There is no WebGPU.",
         ),
         ("throw new Error('no start')", "The engine of this page did not start."),
         (None, "The engine of this page did not start."),

@@ -217,7 +217,7 @@ def test_no_room_is_said_before_the_copy_begins(visitor: Chooser, tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("full.gguf", "This browser has no room left. Delete a stored model, or make room"),
+        ("full.gguf", "This browser has no room left."),
         ("bad.gguf", "bad.gguf is damaged: its SHA-256 is another."),
     ],
 )

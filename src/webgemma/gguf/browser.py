@@ -11,16 +11,18 @@ from webgemma.gguf.sources import Source, check_range
 
 WAIT_SECONDS = (0.5, 1.0, 2.0, 4.0)  # before an address is asked again
 LOST, FORBIDDEN, BUSY = {404, 410}, {401, 403}, {408, 425, 429}
+UNREACHED = "the server is not reached, or does not let other sites' pages read it (CORS)"
 
 
 class BrowserSource:
     """A file of files.js. Its bytes need not pass through Python: the device takes them `raw`."""
 
-    def __init__(self, file: Any) -> None:
-        self.name: str = file.name
+    def __init__(self, file: Any, name: str = "", unreached: str = UNREACHED) -> None:
+        self.name: str = name or file.name
         self.nbytes: int = file.size
         self.tag: str | None = getattr(file, "tag", None) or None  # of its version on a server
         self._file = file
+        self._unreached = unreached
 
     async def raw(self, offset: int, nbytes: int) -> Any:
         """The bytes as a JavaScript array, which lasts until the next read, or a GgufError."""
@@ -32,7 +34,7 @@ class BrowserSource:
                 break
             except Exception as error:  # JavaScript's, whatever it is
                 if wait_seconds is None or not may_pass(error):
-                    raise file_error(self.name, error) from error
+                    raise file_error(self.name, error, self._unreached) from error
             await asyncio.sleep(wait_seconds)
         if len(data) != nbytes:
             raise GgufError(f"{self.name} became shorter while it was read; choose it again.")
@@ -59,12 +61,14 @@ async def open_file(file: Any, files: Any = None) -> BrowserSource:
     return BrowserSource(await (files or browser_files()).blob(file))
 
 
-async def open_address(url: str, files: Any = None) -> BrowserSource:
+async def open_address(
+    url: str, files: Any = None, name: str = "", unreached: str = UNREACHED
+) -> BrowserSource:
     """A file on a server: it must send parts (ranges) of it, and let this page read them (CORS)."""
     try:
-        return BrowserSource(await (files or browser_files()).address(url))
+        return BrowserSource(await (files or browser_files()).address(url), name, unreached)
     except Exception as error:  # JavaScript's, whatever it is
-        raise file_error(url, error) from error
+        raise file_error(name or url, error, unreached) from error
 
 
 def may_pass(error: Exception) -> bool:
@@ -73,7 +77,9 @@ def may_pass(error: Exception) -> bool:
     return (name == "http" and (status in BUSY or status >= 500)) or name in ("TypeError", "Error")
 
 
-def file_error(name: str, error: Exception) -> GgufError | ModelNotFoundError:
+def file_error(
+    name: str, error: Exception, unreached: str = UNREACHED
+) -> GgufError | ModelNotFoundError:
     """The sentence for what JavaScript says about a file."""
     kind, status = getattr(error, "name", ""), getattr(error, "status", 0)
     said = str(getattr(error, "message", "") or error).rstrip(".")
@@ -86,10 +92,7 @@ def file_error(name: str, error: Exception) -> GgufError | ModelNotFoundError:
     if kind == "NotReadableError":
         return GgufError(f"{name} can no longer be read: it was moved or changed; choose it again.")
     if kind == "TypeError":
-        return GgufError(
-            f"{name} cannot be fetched ({said}): the server is not reached, or does not let other "
-            "sites' pages read it (CORS)."
-        )
+        return GgufError(f"{name} cannot be fetched ({said}): {unreached}.")
     return GgufError(f"{name} cannot be read: {said}.")
 
 

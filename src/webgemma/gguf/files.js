@@ -4,6 +4,7 @@
 "use strict";
 
 const SEQUENCE = 2; // so many reads in a row, and an address is read as one long stream
+const HIDDEN_NBYTES = 10 * 2 ** 30; // what Chrome says wherever there is so much room or more
 
 class HttpError extends Error {
   constructor(status) {
@@ -196,7 +197,7 @@ async function removeStored(path) {
 /** How many bytes may still be stored, or undefined. */
 async function storedRoom() {
   const { quota, usage } = await navigator.storage.estimate();
-  return quota === undefined ? undefined : quota - usage;
+  return quota === undefined || quota - usage === HIDDEN_NBYTES ? undefined : quota - usage;
 }
 
 globalThis.webgemmaFiles = {

@@ -136,8 +136,8 @@ class OpfsStore:
         free_nbytes, missing = await self.free_nbytes(), wanted.nbytes - wanted.have
         if free_nbytes is not None and missing > free_nbytes:
             raise StorageError(
-                f"{name} needs {missing / 1e9:.1f} GB, but this browser lets this page store only "
-                f"{free_nbytes / 1e9:.1f} GB more: delete a stored model, or make room on the disk."
+                f"{name} needs {_size(missing)}, but this browser lets this page store only "
+                f"{_size(free_nbytes)} more: delete a stored model, or make room on the disk."
             )
         return wanted
 
@@ -152,7 +152,8 @@ class OpfsStore:
         try:
             source = await self._opened(f"{id}.json")
             try:
-                said = json.loads(await source.read(0, source.nbytes))
+                text = (await source.read(0, source.nbytes)).decode()
+                said, _ = json.JSONDecoder().raw_decode(text)  # it may have been longer
             finally:
                 source.close()
             model = StoredModel(id, have=have, **said)
@@ -171,8 +172,8 @@ class OpfsStore:
         try:
             file = await self._files.stored(f"{FOLDER}/{model.id}.json", True)
             try:
-                file.truncate(0)
-                file.write(text, 0)
+                file.write(text, 0)  # first: without room for it, what was there stays
+                file.truncate(len(text))
             finally:
                 file.close()
         except Exception as error:  # JavaScript's, whatever it is
@@ -259,7 +260,7 @@ async def _copy(source: Source, file: Any, model: StoredModel, tell: Progress) -
     """The bytes that are missing; Python never holds them where the source gives them raw."""
     read = getattr(source, "raw", source.read)
     begin = model.have - model.have % CHUNK_NBYTES  # the last chunk may have been cut
-    file.truncate(begin)
+    _check_room(file, model, begin)
     for at in range(begin, model.nbytes, CHUNK_NBYTES):
         tell("copying", at, model.nbytes)
         data = await read(at, min(CHUNK_NBYTES, model.nbytes - at))
@@ -270,6 +271,21 @@ async def _copy(source: Source, file: Any, model: StoredModel, tell: Progress) -
         await asyncio.sleep(0)  # a chat goes on meanwhile
     file.flush()
     tell("copying", model.nbytes, model.nbytes)
+
+
+def _check_room(file: Any, model: StoredModel, begin: int) -> None:
+    """Let the file be as long as it will be, and cut it to `begin`: some browsers tell only so."""
+    try:
+        file.truncate(model.nbytes)
+    except Exception as error:  # JavaScript's, whatever it is
+        if getattr(error, "name", "") == "QuotaExceededError":
+            raise StorageError(
+                f"{model.name} needs {_size(model.nbytes - begin)}, for which there is no room in "
+                "this browser: delete a stored model, or make room on the disk."
+            ) from error
+        raise _storage_error(model.name, error) from error
+    finally:
+        file.truncate(begin)
 
 
 async def _digest(file: Any, model: StoredModel, tell: Progress) -> str:
@@ -289,6 +305,10 @@ def stored_id(name: str, nbytes: int, digest: str | None) -> str:
     if digest:
         return parse_digest(digest)
     return hashlib.sha256(f"{name} {nbytes}".encode()).hexdigest()[:32]
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
 
 def _storage_error(name: str, error: Exception) -> StorageError:

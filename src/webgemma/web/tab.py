@@ -25,6 +25,7 @@ from webgemma.web.room import free_nbytes
 
 FRAME_SECONDS = 1 / 60  # pieces of a reply are told no oftener
 PROGRESS_SECONDS = 0.1
+NO_SERVER = "`webgemma web` does not answer; see that it still runs"
 
 
 class Tab:
@@ -129,7 +130,9 @@ class Tab:
                 raise
             self._tell("left", id=id, name=asked.name)
         except WebgemmaError as error:
+            await self.stored()  # first: whether something has come belongs to what is said
             self._tell_error(error, _kind(error), keep=id)
+            return
         finally:
             del self._copies[id]
         await self.stored()
@@ -177,14 +180,15 @@ class Tab:
 
     async def _note_needs(self, id: str) -> None:
         """Remember what the model takes of a GPU: whoever lists it need not read it again."""
-        gguf = await Gguf.aopen(await self._store.open(id))
         try:
-            full, least = gpu_needs(gguf)
+            gguf = await Gguf.aopen(await self._store.open(id))
+            try:
+                full, least = gpu_needs(gguf)
+            finally:
+                gguf.close()
+            await self._store.note(id, gpu_nbytes=full, gpu_least_nbytes=least)
         except WebgemmaError:
-            return  # whoever loads it is told why it is no model
-        finally:
-            gguf.close()
-        await self._store.note(id, gpu_nbytes=full, gpu_least_nbytes=least)
+            pass  # whoever loads it is told why it is no model
 
     async def _source(self, asked: Any) -> Source | None:
         """What the page means; None is the bundled model."""
@@ -194,9 +198,7 @@ class Tab:
             return await self._store.open(asked.id)
         if asked.kind == "file":
             return await open_file(asked.file, self._files)
-        source = await open_address(asked.url, self._files)
-        source.name = asked.name
-        return source
+        return await open_address(asked.url, self._files, asked.name, NO_SERVER)
 
     async def _reply(self, id: Any, messages: list[Any], settings: dict[str, Any]) -> None:
         if self._model is None:

@@ -3,10 +3,7 @@
 import { button, byId, element } from "./dom.js";
 import { Pace } from "./pace.js";
 
-const ADVICE = {
-  storage: "Delete a stored model, or make room on this device; what has come stays.",
-  other: "What has come stays: go on from the list of models.",
-};
+const STAYS = "What has come stays: go on from the list of models.";
 const STAGES = { copying: "Keeping", checking: "Checking" };
 
 /** What is shown of a copy; a screen reader hears of it now and then. */
@@ -62,7 +59,8 @@ export class Keeping extends EventTarget {
     engine.addEventListener("error", ({ detail }) => {
       if (detail.keep === undefined) return;
       this.end();
-      tell([detail.sentence, ADVICE[detail.kind]].filter(Boolean).join(" "), true);
+      const has = this.stored.models.some(({ id, have }) => id === detail.keep && have > 0);
+      tell(has && detail.kind !== "storage" ? `${detail.sentence} ${STAYS}` : detail.sentence, true);
     });
   }
 

@@ -4,8 +4,8 @@ import { byId } from "./dom.js";
 
 /** Things a user can do that the worker's sentence cannot know of. */
 const ADVICE = {
-  "no-webgpu": "Use a current Chrome, Edge, Safari or Firefox, and see that graphics acceleration is on in its settings.",
-  "device-lost": "Your conversation is kept: load the model again to go on.",
+  "no-webgpu": "",
+  "device-lost": "Your conversation is kept.",
   storage: "Make room on this device, or choose a smaller model.",
   file: "Choose another model.",
   memory: "",
