@@ -49,10 +49,10 @@ class Visitor:
         if message.type == "error":
             self.errors.append(message.text)
 
-    def open(self) -> None:
+    def open(self, model: str = "Bundled model") -> None:
         """Go to the page and wait until the model is there."""
         self.page.goto(self.url)
-        self.page.locator("#model-name", has_text="Bundled model").wait_for()
+        self.page.locator("#model-name", has_text=model).wait_for()
 
     def say(self, text: str) -> None:
         """Write a message and send it; the reply may still be on its way."""

@@ -88,10 +88,7 @@ def test_keep_load_and_delete(visitor: Chooser) -> None:
     assert visitor.button("Keep gemma4:e2b").count() == 0
     visitor.page.locator("#ollama .model", has_text="gemma4:e2b").click()
     visitor.page.locator("#model-name", has_text="gemma4:e2b").wait_for()
-    visitor.open()  # what is stored outlives the page
-    visitor.pick()
-    visitor.page.locator("#stored .model", has_text="gemma4:e2b").click()
-    visitor.page.locator("#model-name", has_text="gemma4:e2b").wait_for()
+    visitor.open("gemma4:e2b")  # what is stored outlives the page
     visitor.pick()
     current = visitor.page.locator(".model[aria-current]")
     assert current.count() == 1
@@ -304,3 +301,26 @@ def test_a_phone_has_room_for_it_all(visitor: Chooser, width: int) -> None:
     visitor.close()
     page.locator("#keeping").get_by_role("progressbar", name="Keeping slow:e4b").wait_for()
     assert page.evaluate(overflow) == 0
+
+
+def test_the_next_visit_begins_with_the_last_model(visitor: Chooser) -> None:
+    visitor.pick()
+    visitor.page.get_by_text("gemma4:e2b").click()
+    shown = visitor.page.locator("#model-name", has_text="gemma4:e2b")
+    shown.wait_for()
+    visitor.page.reload()
+    shown.wait_for()
+    assert visitor.page.locator("#notice").is_hidden()
+
+
+def test_a_model_that_may_have_ended_the_last_visit_waits(visitor: Chooser) -> None:
+    kept = {"model": {"name": "huge", "source": {"kind": "stored", "id": "1"}}, "isLoaded": False}
+    visitor.page.evaluate(
+        "(kept) => localStorage.setItem('webgemma-model', JSON.stringify(kept))", kept
+    )
+    visitor.open()
+    assert visitor.notice() == "huge was not there yet when the last visit ended."
+    for nonsense in ("{", "null", '"x"', '{"model": {"name": 1}}'):
+        visitor.page.evaluate("(text) => localStorage.setItem('webgemma-model', text)", nonsense)
+        visitor.open()
+        assert visitor.page.locator("#notice").is_hidden()

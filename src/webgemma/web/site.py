@@ -72,8 +72,9 @@ class Site:
 
     def _build(self) -> str:
         """Names the wheel and Pyodide as they are now."""
-        files = [_file(self.pyodide, (name,)) for name in offline.PYODIDE_FILES]
-        tags = " ".join(str(file.tag) for file in files).encode()
+        found = (self.pyodide / name for name in offline.PYODIDE_FILES)
+        stats = [path.stat() for path in found if path.is_file()]
+        tags = " ".join(f"{stat.st_mtime_ns:x}-{stat.st_size:x}" for stat in stats).encode()
         return hashlib.sha256(self._wheel.data() + tags).hexdigest()[:16]
 
     def _content(self, segments: tuple[str, ...]) -> Content:

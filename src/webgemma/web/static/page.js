@@ -6,6 +6,7 @@ import { Composer } from "./composer.js";
 import { Conversations } from "./conversations.js";
 import { byId, humanSize } from "./dom.js";
 import { Engine } from "./engine.js";
+import { lastModel, rememberModel } from "./last.js";
 import { endLoading, showProgress, startLoading } from "./loading.js";
 import { MessageList } from "./messages.js";
 import { BUNDLED, ModelPicker } from "./models.js";
@@ -98,6 +99,7 @@ const actions = {
 
 function load(model) {
   wanted = model;
+  rememberModel(model, false);
   chat.stop();
   chat.finish({ finish: "stopped" });
   hideNotice();
@@ -120,6 +122,7 @@ engine.addEventListener("ready", ({ detail }) => {
 engine.addEventListener("progress", ({ detail }) => showProgress(detail));
 engine.addEventListener("loaded", ({ detail }) => {
   endLoading();
+  rememberModel(wanted, true);
   const hint = `${detail.name}: context of ${detail.context} tokens, ${humanSize(detail.nbytes)} of memory`;
   showModel(wanted.name, `${computer || detail.device} · ${humanSize(detail.nbytes)}`, hint);
   refresh();
@@ -187,6 +190,15 @@ fetch("/api/about").then((answer) => answer.json()).then(
   () => {}, // offline: the page works without
 );
 
-load(wanted);
+/** Begin with the model of the last visit; one that may have ended that visit waits to be asked for. */
+function begin() {
+  const last = lastModel();
+  load(last && !last.isSuspect ? last.model : BUNDLED);
+  if (!last?.isSuspect) return;
+  const again = { name: `Load ${last.model.name}`, act: () => load(last.model) };
+  showNotice(`${last.model.name} was not there yet when the last visit ended.`, again);
+}
+
+begin();
 scroller.toEnd();
 composer.focus();
