@@ -74,7 +74,7 @@ def prefill(
     """out of attention_prefill, poisoned before; if told, `at_once` keys in a dispatch."""
     case = inputs.case
     shape = {"THREADS": threads, "QUERIES": queries, "KEYS": keys, "HEAD_DIM": case.head_dim}
-    pieces = ("state", case.kv, "attend_some" if at_once else "attend_all")
+    pieces = ("state", case.kv, "sees_past", "attend_some" if at_once else "attend_all")
     kernel = link("attention_prefill", device().features, constants=shape, pieces=pieces)
     group = case.heads // case.kv_heads
     grid = (case.kv_heads, -(-case.batch * group // queries))

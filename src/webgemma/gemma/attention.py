@@ -1,6 +1,6 @@
 """Attention over a Recorder: projections, the softmax over the cache, the output projection."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from webgemma.gemma import loops
 from webgemma.gemma.config import Layer
@@ -8,12 +8,52 @@ from webgemma.gemma.integers import GROUP, pieces_of
 from webgemma.graph import Tensor
 
 if TYPE_CHECKING:
+    from webgemma.gemma.steps import Steps
     from webgemma.gemma.text import TextRecorder
 
 EVERYTHING = 1 << 30  # a window that no context reaches
 THREADS, SOFTWARE_THREADS = 128, 32  # of a workgroup that looks at keys for one query
 SHARES = {True: 16, False: 64}  # of the positions, on sliding layers and on full ones
 MANY = {"THREADS": 256, "QUERIES": 32, "KEYS": 64}  # of one that looks for many queries
+
+
+class Heads(NamedTuple):
+    """How many look, how many are looked at, and their size."""
+
+    queries: int
+    keys: int
+    size: int
+
+
+def attend(
+    steps: "Steps",
+    q: Tensor,
+    cache: tuple[Tensor, Tensor],
+    heads: Heads,
+    ring: int,
+    window: int,
+    kv: str,
+    sees: str = "sees_past",
+) -> Tensor:
+    """softmax(q kᵀ) v for many rows: [batch, heads * size], in one dispatch or in a few."""
+    queries, shape = MANY["QUERIES"], {"HEAD_DIM": heads.size, **MANY}
+    out = steps.recorder.scratch(steps.batch, heads.queries * heads.size)
+    group = heads.queries // heads.keys
+    grid = (heads.keys, -(-steps.batch * group // queries))
+    params = [heads.queries, heads.keys, ring, window, steps.batch]
+    tensors = (steps.state, q, *cache, out)
+    most = loops.attention_prefill_keys(*shape.values()) if steps.software else EVERYTHING
+    seen = min(ring, window + queries)  # by one workgroup
+    if seen <= most:
+        pieces = ("state", kv, sees, "attend_all")
+        steps.call("attention_prefill", grid, params, *tensors, pieces=pieces, **shape)
+        return out
+    pieces = ("state", kv, sees, "attend_some")
+    left = steps.recorder.scratch(*grid, 2, queries)
+    for begin in range(0, seen, most):
+        some = [*params, begin, begin + most]
+        steps.call("attention_prefill", grid, some, *tensors, left, pieces=pieces, **shape)
+    return out
 
 
 class Attention:
@@ -84,26 +124,11 @@ class Attention:
 
     def attend_many(self, raw: Tensor) -> Tensor:
         """Many tokens: a workgroup takes a tile of queries; keys and values serve all of them."""
-        text, layer, queries = self.text, self.layer, MANY["QUERIES"]
-        q = self.queries(raw)
-        shape = {"HEAD_DIM": layer.head_dim, **MANY}
-        out = text.recorder.scratch(text.batch, layer.heads * layer.head_dim)
-        group = layer.heads // layer.kv_heads
-        grid = (layer.kv_heads, -(-text.batch * group // queries))
-        params = [layer.heads, layer.kv_heads, self.ring, self.window, text.batch]
-        tensors = (text.inputs.state, q, *self.cache, out)
-        most = loops.attention_prefill_keys(*shape.values()) if text.software else EVERYTHING
-        seen = min(self.ring, self.window + queries)  # by one workgroup
-        if seen <= most:
-            pieces = ("state", text.kv, "attend_all")
-            text.call("attention_prefill", grid, params, *tensors, pieces=pieces, **shape)
-            return out
-        pieces = ("state", text.kv, "attend_some")
-        left = text.recorder.scratch(*grid, 2, queries)
-        for begin in range(0, seen, most):
-            some = [*params, begin, begin + most]
-            text.call("attention_prefill", grid, some, *tensors, left, pieces=pieces, **shape)
-        return out
+        layer = self.layer
+        heads = Heads(layer.heads, layer.kv_heads, layer.head_dim)
+        return attend(
+            self.text, self.queries(raw), self.cache, heads, self.ring, self.window, self.text.kv
+        )
 
     def queries(self, raw: Tensor) -> Tensor:
         """Queries normed and turned; keys and values go into the cache."""

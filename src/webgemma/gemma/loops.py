@@ -26,7 +26,7 @@ def attention_keys(head_dim: int, threads: int) -> int:
 def attention_prefill_keys(head_dim: int, threads: int, queries: int, keys: int) -> int:
     """Keys that one dispatch of attention_prefill.wgsl may look at."""
     fours, quads = head_dim // 4, queries // 4
-    slice = min(8, fours)
+    slice = min(8, fours) if fours % min(8, fours) == 0 else 6
     split = threads // (keys // 4 * quads)
     parts = min(16, threads // quads)
     own = quads // min(threads // fours, quads)

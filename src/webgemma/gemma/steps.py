@@ -39,6 +39,18 @@ class Steps:
         self.precision = precision if batch == 1 or "packed-dots" in self.features else "exact"
         self.software = model.device.software
 
+    def rows_of(self, weight: Weight, ids: Tensor, scale: float = 1.0) -> Tensor:
+        """Rows of a table, times a scale: [batch, width]."""
+        x = self.recorder.scratch(self.batch, weight.width)
+        kernel = self.link("embed", weight.format.name, pieces=("state",))
+        units = weight.width // unit_of(weight.format.name)
+        for part in weight.parts:
+            blocks = weight.width // weight.format.block
+            params = [blocks, *part.planes, part.first_row, part.rows, units, float(scale)]
+            tensors = (part.data, self.state, ids, x)
+            self.recorder.call(kernel, (self.batch,), params, *tensors)
+        return x
+
     def linear(
         self,
         x: Tensor,

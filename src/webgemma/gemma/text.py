@@ -102,23 +102,7 @@ class TextRecorder(Steps):
 
     def embed(self, name: str, scale: float, ids: Tensor | None = None) -> Tensor:
         """Rows of a table for the ids, the batch's tokens if not told: [batch, width]."""
-        weight = self.model.matrices[name]
-        x = self.recorder.scratch(self.batch, weight.width)
-        kernel = self.link("embed", weight.format.name, pieces=("state",))
-        unit = unit_of(weight.format.name)
-        for part in weight.parts:
-            blocks = weight.width // weight.format.block
-            params = [
-                blocks,
-                *part.planes,
-                part.first_row,
-                part.rows,
-                weight.width // unit,
-                float(scale),
-            ]
-            tensors = (part.data, self.inputs.state, ids or self.inputs.ids, x)
-            self.recorder.call(kernel, (self.batch,), params, *tensors)
-        return x
+        return self.rows_of(self.model.matrices[name], ids or self.inputs.ids, scale)
 
     def _input_of(self, index: int) -> Tensor:
         """Where to put what a layer reads, or the head after the last one."""

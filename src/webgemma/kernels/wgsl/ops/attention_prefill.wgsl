@@ -3,8 +3,8 @@
 // after those of another), so that a tile of KEYS keys and values serves them all. Of a tile, a
 // thread first sums scores of 4 queries by 4 keys over every SPLIT-th four of HEAD_DIM (the SPLIT
 // threads of the same place add up), then turns some into shares of the softmax, then gathers four
-// dimensions of the values for 4 * OWN queries. attend_all or attend_some says which of the keys are
-// the dispatch's.
+// dimensions of the values for 4 * OWN queries. sees_past or sees_all says how far a token sees, and
+// attend_all or attend_some which of the keys are the dispatch's.
 
 struct Params {
     heads: u32,
@@ -25,7 +25,8 @@ struct Params {
 
 const UNSEEN: f32 = -1.0e30; // the score of a key that a query does not see
 const FOURS: u32 = HEAD_DIM / 4u;
-const SLICE: u32 = min(8u, FOURS); // fours of a head that pass through workgroup memory at once
+// Fours of a head that pass through workgroup memory at once.
+const SLICE: u32 = select(6u, min(8u, FOURS), FOURS % min(8u, FOURS) == 0u);
 const QUADS: u32 = QUERIES / 4u;
 const ACROSS: u32 = KEYS / 4u; // threads along the keys
 const PLACES: u32 = ACROSS * QUADS;
@@ -42,6 +43,7 @@ alias Gathered = array<array<vec4<f32>, 4>, OWN>; // of a thread: four dimension
 // What four queries have seen so far.
 struct Softmax {
     positions: vec4<u32>, // of the queries
+    ends: vec4<u32>, // the first positions that they do not see
     best: vec4<f32>, // score
     total: vec4<f32>, // of the shares, but only those that this thread has made
 }
@@ -119,7 +121,7 @@ fn soften(softmax: ptr<function, Softmax>, tile_first: u32, thread: u32) {
     var top = (*softmax).best;
     for (var key = part; key < KEYS && part < PARTS; key += PARTS) {
         let position = vec4(tile_first + key);
-        let seen = (position <= positions) & (position + vec4(params.window) > positions);
+        let seen = (position < (*softmax).ends) & (position + vec4(params.window) > positions);
         let score = select(vec4(UNSEEN), tile[key * QUADS + quad], seen);
         tile[key * QUADS + quad] = score;
         top = max(top, score);
@@ -191,9 +193,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     }
     let earliest = state.first + first / group;
     let low = earliest + 1u - min(earliest + 1u, params.window);
-    let high = state.first + min((first + QUERIES - 1u) / group, count - 1u) + 1u;
+    let high = end_seen(min((first + QUERIES - 1u) / group, count - 1u), count);
     let numbers = vec4(first + 4u * (thread % QUADS)) + vec4(0u, 1u, 2u, 3u);
-    var softmax = Softmax(vec4(state.first) + numbers / vec4(group), vec4(UNSEEN), vec4(0.0));
+    let tokens = numbers / vec4(group);
+    var softmax = Softmax(vec4(state.first) + tokens, ends_seen(tokens, count), vec4(UNSEEN), vec4(0.0));
     let four = thread % FOURS; // the dimensions this thread gathers
     let own = thread / FOURS * OWN; // and the first of the quads it gathers them for
     var gathered: Gathered;

@@ -1,0 +1,9 @@
+// A token sees those before it, and itself.
+
+fn end_seen(t: u32, count: u32) -> u32 {
+    return state.first + t + 1u;
+}
+
+fn ends_seen(tokens: vec4<u32>, count: u32) -> vec4<u32> {
+    return vec4(state.first + 1u) + tokens;
+}

@@ -1,0 +1,20 @@
+// x[t] = x[t] + a[t] + b[t]. A thread takes four values.
+
+struct Params {
+    width: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> state: State;
+@group(0) @binding(2) var<storage, read> a: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read> b: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read_write> x: array<vec4<f32>>;
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let i = group.x * THREADS + thread;
+    if (group.y < state.count && i < params.width / 4u) {
+        let at = group.y * params.width / 4u + i;
+        x[at] += a[at] + b[at];
+    }
+}
