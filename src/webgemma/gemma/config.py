@@ -5,7 +5,7 @@ from functools import cached_property
 
 from webgemma.errors import GgufError
 from webgemma.gemma.metadata import Metadata
-from webgemma.gemma.tensors import canonical_tensors, check_tensors
+from webgemma.gemma.tensors import canonical_tensors, check_tensors, text_tensors
 from webgemma.gguf.reader import Gguf, TensorInfo
 
 ARCHITECTURES = ("gemma4", "diffusion-gemma")
@@ -140,7 +140,7 @@ class _Reading:
                 tensor.weights for name, tensor in self.tensors.items() if _is_text(name)
             ),
         )
-        check_tensors(self.gguf, config, self.tensors)
+        check_tensors(self.gguf, text_tensors(config), self.tensors)
         self.check_vocabulary(config)
         return config
 

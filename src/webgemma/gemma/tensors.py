@@ -3,13 +3,15 @@
 import re
 import struct
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from webgemma.errors import GgufError
 from webgemma.gguf.reader import Gguf, TensorInfo
 
 if TYPE_CHECKING:
     from webgemma.gemma.config import Config, Layer
+
+Wanted: TypeAlias = tuple[str, tuple[int, ...], bool]  # name, shape in ggml's order, needed
 
 # Ollama's names of audio tensors -> llama.cpp's, which are ours. `ln2` differs in meaning.
 _OLLAMA_AUDIO_BLOCK = {
@@ -52,9 +54,9 @@ def _canonical(name: str, ollama_audio: bool) -> str:
     return name
 
 
-def check_tensors(gguf: Gguf, config: "Config", tensors: dict[str, TensorInfo]) -> None:
+def check_tensors(gguf: Gguf, wanted: Iterable[Wanted], tensors: dict[str, TensorInfo]) -> None:
     """Every tensor the model needs is there, in a shape and a format we compute with."""
-    for name, shape, needed in text_tensors(config):
+    for name, shape, needed in wanted:
         tensor = tensors.get(name)
         if tensor is None:
             if needed:
@@ -75,8 +77,8 @@ def check_tensors(gguf: Gguf, config: "Config", tensors: dict[str, TensorInfo]) 
             )
 
 
-def text_tensors(config: "Config") -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    """(name, shape in ggml's order, needed) of all tensors of the text model."""
+def text_tensors(config: "Config") -> Iterator[Wanted]:
+    """All tensors of the text model."""
     width, ple, number = config.width, config.ple, len(config.layers)
     yield "token_embd.weight", (width, config.vocab), True
     yield "output.weight", (width, config.vocab), False
@@ -99,7 +101,7 @@ def text_tensors(config: "Config") -> Iterator[tuple[str, tuple[int, ...], bool]
             yield f"blk.{layer.index}.{name}", shape, needed
 
 
-def _layer_tensors(config: "Config", layer: "Layer") -> Iterator[tuple[str, tuple[int, ...], bool]]:
+def _layer_tensors(config: "Config", layer: "Layer") -> Iterator[Wanted]:
     width, ple = config.width, config.ple
     queries = layer.heads * layer.head_dim
     keys = layer.kv_heads * layer.head_dim
