@@ -22,6 +22,7 @@ ROOMS: dict[str, set[str]] = {
     "kernels": {"device"},
     "graph": {"device", "kernels"},
     "gemma": {"gguf", "device", "kernels", "graph", "sampler"},
+    "sounds": {"gemma"},
     "session": {"gguf", "device", "graph", "gemma", "sampler"},
     "selftest": {"gguf", "device", "kernels", "graph"},
     "standin": {"gguf"},
@@ -56,9 +57,10 @@ OPEN_TO_ALL = {"errors", "blocking", "javascript"}
 
 # Outside packages, and the only rooms that may import them.
 GUESTS = {
-    "numpy": {"reference", "check", "cli", "api"},
+    "numpy": {"reference", "check", "cli", "api", "sounds"},
     "rich": {"cli"},
     "typer": {"cli"},
+    "soundfile": {"sounds"},
     "wgpu": {"device"},
     "js": {"javascript"},
     "pyodide": {"device", "javascript"},
