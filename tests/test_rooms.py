@@ -58,9 +58,9 @@ OPEN_TO_ALL = {"errors", "blocking", "javascript"}
 # Outside packages, and the only rooms that may import them.
 GUESTS = {
     "numpy": {"reference", "check", "cli", "api", "sounds"},
+    "soundfile": {"sounds"},
     "rich": {"cli"},
     "typer": {"cli"},
-    "soundfile": {"sounds"},
     "wgpu": {"device"},
     "js": {"javascript"},
     "pyodide": {"device", "javascript"},
