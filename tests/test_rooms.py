@@ -24,6 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "kernels": {"device"},
     "graph": {"device", "kernels"},
     "gemma": {"gguf", "device", "kernels", "graph", "sampler"},
+    "sounds": {"gemma"},
     "session": {"gguf", "device", "graph", "gemma", "sampler"},
     "selftest": {"gguf", "device", "kernels", "graph"},
     "standin": {"gguf"},
@@ -58,7 +59,8 @@ OPEN_TO_ALL = {"errors", "blocking", "javascript"}
 
 # Outside packages, and the only rooms that may import them.
 GUESTS = {
-    "numpy": {"reference", "check", "cli", "api"},
+    "numpy": {"reference", "check", "cli", "api", "sounds"},
+    "soundfile": {"sounds"},
     "rich": {"cli"},
     "typer": {"cli"},
     "PIL": {"picture_files"},

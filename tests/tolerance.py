@@ -3,9 +3,14 @@
 # Our reference against transformers, absolute; the logits' standard deviation is about 4.
 LOGITS_OF_TRANSFORMERS = 5e-4
 HIDDEN_OF_TRANSFORMERS = 5e-4
+MEL_OF_TRANSFORMERS = 1e-4  # of logarithms; its transform is a float32 one: 4e-5 was measured
+HEARD_OF_TRANSFORMERS = 2e-5  # soft tokens, whose standard deviation is about 1
 
 # The reference with a cache against itself in one go: only the order of float32 sums differs.
 LOGITS_INCREMENTAL = 5e-4
+
+# Tones through the resampler, of full scale: what changes below 7 kHz, what is left above 8.2.
+RESAMPLED = 5e-6
 
 # Kernels against the reference or numpy, relative to the largest value.
 F32_KERNEL = 1e-5

@@ -8,6 +8,10 @@ from webgemma.gemma.metadata import Metadata
 from webgemma.gemma.tensors import Wanted, canonical_tensors
 from webgemma.gguf.reader import Gguf, TensorInfo
 
+SAMPLE_RATE = 16_000  # of the sound that a model hears
+PART_SAMPLES = 30 * SAMPLE_RATE  # what a tower hears at once
+RAW_SAMPLES = 640  # of a soft token where there are no layers
+
 
 @dataclass(frozen=True, slots=True)
 class Vision:
@@ -33,7 +37,24 @@ class Audio:
     layers: int
     heads: int
     ffn: int
+    features: int  # width of what the projector takes
     output: int  # width of a soft token
+
+    def parts(self, samples: int) -> list[slice]:
+        """Where the parts of a longer sound lie: each is heard on its own."""
+        return [slice(at, at + PART_SAMPLES) for at in range(0, samples, PART_SAMPLES)]
+
+    def soft_tokens(self, samples: int) -> int:
+        """How many placeholders a sound takes: all of its parts, between one pair of markers."""
+        if not self.layers:
+            return -(-samples // RAW_SAMPLES)
+        return sum(_heard(min(samples, x.stop) - x.start) for x in self.parts(samples))
+
+
+def _heard(samples: int) -> int:
+    """Soft tokens of one part: frames of 320 samples every 160, halved twice, rounded up."""
+    frames = max(1, (samples - 1) // 160)
+    return -(-frames // 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +156,59 @@ def _audio(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> Audio 
             )
         return None
     layers = _blocks(tensors, "a.")
-    return Audio(
+    audio = Audio(
         width=keys.count("embedding_length") if layers else projection.width,
         layers=layers,
         heads=keys.count("attention.head_count") if layers else 0,
         ffn=keys.count("feed_forward_length") if layers else 0,
+        features=projection.width,
         output=projection.rows,
     )
+    if layers and audio.width % (2 * audio.heads):
+        raise GgufError(
+            f"{gguf.name}: an audio tower of width {audio.width} cannot have {audio.heads} heads."
+        )
+    return audio
+
+
+def audio_tensors(audio: Audio) -> Iterator[Wanted]:
+    """All tensors of a sound encoder."""
+    width, ffn = audio.width, audio.ffn
+    if not audio.layers:
+        yield "mm.a.input_projection.weight", (RAW_SAMPLES, audio.output), True
+        return
+    yield "a.conv1d.0.weight", (3, 3, 1, 128), True
+    yield "a.conv1d.0.norm.weight", (128,), True
+    yield "a.conv1d.1.weight", (3, 3, 128, 32), True
+    yield "a.conv1d.1.norm.weight", (32,), True
+    yield "a.input_projection.weight", (1024, width), True
+    yield "a.pre_encode.out.weight", (width, audio.features), True
+    yield "a.pre_encode.out.bias", (audio.features,), True
+    yield "mm.a.soft_emb_norm.weight", (audio.features,), False
+    yield "mm.a.input_projection.weight", (audio.features, audio.output), True
+    for block in (f"a.blk.{index}." for index in range(audio.layers)):
+        for linear, shape in _audio_linears(width, ffn):
+            yield f"{block}{linear}.weight", shape, True
+            for bound in ("input_min", "input_max", "output_min", "output_max"):
+                yield f"{block}{linear}.{bound}", (1,), False
+        yield block + "attn_k_rel.weight", (width, width), True
+        yield block + "per_dim_scale.weight", (width // audio.heads,), True
+        yield block + "conv_dw.weight", (5, width), True
+        for norm in (
+            *("ffn_norm", "ffn_post_norm", "ffn_norm_1", "ffn_post_norm_1"),
+            *("attn_pre_norm", "attn_post_norm", "conv_norm", "norm_conv", "ln2"),
+        ):
+            yield f"{block}{norm}.weight", (width,), True
+
+
+def _audio_linears(width: int, ffn: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The clamped linears of a block."""
+    for end in ("", "_1"):
+        yield "ffn_up" + end, (width, ffn)
+        yield "ffn_down" + end, (ffn, width)
+    for part in ("attn_q", "attn_k", "attn_v", "attn_out", "conv_pw2"):
+        yield part, (width, width)
+    yield "conv_pw1", (width, 2 * width)
 
 
 def _blocks(tensors: dict[str, TensorInfo], tower: str) -> int:
