@@ -4,6 +4,11 @@
 LOGITS_OF_TRANSFORMERS = 5e-4
 HIDDEN_OF_TRANSFORMERS = 5e-4
 
+# Soft tokens of the reference against transformers, absolute; their standard deviation is about 1.
+# A tower's features before the projector: relative to the largest.
+SOFT_TOKENS_OF_TRANSFORMERS = 2e-5
+POOLED_OF_TRANSFORMERS = 2e-5
+
 # The reference with a cache against itself in one go: only the order of float32 sums differs.
 LOGITS_INCREMENTAL = 5e-4
 
