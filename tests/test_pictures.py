@@ -19,7 +19,7 @@ EYES = Vision(
     ffn=64,
     patch=16,
     pool=3,
-    positions=60,
+    positions=300,
     output=64,
     clipped=False,
     standardised=False,
@@ -103,7 +103,12 @@ def test_patches_keep_rows_columns_and_colours_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("size", "sentence"),
-    [((47, 48), "multiples of 48"), ((48, 100), "multiples of 48"), ((48, 1008), "at most 960")],
+    [
+        ((47, 48), "multiples of 48"),
+        ((48, 100), "multiples of 48"),
+        ((48, 4848), "at most 4800"),
+        ((1632, 1632), "more than 1120"),
+    ],
 )
 def test_sides_that_must_be_resized(size: tuple[int, int], sentence: str) -> None:
     picture = Picture(*size, bytes(3 * size[0] * size[1]))

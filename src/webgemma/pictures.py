@@ -69,6 +69,11 @@ def check_sides(width: int, height: int, positions: int, side: int = SIDE) -> No
             f"A picture of {width} x {height} pixels must be resized: "
             f"a side can have at most {positions * side}."
         )
+    if soft_tokens(width, height, side) > BUDGETS[-1]:
+        raise InputError(
+            f"A picture of {width} x {height} pixels must be resized: "
+            f"it would become more than {BUDGETS[-1]} soft tokens."
+        )
 
 
 def starts_with_y(width: int, height: int, new_width: int, new_height: int) -> bool:

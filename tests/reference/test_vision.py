@@ -20,8 +20,8 @@ from tiny_eyes import (
 )
 from tolerance import (
     LOGITS_INCREMENTAL,
-    LOGITS_OF_TRANSFORMERS,
     POOLED_OF_TRANSFORMERS,
+    SOFT_LOGITS_OF_TRANSFORMERS,
     SOFT_TOKENS_OF_TRANSFORMERS,
 )
 
@@ -86,7 +86,7 @@ def test_tiny_eyes_agree_with_transformers(kind: str) -> None:
     model, ids = text_of(tiny_gguf(tiny)), truth["ids"].tolist()
     soft = places(ids, seen)
     np.testing.assert_allclose(
-        model.forward(ids, soft=soft), truth["logits"], rtol=0, atol=LOGITS_OF_TRANSFORMERS
+        model.forward(ids, soft=soft), truth["logits"], rtol=0, atol=SOFT_LOGITS_OF_TRANSFORMERS
     )
     assert greedy(model, ids, soft, len(truth["greedy"])) == truth["greedy"].tolist()
 
@@ -114,7 +114,7 @@ def test_llama_cpps_mmproj_agrees_with_transformers() -> None:
         model = TextModel(Config.from_gguf(g), Weights(g))
         soft = [Soft(ids.index(20), seen, picture=True)]
         np.testing.assert_allclose(
-            model.forward(ids, soft=soft), truth["logits"], rtol=0, atol=LOGITS_OF_TRANSFORMERS
+            model.forward(ids, soft=soft), truth["logits"], rtol=0, atol=SOFT_LOGITS_OF_TRANSFORMERS
         )
         assert greedy(model, ids, soft, len(wanted)) == wanted
 
@@ -181,7 +181,7 @@ def test_pictures_and_text_in_pieces_as_in_one() -> None:
     second = soft[1]._replace(first=soft[1].first - cut)
     rest = model.forward(ids[cut:], cache, soft=[second])
     np.testing.assert_allclose(
-        np.concatenate([first, rest]), truth["logits"], rtol=0, atol=LOGITS_OF_TRANSFORMERS
+        np.concatenate([first, rest]), truth["logits"], rtol=0, atol=SOFT_LOGITS_OF_TRANSFORMERS
     )
 
 
