@@ -67,9 +67,9 @@ def vision_tensors(vision: Vision) -> Iterator[Wanted]:
         pixels = 3 * side * side
         yield "v.patch_embd.weight", (pixels, width), True
         yield "v.patch_embd.bias", (width,), True
-        for norm, size in ((1, pixels), (2, width), (3, width)):
-            yield f"v.patch_norm.{norm}.weight", (size,), True
-            yield f"v.patch_norm.{norm}.bias", (size,), True
+        for number, size in ((1, pixels), (2, width), (3, width)):
+            yield f"v.patch_norm.{number}.weight", (size,), True
+            yield f"v.patch_norm.{number}.bias", (size,), True
         return
     yield "v.patch_embd.weight", (side, side, 3, width), True
     if vision.standardised:
