@@ -11,6 +11,7 @@ from webgemma.errors import InputError
 BUDGETS = (70, 140, 280, 560, 1120)  # soft tokens that a picture may become
 BUDGET = 280
 FRAME_BUDGET = 70  # of a frame of a video
+WEIGHT_BITS = 22  # after the point of a weight in resizing
 SIDE = 48  # pixels of a soft token's side: 3 patches of 16
 
 
@@ -23,10 +24,10 @@ class Picture(NamedTuple):
 
 
 class Taps(NamedTuple):
-    """What makes one pixel of a resized line: Σ weights[i] · line[first + i]."""
+    """What makes one pixel of a resized line: Σ weights[i] · line[first + i] / 2^WEIGHT_BITS."""
 
     first: int
-    weights: tuple[float, ...]
+    weights: tuple[int, ...]
 
 
 def target_size(width: int, height: int, budget: int = BUDGET, side: int = SIDE) -> tuple[int, int]:
@@ -68,15 +69,28 @@ def check_sides(width: int, height: int, positions: int, side: int = SIDE) -> No
             f"A picture of {width} x {height} pixels must be resized: "
             f"a side can have at most {positions * side}."
         )
+    if soft_tokens(width, height, side) > BUDGETS[-1]:
+        raise InputError(
+            f"A picture of {width} x {height} pixels must be resized: "
+            f"it would become more than {BUDGETS[-1]} soft tokens."
+        )
+
+
+def starts_with_y(width: int, height: int, new_width: int, new_height: int) -> bool:
+    """Whether columns are resized before rows, which changes what is rounded: Pillow 13's rule."""
+    lost = height - new_height
+    return lost > 0 and lost > 2 * (width - new_width)
 
 
 def resize_taps(source: int, target: int) -> list[Taps]:
     """The taps of every pixel of a line of `target` pixels, made of one of `source`.
 
-    A picture is resized line by line, first along x, then along y; each time the sums are rounded
-    to the nearest whole number and held between 0 and 255. Shrinking widens the cubic, so that
-    every source pixel counts (antialias); beyond the edges there is nothing, and the weights that
-    remain are scaled to add up to one. So does Pillow, and torchvision after it."""
+    A picture is resized in two passes, one along each axis. A pass adds up whole numbers, divides
+    by 2^WEIGHT_BITS, rounds to the nearest and keeps what lies between 0 and 255, so that every
+    machine makes the same pixels, and those of Pillow. The sums stay below 2^31.
+
+    Shrinking widens the cubic, so that every source pixel counts (antialias); beyond the edges
+    there is nothing, and the weights that remain are scaled to add up to one."""
     scale = source / target
     stretch = max(scale, 1.0)
     taps = []
@@ -84,9 +98,9 @@ def resize_taps(source: int, target: int) -> list[Taps]:
         centre = (pixel + 0.5) * scale
         first = max(0, int(centre - 2 * stretch + 0.5))
         last = min(source, int(centre + 2 * stretch + 0.5))
-        weights = [cubic((at + 0.5 - centre) / stretch) for at in range(first, last)]
-        total = sum(weights)
-        taps.append(Taps(first, tuple(weight / total for weight in weights)))
+        weights = [cubic((at - centre + 0.5) / stretch) for at in range(first, last)]
+        unit = (1 << WEIGHT_BITS) / sum(weights)
+        taps.append(Taps(first, tuple(round(weight * unit) for weight in weights)))
     return taps
 
 

@@ -4,7 +4,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from webgemma.gemma.towers import Vision
-from webgemma.pictures import BUDGET, Picture, check_sides, resize_taps, target_size
+from webgemma.pictures import (
+    BUDGET,
+    WEIGHT_BITS,
+    Picture,
+    check_sides,
+    resize_taps,
+    starts_with_y,
+    target_size,
+)
 from webgemma.reference.weights import Floats
 
 Rgb = NDArray[np.uint8]  # [height, width, 3]
@@ -25,21 +33,27 @@ def pixel_values(
 
 
 def resize(rgb: Rgb, width: int, height: int) -> Rgb:
-    """Bicubic with antialias; both passes round to whole numbers."""
-    if rgb.shape[1] != width:
-        rgb = resize_lines(rgb, width)
-    if rgb.shape[0] != height:
-        rgb = resize_lines(rgb.swapaxes(0, 1), height).swapaxes(0, 1)
-    return rgb
+    """Bicubic with antialias: one axis, then the other."""
+    if starts_with_y(rgb.shape[1], rgb.shape[0], width, height):
+        return resize_rows(resize_columns(rgb, height), width)
+    return resize_columns(resize_rows(rgb, width), height)
 
 
-def resize_lines(rgb: Rgb, width: int) -> Rgb:
-    """Each line [source, 3] of rgb as one of [width, 3]."""
+def resize_columns(rgb: Rgb, height: int) -> Rgb:
+    """Along y, as rows are along x."""
+    return resize_rows(rgb.swapaxes(0, 1), height).swapaxes(0, 1)
+
+
+def resize_rows(rgb: Rgb, width: int) -> Rgb:
+    """Each row [source, 3] as one of [width, 3]: the nearest whole number to a weighted sum."""
+    if rgb.shape[1] == width:
+        return rgb
     out = np.empty((len(rgb), width, 3), np.uint8)
+    half = 1 << (WEIGHT_BITS - 1)
     for at, (first, weights) in enumerate(resize_taps(rgb.shape[1], width)):
-        source = rgb[:, first : first + len(weights)].astype(np.float64)
-        sums = np.einsum("ysc,s->yc", source, np.array(weights))
-        out[:, at] = np.clip(np.floor(sums + 0.5), 0, 255)
+        source = rgb[:, first : first + len(weights)].astype(np.int32)
+        sums = np.einsum("ysc,s->yc", source, np.array(weights, np.int32))
+        out[:, at] = np.clip((sums + half) >> WEIGHT_BITS, 0, 255)
     return out
 
 
