@@ -12,6 +12,8 @@ SOFT_TOKENS_OF_TRANSFORMERS = 2e-5
 POOLED_OF_TRANSFORMERS = 2e-5
 # Random networks amplify what soft tokens differ by: 3.5e-4 was measured.
 SOFT_LOGITS_OF_TRANSFORMERS = 1e-3
+# What a tower makes on the GPU in float32, of the largest value.
+GPU_SOFT_TOKENS = 2e-5
 
 # The reference with a cache against itself in one go: only the order of float32 sums differs.
 LOGITS_INCREMENTAL = 5e-4

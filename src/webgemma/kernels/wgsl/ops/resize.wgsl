@@ -1,5 +1,6 @@
-// A line of a picture made longer or shorter: each pixel is a sum of some of the line's, by `taps`, and
-// rounded. With ALONG_X lines are rows, else columns. A thread makes a pixel.
+// Lines of a picture made longer or shorter: each pixel is a sum of some of its line's, by `taps`, whole
+// numbers that are divided by 2^BITS and rounded, so that every device makes the same pixels. With ALONG_X
+// lines are rows, else columns. A thread makes a pixel.
 
 struct Params {
     width: u32, // of the result
@@ -11,7 +12,7 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> pixels: array<u32>; // red, green, blue and nothing, a byte each
 @group(0) @binding(2) var<storage, read> taps: array<vec2<u32>>; // of a pixel of a line: the first, how many
-@group(0) @binding(3) var<storage, read> weights: array<f32>; // `most` for each pixel of a line
+@group(0) @binding(3) var<storage, read> weights: array<i32>; // `most` for each pixel of a line
 @group(0) @binding(4) var<storage, read_write> result: array<u32>;
 
 @compute @workgroup_size(THREADS)
@@ -23,10 +24,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let pixel = select(y, x, ALONG_X == 1u); // of the line
     let tap = taps[pixel];
-    var sum = vec4(0.0);
+    var sum = vec3(i32(1u << (BITS - 1u)));
     for (var i = 0u; i < tap.y; i++) {
         let at = select(vec2(x, tap.x + i), vec2(tap.x + i, y), ALONG_X == 1u);
-        sum += weights[pixel * params.most + i] * unpack4x8unorm(pixels[at.y * params.from_width + at.x]);
+        let from_pixel = vec3(pixels[at.y * params.from_width + at.x]) >> vec3(0u, 8u, 16u);
+        sum += weights[pixel * params.most + i] * vec3<i32>(from_pixel & vec3(255u));
     }
-    result[y * params.width + x] = pack4x8unorm(sum); // rounds, and holds between 0 and 255
+    let colours = vec3<u32>(clamp(sum >> vec3(BITS), vec3(0), vec3(255)));
+    result[y * params.width + x] = colours.x | (colours.y << 8u) | (colours.z << 16u);
 }

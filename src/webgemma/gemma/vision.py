@@ -1,0 +1,335 @@
+"""The eyes of Gemma 4 over a Recorder: pixels in, soft tokens out, all on the device."""
+
+import math
+import struct
+from dataclasses import dataclass, replace
+from typing import Self
+
+from webgemma.device import Device
+from webgemma.errors import GgufError
+from webgemma.gemma.attention import EVERYTHING, Heads, attend
+from webgemma.gemma.matrices import Matrices
+from webgemma.gemma.pixels import Bench, pixels_of
+from webgemma.gemma.steps import ROW_THREADS, THREADS, Steps
+from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats
+from webgemma.gemma.towers import Vision, vision_tensors
+from webgemma.gguf.reader import Gguf, TensorInfo
+from webgemma.graph import Recorder, Tensor
+from webgemma.pictures import Picture
+
+EPS = 1e-6  # of every rms
+LAYER_NORM_EPS = 1e-5  # of the 12B's patch embedder
+ROPE_BASE = 100.0
+# The order in which `v.clamp_data` keeps the bounds of a block's linears.
+CLIPPED = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
+SIDES = ("input_min", "input_max", "output_min", "output_max")
+LARGEST = 3.4e38  # a bound that bounds nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Between which values a clipped linear keeps what goes in and what comes out."""
+
+    low_in: float = -LARGEST
+    high_in: float = LARGEST
+    low_out: float = -LARGEST
+    high_out: float = LARGEST
+
+    @property
+    def clips_in(self) -> bool:
+        """Whether there is anything to do before the product."""
+        return self.low_in > -LARGEST or self.high_in < LARGEST
+
+    @property
+    def clips_out(self) -> bool:
+        """And after it."""
+        return self.low_out > -LARGEST or self.high_out < LARGEST
+
+
+class Eyes(Matrices):
+    """A vision tower's weights on a device."""
+
+    def __init__(self, vision: Vision, device: Device) -> None:
+        super().__init__(device)
+        self.vision = vision
+        self.bounds: dict[str, Bounds] = {}  # of clipped linears, by name
+        self.head_norms: dict[int, Tensor] = {}  # of each layer: q_norm, then k_norm
+        self.turns = self.tensor(_turns(vision), "turns", 1) if vision.layers else self.one
+        self.ones = self.vector_of([1.0] * vision.width)
+
+    @classmethod
+    async def load(cls, gguf: Gguf, vision: Vision, device: Device) -> Self:
+        """Bring the tower of an mmproj, or of a file that holds text and towers, to a device."""
+        tensors = canonical_tensors(gguf)
+        check_tensors(gguf, vision_tensors(vision), tensors)
+        eyes = cls(vision, device)
+        try:
+            for name, _, _ in vision_tensors(vision):
+                if name in tensors:
+                    stack = [_as_rows(name, tensors[name])]
+                    eyes.reserve_tensors(name, stack)
+                    await eyes.fill_tensors(gguf, name, stack)
+            await eyes._derive(gguf, tensors)
+            await eyes.settle()
+        except BaseException:
+            eyes.close()
+            raise
+        return eyes
+
+    async def _derive(self, gguf: Gguf, tensors: dict[str, TensorInfo]) -> None:
+        for index in range(self.vision.layers):
+            name = f"v.blk.{index}."
+            norms = await read_floats(gguf, tensors[name + "attn_q_norm.weight"])
+            norms += await read_floats(gguf, tensors[name + "attn_k_norm.weight"])
+            self.head_norms[index] = self.vector_of(norms)
+        if self.vision.clipped:
+            self.bounds = await _bounds(gguf, self.vision, tensors)
+
+
+class VisionRecorder(Steps):
+    """Records what becomes of one picture of so many patches."""
+
+    def __init__(
+        self, eyes: Eyes, recorder: Recorder, state: Tensor, columns: int, rows: int
+    ) -> None:
+        super().__init__(eyes, recorder, state, columns * rows, EPS)
+        self.eyes = eyes
+        self.vision = eyes.vision
+        self.columns, self.rows = columns, rows  # patches
+
+    def embed(self, pixels: Tensor, x_ids: Tensor, y_ids: Tensor) -> Tensor:
+        """W (2 p − 1) + X[x] + Y[y]: [patches, width]."""
+        width, large = self.vision.width, not self.vision.layers
+        p = self.patches(pixels, 1.0 if large else 2.0, 0.0 if large else -1.0)
+        if large:  # norm₂(W norm₁(p) + b)
+            p = self.layer_norm(p, 1)
+        x = self.linear(p, self.eyes.matrices["v.patch_embd.weight"])
+        if large:
+            x = self.layer_norm(x, 2, "v.patch_embd.bias")
+        table = self.eyes.matrices["v.position_embd.weight"]
+        added = (self.rows_of(table, x_ids), self.rows_of(table, y_ids), x)
+        self.call("sum_rows", self._fours(width), [width], self.state, *added, pieces=("state",))
+        return self.layer_norm(x, 3) if large else x
+
+    def patches(self, pixels: Tensor, scale: float, shift: float) -> Tensor:
+        """The picture cut up, each patch colour by colour: [patches, 3 · side²]."""
+        side = self.vision.patch
+        p = self.recorder.scratch(self.batch, 3 * side * side)
+        self.call(
+            "patches",
+            self._fours(side * side),
+            [self.columns, scale, shift],
+            *(self.state, pixels, p),
+            pieces=("state",),
+            SIDE=side,
+        )
+        return p
+
+    def body(self, x: Tensor) -> None:
+        """All layers, in place."""
+        for index in range(self.vision.layers):
+            name = f"v.blk.{index}."
+            a = self.attention(index, self.norm(x, name + "ln1.weight"))
+            n = self.residual(x, a, name + "attn_post_norm.weight", name + "ln2.weight")
+            f = self.feed_forward(name, n)
+            scale = name + "out_scale.weight"
+            self.residual(x, f, name + "ffn_post_norm.weight", scale=scale)
+
+    def attention(self, index: int, h: Tensor) -> Tensor:
+        """softmax(q kᵀ) v, every patch seeing every other."""
+        vision, name = self.vision, f"v.blk.{index}."
+        size = vision.width // vision.heads
+        raw = self.recorder.scratch(self.batch, 3 * vision.width)
+        limits: list[float] = []
+        for number, part in enumerate(CLIPPED[:3]):
+            bounds = self.eyes.bounds.get(name + part, Bounds())
+            weight = self.eyes.matrices[f"{name}{part}.weight"]
+            self.linear(self._clipped_in(h, bounds), weight, raw, number * vision.width)
+            limits += [bounds.low_out, bounds.high_out]
+        q, k, v = (self.recorder.scratch(self.batch, vision.width) for _ in range(3))
+        self.call(
+            "sight_heads",
+            (3 * vision.heads, self.batch),
+            [vision.heads, self.columns, EPS, *limits],
+            *(self.state, raw, self.eyes.head_norms[index], self.eyes.turns, q, k, v),
+            pieces=("sum", "state", "rope"),
+            HEAD_DIM=size,
+            THREADS=self.row_threads(32),
+        )
+        heads = Heads(vision.heads, vision.heads, size)
+        out = attend(self, q, (k, v), heads, self.batch, EVERYTHING, "kv_f32", "sees_all")
+        return self.clipped(out, name + "attn_out")
+
+    def feed_forward(self, name: str, n: Tensor) -> Tensor:
+        """W_down(gelu(W_gate n) · W_up n)."""
+        gate = self.clipped(n, name + "ffn_gate")
+        up = self.clipped(n, name + "ffn_up")
+        ffn = self.vision.ffn
+        return self.clipped(self.geglu(gate, ffn, up, ffn, 0, ffn), name + "ffn_down")
+
+    def clipped(self, x: Tensor, name: str) -> Tensor:
+        """W x; a clipped linear keeps what goes in and what comes out between its bounds."""
+        bounds = self.eyes.bounds.get(name, Bounds())
+        y = self.linear(self._clipped_in(x, bounds), self.eyes.matrices[name + ".weight"])
+        return self._clip(y, bounds.low_out, bounds.high_out) if bounds.clips_out else y
+
+    def _clipped_in(self, x: Tensor, bounds: Bounds) -> Tensor:
+        return self._clip(x, bounds.low_in, bounds.high_in) if bounds.clips_in else x
+
+    def _clip(self, x: Tensor, low: float, high: float) -> Tensor:
+        h = self.recorder.scratch(*x.shape)
+        grid, width = self._fours(x.shape[1]), x.shape[1]
+        pieces = ("state", "put_float")
+        self.call("clip", grid, [width, low, high], self.state, x, h, pieces=pieces)
+        return h
+
+    def layer_norm(self, x: Tensor, number: int, shift: str = "") -> Tensor:
+        """(y − mean) / √(variance + eps), times the weight, plus the bias; y = x + shift."""
+        name = f"v.patch_norm.{number}."
+        h = self.recorder.scratch(*x.shape)
+        vectors = [self.eyes.vector(each) for each in (shift, name + "weight", name + "bias")]
+        self.call(
+            "layer_norm",
+            (self.batch,),
+            [x.shape[1], LAYER_NORM_EPS],
+            *(self.state, x, *vectors, h),
+            pieces=("sum", "state"),
+            THREADS=self.row_threads(ROW_THREADS),
+            SHIFTED=int(bool(shift)),
+        )
+        return h
+
+    def _fours(self, width: int) -> tuple[int, int]:
+        return -(-width // (4 * THREADS)), self.batch
+
+
+class ProjectionRecorder(VisionRecorder):
+    """Records the end of the way, where a soft token is what was a square of patches."""
+
+    def pool(self, x: Tensor) -> Tensor:
+        """√width · the mean of each square of pool × pool patches, standardised: [n, width]."""
+        vision, vector = self.vision, self.eyes.vector
+        if not vision.layers:
+            return x
+        h = self.recorder.scratch(self.batch, vision.width)
+        self.call(
+            "pool",
+            self._fours(vision.width),
+            [vision.width, self.columns, math.sqrt(vision.width)],
+            *(self.state, x, vector("v.std_bias"), vector("v.std_scale"), h),
+            pieces=("state",),
+            POOL=vision.pool,
+            STANDARDISED=int(vision.standardised),
+        )
+        return h
+
+    def project(self, pooled: Tensor) -> Tensor:
+        """W rms(pooled): [n, output]."""
+        h = self.recorder.scratch(*pooled.shape)
+        self.call(
+            "norm",
+            (self.batch,),
+            [pooled.shape[1], EPS],
+            *(self.state, pooled, self.eyes.ones, h),
+            pieces=("sum", "state", "put_float"),
+            THREADS=self.row_threads(ROW_THREADS),
+        )
+        return self.clipped(h, "mm.input_projection")
+
+
+class Sight:
+    """What a picture has become on the device, until it is closed."""
+
+    def __init__(self, bench: Bench, pooled: Tensor, tokens: Tensor) -> None:
+        self.pooled = pooled  # [n, width], what the tower makes of it
+        self.tokens = tokens  # [n, output], what the text model reads
+        self._bench = bench
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._bench.clear()
+
+
+def see(eyes: Eyes, picture: Picture, width: int, height: int) -> Sight:
+    """Have the device look at a picture in a size that the tower takes."""
+    bench, vision = Bench(eyes.device), eyes.vision
+    try:
+        columns, rows = width // vision.patch, height // vision.patch
+        pixels = pixels_of(bench, picture, width, height)
+        first = VisionRecorder(eyes, bench.recorder, _state(bench, columns * rows), columns, rows)
+        x = first.embed(pixels, *_places(bench, vision, columns, rows))
+        first.body(x)
+        columns, rows = columns // vision.pool, rows // vision.pool
+        state = _state(bench, columns * rows)
+        last = ProjectionRecorder(eyes, bench.recorder, state, columns, rows)
+        pooled = last.pool(x)
+        tokens = last.project(pooled)
+        sight = Sight(bench, *(bench.room(*t.shape, label="sight") for t in (pooled, tokens)))
+        plan = bench.recorder.plan()
+        eyes.device.run(plan)
+        for kept, made in ((sight.pooled, pooled), (sight.tokens, tokens)):
+            eyes.device.copy(made.buffer, kept.buffer, kept.nbytes)
+        plan.close(eyes.device)
+    except BaseException:
+        bench.clear()
+        raise
+    return sight
+
+
+def _state(bench: Bench, count: int) -> Tensor:
+    return bench.put(struct.pack("<4I", 0, count, 0, 0), "state")
+
+
+def _places(bench: Bench, vision: Vision, columns: int, rows: int) -> tuple[Tensor, Tensor]:
+    """For each patch its row of the table of columns, and of the table of rows behind it."""
+    x = list(range(columns)) * rows
+    y = [vision.positions + row for row in range(rows) for _ in range(columns)]
+    tables = [bench.put(struct.pack(f"<{len(ids)}I", *ids), "places") for ids in (x, y)]
+    return tables[0], tables[1]
+
+
+def _as_rows(name: str, tensor: TensorInfo) -> TensorInfo:
+    """A kernel of a convolution as a matrix, the two tables of positions as one."""
+    if len(tensor.shape) < 3:
+        return tensor
+    width = math.prod(tensor.shape[:3]) if name == "v.patch_embd.weight" else tensor.shape[0]
+    return replace(tensor, shape=(width, tensor.weights // width))
+
+
+def _turns(vision: Vision) -> bytes:
+    """Turns per place of each pair of a half head, as 64-bit fractions."""
+    half = vision.width // vision.heads // 2
+    turns = [ROPE_BASE ** (-2 * j / half) / (2 * math.pi) for j in range(half // 2)]
+    words = [part for turn in turns for part in divmod(round(turn * 2**64) % 2**64, 2**32)]
+    return struct.pack(f"<{len(words)}I", *words)
+
+
+async def _bounds(gguf: Gguf, vision: Vision, tensors: dict[str, TensorInfo]) -> dict[str, Bounds]:
+    """Of each clipped linear; four zeros in Ollama's older table say that one is not."""
+    names = [f"v.blk.{index}.{part}" for index in range(vision.layers) for part in CLIPPED]
+    names.append("mm.input_projection")
+    found = {}
+    for name in names:
+        values = [-LARGEST, LARGEST, -LARGEST, LARGEST]
+        for at, side in enumerate(SIDES):
+            if f"{name}.{side}" in tensors:
+                (value,) = await read_floats(gguf, tensors[f"{name}.{side}"])
+                values[at] = _bounded(value)
+        found[name] = Bounds(*values)
+    if "v.clamp_data" in tensors:
+        table = await read_floats(gguf, tensors["v.clamp_data"])
+        if len(table) != 4 * len(names):
+            raise GgufError(
+                f"{gguf.name}: v.clamp_data holds {len(table)} numbers, "
+                f"not four for each of {len(names)} linears."
+            )
+        for at, name in enumerate(names):
+            four = table[4 * at : 4 * at + 4]
+            if any(four):
+                found[name] = Bounds(*map(_bounded, four))
+    return found
+
+
+def _bounded(value: float) -> float:
+    """WGSL has no infinity."""
+    return max(-LARGEST, min(LARGEST, value))

@@ -1,0 +1,91 @@
+"""The eyes on the GPU: pixels as Pillow's, soft tokens as the reference's and transformers'."""
+
+import numpy as np
+import pytest
+from conftest import SHARED, needs_shared
+from gpu import device, get
+from tiny_eyes import EMBEDDER, LARGE_EYES, PICTURES, SMALL_EYES, Eyes, eyes_gguf
+from tiny_eyes import picture as pixels_of_picture
+from tolerance import GPU_SOFT_TOKENS
+
+from webgemma.blocking import finish
+from webgemma.gemma.pixels import Bench, pixels_of, words
+from webgemma.gemma.towers import Towers
+from webgemma.gemma.vision import Eyes as DeviceEyes
+from webgemma.gemma.vision import see
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import BytesSource
+from webgemma.pictures import Picture
+from webgemma.reference.pictures import patches, resize
+from webgemma.reference.vision import VisionTower
+
+KINDS = {"small": SMALL_EYES, "large": LARGE_EYES, "12B": EMBEDDER}
+
+
+def seen(gguf: Gguf, rgb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What the device makes of a picture that need not be resized: pooled, soft tokens."""
+    vision = Towers.from_gguf(gguf).vision
+    assert vision is not None
+    height, width, _ = rgb.shape
+    held = device().nbytes
+    with finish(DeviceEyes.load(gguf, vision, device())) as eyes:
+        sight = see(eyes, Picture(width, height, rgb.tobytes()), width, height)
+        found = get(sight.pooled), get(sight.tokens)
+        sight.close()
+    assert device().nbytes == held
+    return found
+
+
+def assert_same(found: np.ndarray, truth: np.ndarray) -> None:
+    assert found.shape == truth.shape
+    assert np.abs(found - truth).max() <= GPU_SOFT_TOKENS * np.abs(truth).max()
+
+
+@pytest.mark.parametrize("size", PICTURES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_the_reference(kind: str, size: tuple[int, int]) -> None:
+    eyes: Eyes = KINDS[kind]
+    gguf = finish(Gguf.aopen(BytesSource(eyes_gguf(eyes))))
+    rgb = pixels_of_picture(eyes, *size)
+    tower = VisionTower.from_gguf(gguf)
+    values = patches(rgb, eyes.patch)
+    pooled, tokens = seen(gguf, rgb)
+    assert_same(pooled, tower.pooled(values))
+    assert_same(tokens, tower.encode(values))
+
+
+@needs_shared
+def test_as_transformers() -> None:
+    with Gguf.open(SHARED / "mm" / "mmproj-mm-f16.gguf") as gguf:
+        rgb = np.fromfile(SHARED / "mm" / "image-240x192.rgb", np.uint8).reshape(192, 240, 3)
+        pooled, tokens = seen(gguf, rgb)
+    assert_same(pooled, np.load(SHARED / "mm" / "image240x192.vision_pooled.npy"))
+    assert_same(tokens, np.load(SHARED / "mm" / "image240x192.embd.npy"))
+
+
+@pytest.mark.parametrize(
+    ("size", "target"),
+    [
+        ((1, 1), (48, 48)),
+        ((1, 5000), (48, 480)),
+        ((2000, 3), (960, 48)),
+        ((97, 61), (97, 61)),
+        ((97, 61), (240, 144)),
+        ((640, 480), (144, 96)),
+        ((100, 300), (96, 48)),  # columns first
+        ((300, 100), (48, 100)),
+    ],
+)
+def test_resized_byte_for_byte_as_the_reference(
+    size: tuple[int, int], target: tuple[int, int]
+) -> None:
+    width, height = size
+    rgb = np.random.default_rng(7).integers(0, 256, (height, width, 3), np.uint8)
+    bench = Bench(device())
+    pixels = pixels_of(bench, Picture(width, height, rgb.tobytes()), *target)
+    plan = bench.recorder.plan()
+    device().run(plan)
+    found = get(pixels, np.uint32)
+    plan.close(device())
+    bench.clear()
+    assert found.tobytes() == words(resize(rgb, *target).tobytes())
