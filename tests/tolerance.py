@@ -14,6 +14,7 @@ POOLED_OF_TRANSFORMERS = 2e-5
 SOFT_LOGITS_OF_TRANSFORMERS = 1e-3
 # What a tower makes on the GPU in float32, of the largest value.
 GPU_SOFT_TOKENS = 2e-5
+GPU_SOFT_LOGITS = 2e-3  # of transformers; random networks amplify what differs in the soft tokens
 
 # The reference with a cache against itself in one go: only the order of float32 sums differs.
 LOGITS_INCREMENTAL = 5e-4

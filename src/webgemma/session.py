@@ -5,6 +5,7 @@ import struct
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import takewhile
 from math import prod
 
@@ -14,6 +15,7 @@ from webgemma.gemma.cache import ELEMENT_NBYTES, Cache, cache_shapes
 from webgemma.gemma.integers import chosen_precision
 from webgemma.gemma.sampling import GpuSampler
 from webgemma.gemma.saved import Saved, SavedFile, SavedPath, write_saved
+from webgemma.gemma.soft import Soft, bring, check_soft, end_of_chunk, ends, marked, plain
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
@@ -60,7 +62,7 @@ class Session:
         self._cache = Cache(self.device, config, self.context, self.kv, CHUNK)
         self._owned.callback(self._cache.close)
         self._inputs = Inputs(
-            self._keep(4), self._keep(CHUNK), self._cache.tensors, self._cache.rings
+            self._keep(4 + CHUNK), self._keep(CHUNK), self._cache.tensors, self._cache.rings
         )
         self._hidden = self._keep(CHUNK, config.width)  # of the last chunk
         self._sampler = GpuSampler(
@@ -74,17 +76,18 @@ class Session:
         for kind, batch in (("read", 32), ("sample", 1), ("decode sample", 1)):
             self._plan(kind, batch)
 
-    async def logits(self, ids: Sequence[int]) -> bytes:
+    async def logits(self, ids: Sequence[int], soft: Sequence[Soft] = ()) -> bytes:
         """Float32 logits after each of the ids, from an empty cache: [len(ids), vocab]."""
-        ids = list(ids)
-        turn = await self._begin(ids)
-        self._forget(0)
         row_nbytes = 4 * self.model.config.vocab
         most = max(n for n in BATCHES if n == 1 or n * row_nbytes <= LOGITS_NBYTES)
+        check_soft(soft, len(ids), self.model.config.width, most)
+        known = marked(ids, soft)
+        turn = await self._begin(known)
+        self._forget(0)
         rows = []
-        for batch, count in self._chunks(ids, most):
+        for batch, count in self._chunks(known, most, soft):
             at = len(self.tokens)
-            await self._read_chunk(batch, ids[at : at + count], turn)
+            await self._read_chunk(batch, plain(known[at : at + count]), turn, soft)
             self.device.run(await self._compiled("logits", batch, turn))
             reading = self.device.read(self._logits[batch].buffer, 0, count * row_nbytes)
             rows.append(self._suppress(await reading.bytes()))
@@ -92,20 +95,22 @@ class Session:
         return b"".join(rows)
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, seed: int
+        self, ids: Sequence[int], sampling: Sampling, seed: int, soft: Sequence[Soft] = ()
     ) -> AsyncIterator[Chosen]:
         """Token after token with its log-probability, until the context is full.
 
         What the cache holds of the ids is not read again. The caller may stop at any token; the
-        few steps that are under way by then are forgotten."""
-        known = list(ids)
+        few steps that are under way by then are forgotten. Where there are `soft` tokens, their
+        rows are read in place of the ids."""
+        check_soft(soft, len(ids), self.model.config.width, CHUNK)
+        known = marked(ids, soft)
         turn = await self._begin(known)
-        self._forget(min(self._agreed(known), len(known) - 1))  # the last is read for its logits
+        self._forget(self._kept(known, soft))
         self._sampler.set(sampling, seed)
-        self._sampler.tell(known)
-        for batch, count in self._chunks(known[len(self.tokens) :]):
+        self._sampler.tell(plain(known))
+        for batch, count in self._chunks(known, soft=soft):
             at = len(self.tokens)
-            await self._read_chunk(batch, known[at : at + count], turn)
+            await self._read_chunk(batch, plain(known[at : at + count]), turn, soft)
         kind = ("greedy" if sampling.greedy else "sample") + " top" * bool(sampling.top_logprobs)
         ahead = 0 if self.model.table else AHEAD  # the host brings a row for each token it knows
         steps = len(known)  # tokens whose keys and values are written, or about to be
@@ -240,30 +245,55 @@ class Session:
         pairs = zip(self.tokens, ids, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
+    def _kept(self, known: list[int], soft: Sequence[Soft]) -> int:
+        """How many of the tokens need not be read again; the last is, for its logits."""
+        kept = min(self._agreed(known), len(known) - 1)
+        for each in soft:
+            if each.both_ways and each.first < kept < each.end:
+                return each.first
+        return kept
+
     def _forget(self, length: int) -> None:
         if length == 0 or not self._cache.reaches(length):
             length = self._cache.lost = 0
         del self.tokens[length:]
 
-    def _chunks(self, ids: list[int], most: int | None = None) -> Iterator[tuple[int, int]]:
-        """Hand the ids to the device chunk by chunk: (batch of the plan to run, tokens in it)."""
-        size = most or CHUNK
-        for at in range(0, len(ids), size):
-            chunk = ids[at : at + size]
-            state = struct.pack("<4I", len(self.tokens), len(chunk), 0, 0)
+    def _chunks(
+        self, known: list[int], most: int | None = None, soft: Sequence[Soft] = ()
+    ) -> Iterator[tuple[int, int]]:
+        """Hand what is not read yet to the device chunk by chunk: (batch of the plan, tokens)."""
+        while (at := len(self.tokens)) < len(known):
+            end = end_of_chunk(at, min(at + (most or CHUNK), len(known)), soft)
+            chunk = known[at:end]
+            state = struct.pack("<2I", at, len(chunk)) + (ends(at, end, soft) or bytes(8))
             self.device.write(self._inputs.state.buffer, state)
-            self.device.write(self._inputs.ids.buffer, struct.pack(f"<{len(chunk)}I", *chunk))
-            self._cache.write_to(len(self.tokens) + len(chunk))
-            yield next(batch for batch in BATCHES if batch >= len(chunk)), len(chunk)
+            ids = struct.pack(f"<{len(chunk)}I", *plain(chunk))
+            self.device.write(self._inputs.ids.buffer, ids)
+            self._cache.write_to(end)
+            least = 2 if len(state) > 16 else 1  # soft tokens are read as many are
+            yield next(batch for batch in BATCHES if batch >= max(len(chunk), least)), len(chunk)
             self.tokens += chunk
 
-    async def _read_chunk(self, batch: int, chunk: list[int], turn: int) -> None:
+    async def _read_chunk(
+        self, batch: int, chunk: list[int], turn: int, soft: Sequence[Soft] = ()
+    ) -> None:
         """Have the device read a chunk that it was handed."""
-        plan = await self._compiled("read", batch, turn)
+        at = len(self.tokens)
+        sees = any(each.first < at + len(chunk) and at < each.end for each in soft)
+        plan = await self._compiled("see" if sees else "read", batch, turn)
         await self._bring(chunk, turn)
+        if sees:
+            bring(self.device, self._soft_rows(), at, at + len(chunk), soft)
         self._unread.append(self._submit(plan, (self._inputs.state.buffer, 0, 4)))
         await self._pace(AHEAD)
         self._check_turn(turn)
+
+    def _soft_rows(self) -> Tensor:
+        """Where a chunk's soft tokens lie; there is room for them once there are any."""
+        if self._inputs.soft is None:
+            self._inputs = replace(self._inputs, soft=self._keep(CHUNK, self.model.config.width))
+        assert self._inputs.soft is not None
+        return self._inputs.soft
 
     async def _decode(self, kind: str, length: int, last: int, turn: int) -> Reading:
         """Have the device read the token before `length` and choose the one after it."""
@@ -313,10 +343,13 @@ class Session:
     def _record(self, kind: str, batch: int) -> Plan:
         recorder = Recorder(self.device)
         kv, precision = "kv_" + self.kv, self.precision
-        text = TextRecorder(self.model, recorder, self._inputs, batch, kv, precision)
+        if kind == "see":
+            self._soft_rows()
+        inputs = self._inputs if kind == "see" else replace(self._inputs, soft=None)
+        text = TextRecorder(self.model, recorder, inputs, batch, kv, precision)
         width = self.model.config.width
         hidden = Tensor((batch, width), 4 * batch * width, self._hidden.buffer)
-        if kind == "read":
+        if kind in ("read", "see"):
             text.body(hidden)
         elif kind == "logits":
             self._logits[batch] = text.softcap(text.head(hidden))

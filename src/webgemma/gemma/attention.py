@@ -44,11 +44,12 @@ def attend(
     tensors = (steps.state, q, *cache, out)
     most = loops.attention_prefill_keys(*shape.values()) if steps.software else EVERYTHING
     seen = min(ring, window + queries)  # by one workgroup
+    state = "state_soft" if sees == "sees_blocks" else "state"
     if seen <= most:
-        pieces = ("state", kv, sees, "attend_all")
+        pieces = (state, kv, sees, "attend_all")
         steps.call("attention_prefill", grid, params, *tensors, pieces=pieces, **shape)
         return out
-    pieces = ("state", kv, sees, "attend_some")
+    pieces = (state, kv, sees, "attend_some")
     left = steps.recorder.scratch(*grid, 2, queries)
     for begin in range(0, seen, most):
         some = [*params, begin, begin + most]
@@ -126,9 +127,10 @@ class Attention:
         """Many tokens: a workgroup takes a tile of queries; keys and values serve all of them."""
         layer = self.layer
         heads = Heads(layer.heads, layer.kv_heads, layer.head_dim)
-        return attend(
-            self.text, self.queries(raw), self.cache, heads, self.ring, self.window, self.text.kv
-        )
+        text, q = self.text, self.queries(raw)
+        both_ways = text.config.images_attend_both_ways and layer.sliding
+        sees = "sees_blocks" if both_ways and text.inputs.soft is not None else "sees_past"
+        return attend(text, q, self.cache, heads, self.ring, self.window, text.kv, sees)
 
     def queries(self, raw: Tensor) -> Tensor:
         """Queries normed and turned; keys and values go into the cache."""

@@ -23,6 +23,7 @@ class Inputs:
     ids: Tensor  # [batch]
     caches: dict[int, tuple[Tensor, Tensor]]  # keys and values of the layers that own them
     ring: dict[int, int]  # positions each of those caches holds
+    soft: Tensor | None = None  # [batch, width], rows that take the place of embeddings
 
 
 class TextRecorder(Steps):
@@ -46,6 +47,10 @@ class TextRecorder(Steps):
     def body(self, out: Tensor | None = None) -> Tensor:
         """Everything below the head: [batch, width], normed, into `out` if it is to be kept."""
         x = self.embed("token_embd.weight", math.sqrt(self.config.width))
+        if self.inputs.soft is not None:
+            width, tensors = self.config.width, (self.state, self.inputs.soft, x)
+            grid = (-(-width // (4 * THREADS)), self.batch)
+            self.call("place", grid, [width], *tensors, pieces=("state_soft",))
         ple = self.per_layer_embeddings(x)
         h = self.norm(x, "blk.0.attn_norm.weight", self._input_of(0))
         for layer in self.config.layers:

@@ -1,0 +1,21 @@
+// to[first_to + n] = rows[first + n] for some rows. A thread takes four values.
+
+struct Params {
+    width: u32,
+    first: u32,
+    first_to: u32,
+    count: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> rows: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read_write> to: array<vec4<f32>>;
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let fours = params.width / 4u;
+    let i = group.x * THREADS + thread;
+    if (group.y < params.count && i < fours) {
+        to[(params.first_to + group.y) * fours + i] = rows[(params.first + group.y) * fours + i];
+    }
+}
