@@ -200,11 +200,20 @@ async function storedRoom() {
   return quota === undefined || quota - usage === HIDDEN_NBYTES ? undefined : quota - usage;
 }
 
+// Pyodide knows errors, but not Chromium's QuotaExceededError: whoever awaits that waits for ever.
+const plainly = (open) => async (...given) => {
+  try {
+    return await open(...given);
+  } catch ({ name, message, status }) {
+    throw Object.assign(new Error(message), { name, status });
+  }
+};
+
 globalThis.webgemmaFiles = {
-  blob: async (file) => new BlobFile(file.getFile ? await file.getFile() : file),
-  address: openAddress,
-  stored: openStored,
-  list: listStored,
-  remove: removeStored,
-  room: storedRoom,
+  blob: plainly(async (file) => new BlobFile(file.getFile ? await file.getFile() : file)),
+  address: plainly(openAddress),
+  stored: plainly(openStored),
+  list: plainly(listStored),
+  remove: plainly(removeStored),
+  room: plainly(storedRoom),
 };

@@ -68,6 +68,8 @@ class Tab:
         except WebgemmaError as error:
             self._tell_error(error, _kind(error))
             return
+        finally:
+            progress.close()
         self._model = model
         facts = {"name": model.name, "context": model.context, "device": model.device}
         self._tell("loaded", nbytes=model.memory_nbytes, **facts)
@@ -175,6 +177,8 @@ class Tab:
             )
         finally:
             source.close()
+            for stage in stages.values():
+                stage.close()
         await self._note_needs(id)
         self._tell("kept", id=id, name=asked.name)
 
@@ -233,17 +237,32 @@ class Tab:
 
 
 class _Paced:
-    """Tells how far something has come, now and then, and when it is there."""
+    """Tells how far something has come, now and then; also what came last before it stalls."""
 
     def __init__(self, tell: Callable[[int, int], None]) -> None:
         self._tell = tell
         self._told = 0.0
+        self._latest = (0, 0)
+        self._later: asyncio.TimerHandle | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._told >= PROGRESS_SECONDS or done == total:
-            self._told = now
-            self._tell(done, total)
+        self._latest = (done, total)
+        if time.monotonic() - self._told >= PROGRESS_SECONDS or done == total:
+            self._flush()
+        elif self._later is None:
+            loop = asyncio.get_running_loop()
+            self._later = loop.call_later(PROGRESS_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        self.close()
+        self._told = time.monotonic()
+        self._tell(*self._latest)
+
+    def close(self) -> None:
+        """It has ended: nothing more is told."""
+        if self._later is not None:
+            self._later.cancel()
+        self._later = None
 
 
 class _Batch:
