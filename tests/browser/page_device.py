@@ -110,12 +110,14 @@ class PageDevice:
             grid=limits["maxComputeWorkgroupsPerDimension"],
         )
         self._pipelines: dict[Kernel, tuple[Thing, str]] = {}
+        self.nbytes = 0
         if "subgroups" in self.features:
             self.features |= {"enable-subgroups"}
             self.features |= finish(shuffles(self)) - without
 
     def buffer(self, nbytes: int, label: str = "") -> Buffer:
         nbytes += -nbytes % 16
+        self.nbytes += nbytes
         return Buffer(self._wire.send("buffer", nbytes, label, 0), nbytes)
 
     def write(self, buffer: Buffer, data: Any, offset: int = 0) -> None:
@@ -157,6 +159,7 @@ class PageDevice:
         plan.ready = None
 
     def free(self, buffer: Buffer) -> None:
+        self.nbytes -= buffer.nbytes
         self._wire.send("destroy", buffer.raw)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from itertools import product
 
 from blank import BlankGguf, a4b, e2b, q4_k_m
 from tiny import KINDS, tiny_gguf
+from tiny_eyes import EMBEDDER, LARGE_EYES, SMALL_EYES, eyes_gguf
 
 from webgemma.blocking import finish
 from webgemma.device import Kernel
@@ -14,10 +15,13 @@ from webgemma.device.neighbours import probe
 from webgemma.device.null import NullDevice
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Config, Experts
+from webgemma.gemma.towers import Towers
+from webgemma.gemma.vision import Eyes, see
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
+from webgemma.pictures import Picture
 from webgemma.selftest import selftest
 from webgemma.session import BATCHES, Session
 
@@ -55,6 +59,7 @@ def programs(features: frozenset[str]) -> set[Kernel]:
         for model in models(device):
             for kv, precision in (("f32", "exact"), ("f16", "int16"), ("f16", "int8")):
                 record_all(Session(model, 512, kv=kv, precision=precision))
+        look_at_pictures(device)
         found |= device.kernels
     return found
 
@@ -79,6 +84,17 @@ def blank_model(config: Config, format_of: Callable[[str], str], device: NullDev
     return model
 
 
+def look_at_pictures(device: NullDevice) -> None:
+    """Every kind of eyes, on pictures that are resized along both axes."""
+    for shape in (SMALL_EYES, LARGE_EYES, EMBEDDER):
+        gguf = finish(Gguf.aopen(BytesSource(eyes_gguf(shape))))
+        vision = Towers.from_gguf(gguf).vision
+        assert vision is not None
+        side = vision.patch * vision.pool
+        with finish(Eyes.load(gguf, vision, device)) as eyes:
+            see(eyes, Picture(1, 2, bytes(6)), 2 * side, side).close()
+
+
 def only(format: str) -> Callable[[str], str]:
     """Every matrix in one format, but the router's."""
     return lambda name: "F32" if name.endswith("_gate_inp.weight") else format
@@ -99,8 +115,8 @@ def few_layers(config: Config, kept: tuple[int, ...]) -> Config:
 
 def record_all(session: Session) -> None:
     """Every plan of a session."""
-    for kind in ("read", "logits"):
-        for batch in BATCHES:
+    for kind in ("read", "logits", "see"):
+        for batch in BATCHES[kind == "see" :]:
             session._plan(kind, batch)
     for kind, top in product(("greedy", "sample"), ("", " top")):
         session._plan(kind + top, 1)
