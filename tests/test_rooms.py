@@ -26,8 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "gemma": {"gguf", "device", "kernels", "graph", "sampler"},
     "session": {"gguf", "device", "graph", "gemma", "sampler"},
     "selftest": {"gguf", "device", "kernels", "graph"},
-    "standin": {"gguf"},
-    "models": {"gguf", "standin"},
+    "models": {"gguf"},
     "reference": {"gguf", "gemma", "sampler", "pictures"},
     "pieces": {"text"},
     "defaults": {"gemma", "models"},
@@ -47,7 +46,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "check": {"gguf", "device", "kernels", "graph", "gemma", "session", "reference"},
     "bench": {"gguf", "device", "kernels", "graph", "gemma", "session", "sampler", "reference"},
-    "web": {"gguf", "device", "engines", "api", "__version__"},
+    "web": {"gguf", "device", "engines", "models", "api", "__version__"},
     "cli": {
         *("gguf", "text", "device", "gemma", "selftest", "models", "pieces"),
         *("defaults", "api", "check", "bench", "web", "__version__"),
