@@ -96,6 +96,8 @@ class PretendFiles:
             raise JsError("http", "the server answers 404", 404)
         return self.servers[url]
 
+    whole = address
+
     async def stored(self, path: str, write: bool) -> PretendStored:
         if write and path in self.locked:
             raise JsError("NoModificationAllowedError")

@@ -27,8 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "sounds": {"gemma"},
     "session": {"gguf", "device", "graph", "gemma", "sampler"},
     "selftest": {"gguf", "device", "kernels", "graph"},
-    "standin": {"gguf"},
-    "models": {"gguf", "standin"},
+    "models": {"gguf"},
     "reference": {"gguf", "gemma", "sampler", "pictures"},
     "pieces": {"text"},
     "defaults": {"gemma", "models"},
@@ -48,7 +47,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "check": {"gguf", "device", "kernels", "graph", "gemma", "session", "reference"},
     "bench": {"gguf", "device", "kernels", "graph", "gemma", "session", "sampler", "reference"},
-    "web": {"gguf", "device", "engines", "api", "__version__"},
+    "web": {"gguf", "device", "engines", "models", "api", "__version__"},
     "cli": {
         *("gguf", "text", "device", "gemma", "selftest", "models", "pieces"),
         *("defaults", "api", "check", "bench", "web", "__version__"),

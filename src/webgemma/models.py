@@ -8,14 +8,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 from urllib.parse import unquote, urlsplit
 
-from webgemma.blocking import finish
 from webgemma.errors import InputError, ModelNotFoundError
 from webgemma.gguf.ollama import OllamaModel, OllamaStore
 from webgemma.gguf.reader import Gguf
-from webgemma.gguf.sources import BytesSource, Source
-from webgemma.standin import standin_gguf
+from webgemma.gguf.sources import Source
 
 BUNDLED = "the bundled model"
+BUNDLED_PATH = Path(__file__).parent / "demo" / "webgemma-demo-Q8_0.gguf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class FoundModel:
     """A model that exists: a file, perhaps with what Ollama's store says about it."""
 
     label: str
-    path: Path | None  # None: the bundled one, or what `source` opens
+    path: Path | None  # None: it is what `source` opens
     ollama: OllamaModel | None = None
     source: Callable[[], Awaitable[Source]] | None = None
 
@@ -33,10 +32,8 @@ class FoundModel:
 
     def open(self) -> Gguf:
         """Open its file (and, of a split model, all of them)."""
-        if self.source is not None:
-            raise not_at_once(self.label)
         if self.path is None:
-            return finish(Gguf.aopen(BytesSource(standin_gguf(), BUNDLED)))
+            raise not_at_once(self.label)
         return Gguf.open(self.path)
 
 
@@ -58,7 +55,7 @@ def find_model(
 ) -> FoundModel:
     """The model that a user means; ModelNotFoundError says what there is instead."""
     if model is None:
-        return FoundModel(BUNDLED, None)
+        return FoundModel(BUNDLED, BUNDLED_PATH)
     if is_address(model):
         name = unquote(PurePosixPath(urlsplit(model).path).name) or model
         return FoundModel(name, None, source=lambda: _open_address(model))

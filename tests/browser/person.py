@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import standin
 from web.client import serving
 from web.page import Visitor
 
-from webgemma import standin
 from webgemma.web.http import Answer, FilePart, Request
 from webgemma.web.site import Site
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from browser.serving import serving
+from standin import standin_gguf
 
 import webgemma
 from webgemma import Gemma
-from webgemma.standin import standin_gguf
+from webgemma.gguf.sources import BytesSource
 from webgemma.web.wheel import NAME, Wheel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +75,7 @@ def visiting(chromium: Any, files: dict[str, bytes | Path], name: str) -> Iterat
 def test_an_example_replies_as_natively_piece_by_piece(chromium: Any, name: str) -> None:
     html = ROOT / "examples" / name
     assert len(html.read_text().splitlines()) <= EXAMPLES[name]
-    with Gemma.load(device="gpu") as gemma:
+    with Gemma.load(BytesSource(standin_gguf()), "gpu") as gemma:
         pieces = gemma.chat("Who are you?", temperature=0, max_tokens=40)
         texts = list(accumulate(piece.text for piece in pieces))
     pyscript = folder(ROOT / "node_modules" / "@pyscript" / "core" / "dist", "pyscript")

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from standin import standin_gguf
 from store import add_model
 from web.client import serving
 from web.page import Visitor
 
 from webgemma import Gemma
-from webgemma.standin import standin_gguf
+from webgemma.gguf.sources import BytesSource
 from webgemma.web.site import Site
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,10 +34,10 @@ def visitor(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         context.close()
 
 
-def expected(text: str) -> str:
-    with Gemma.load(None, "cpu") as model:
-        messages = [{"role": "user", "content": text}]
-        pieces = model.chat(messages, temperature=0, max_tokens=12)
+def expected(text: str, gguf: bytes | None = None) -> str:
+    source = None if gguf is None else BytesSource(gguf)
+    with Gemma.load(source, "cpu") as model:
+        pieces = model.chat(text, temperature=0, max_tokens=12)
         return "".join(piece.text for piece in pieces).strip()
 
 
@@ -49,7 +50,7 @@ def choose_greedy(visitor: Visitor) -> None:
 
 def test_the_bundled_model_replies_as_natively(visitor: Visitor) -> None:
     choose_greedy(visitor)
-    assert visitor.ask("Hello").strip() == expected("Hello")
+    assert visitor.ask("What are you?").strip() == expected("What are you?")
     assert "tokens/s" in visitor.texts(".facts")[-1]
 
 
@@ -57,5 +58,5 @@ def test_a_model_of_ollama_is_read_in_ranges(visitor: Visitor) -> None:
     visitor.page.locator("#model-name").click()
     visitor.page.get_by_text("standin:tiny").click()
     visitor.page.locator("#model-name", has_text="standin:tiny").wait_for()
-    assert visitor.ask("Hello").strip() == expected("Hello")
+    assert visitor.ask("Hello").strip() == expected("Hello", standin_gguf())
     assert any("/models/sha256-" in request for request in visitor.requests)

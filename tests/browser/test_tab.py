@@ -30,7 +30,7 @@ def wheel() -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as file:
         for path in SOURCE.rglob("*"):
-            if path.suffix in (".py", ".wgsl", ".js"):
+            if path.suffix in (".py", ".wgsl", ".js", ".gguf"):
                 file.write(path, Path("webgemma") / path.relative_to(SOURCE))
         for path in HERE.glob("inside*.py"):
             file.write(path, path.name)
@@ -113,9 +113,9 @@ def test_a_conversation_goes_on_after_a_stop_and_after_a_restore(tab: Tab) -> No
 
 
 def test_the_bundled_model_replies(tab: Tab) -> None:
-    assert tab.call("bundled", "Hello") == "".join(
-        piece.text for piece in Gemma.load(device="gpu").chat("Hello", temperature=0, max_tokens=16)
-    )
+    with Gemma.load(device="gpu") as gemma:
+        pieces = gemma.chat("What are you?", temperature=0, max_tokens=16)
+        assert tab.call("bundled", "What are you?") == "".join(piece.text for piece in pieces)
 
 
 def test_what_the_device_says_of_itself(tab: Tab) -> None:

@@ -62,9 +62,9 @@ def store(tmp_path: Path) -> dict[str, str]:
 
 
 def test_from_a_pipe_it_answers_and_ends() -> None:
-    result = webgemma("run", stdin="Hello\n")
+    result = webgemma("run", "--temperature", 0, stdin="What are you?\n")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("Hello! I am webgemma's stand-in")
+    assert result.stdout.startswith("I am a very small language model: a tiny demo")
     assert result.stderr == ""
 
 
@@ -273,9 +273,10 @@ def test_ids_that_cannot_be(tmp_path: Path, model: Path) -> None:
         (["run", "-", "hi", "--adapter", "no such thing"], "", "no GPU that is called"),
         (["run", "-", "hi", "--context", "0"], "", "context"),
         (["run", "-", "hi", "--stop", ""], "", "stop string"),
-        (["run", "-", "a" * 5000], "", "tokens, but the context holds 4096"),
+        (["run", "-", "no " * 2000], "", "tokens, but the context holds 1024"),
         (["run", "a//b", "hi"], "", "model name"),
-        (["verify", "-"], "", "nothing to verify"),
+        (["verify", "https://example.org/x.gguf"], "", "is on a server"),
+        (["verify", "-"], "", "nothing says which digest"),
         (["show", "-", "--context", "0"], "", "context"),
         (["render"], "not json", "is not JSON"),
         (["render"], "{}", "messages"),

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 from pretend_files import JsError, PretendFile, PretendFiles
+from standin import standin_gguf
 
 from webgemma.errors import GgufError, ModelNotFoundError
 from webgemma.gguf import browser
 from webgemma.gguf.browser import BrowserSource, open_address, open_file
 from webgemma.gguf.reader import Gguf
-from webgemma.standin import standin_gguf
 
 DATA = standin_gguf()
 

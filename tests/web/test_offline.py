@@ -22,6 +22,7 @@ from web.page import Visitor, page_site
 
 from webgemma.web.http import Answer, Request
 from webgemma.web.site import STATIC, Site
+from webgemma.web.tab import BUNDLED_URL
 
 
 def offline(client: Client) -> dict[str, Any]:
@@ -45,6 +46,7 @@ def test_all_that_the_page_needs_is_listed_and_served(folder: Path) -> None:
         about = json.loads(client.get("/api/about").body)
         assert {client.get(file).status for file in files} == {200}
     assert {"/", "/api/about", about["wheel"], "/package/device/replay.js"} < set(files)
+    assert BUNDLED_URL in files
     pyodide = [file for file in files if file.startswith("/pyodide/")]
     assert pyodide == ["/pyodide/pyodide.mjs", "/pyodide/pyodide.asm.wasm"]
     scripts = {f"/{path.name}" for path in STATIC.iterdir()}

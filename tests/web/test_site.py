@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from standin import standin_gguf
 from store import add_model, manifest_path
 from web.client import Client, serving
 
 from webgemma.gguf.http import HttpSource
 from webgemma.gguf.reader import Gguf
-from webgemma.standin import standin_gguf
 from webgemma.web.http import parse_range
 from webgemma.web.site import MIME, Site
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from pretend_files import PretendFile, PretendFiles
+from standin import standin_gguf
 
 from webgemma import Gemma, InputError
 from webgemma.gguf.sources import BytesSource
-from webgemma.standin import standin_gguf
-from webgemma.web.tab import Tab
+from webgemma.web.tab import BUNDLED_URL, Tab
 
 DATA = standin_gguf()
 GREEDY = json.dumps({"temperature": 0, "max_tokens": 5, "seed": None, "think": False})
@@ -43,6 +43,7 @@ def told(
     """All that a tab tells the page while it is asked."""
     messages: list[dict[str, Any]] = []
     files = files or PretendFiles()
+    files.servers[BUNDLED_URL] = PretendFile("demo", DATA)  # as quick as can be
 
     async def run() -> None:
         tab = Tab(lambda text: messages.append(json.loads(text)), files)
@@ -63,7 +64,7 @@ def test_a_file_is_loaded_and_replies() -> None:
     assert loaded["name"] == "mine.gguf"
     assert loaded["nbytes"] > len(DATA)
     text = "".join(m["text"] for m in messages if m["type"] == "piece")
-    with Gemma.load(None, "cpu") as model:
+    with Gemma.load(BytesSource(DATA), "cpu") as model:
         pieces = model.chat(json.loads(HELLO), temperature=0, max_tokens=5)
         assert text == "".join(piece.text for piece in pieces)
     done = messages[-1]

@@ -25,7 +25,7 @@ from webgemma.gemma.tensors import canonical_tensors
 from webgemma.gemma.towers import Towers
 from webgemma.gguf.ollama import OllamaStore, parse_digest, sha256_file
 from webgemma.gguf.reader import Gguf
-from webgemma.models import FoundModel, find_model
+from webgemma.models import FoundModel, find_model, not_at_once
 
 
 def list_models(as_json: JsonOption = False) -> None:
@@ -181,7 +181,7 @@ def verify(
 def _to_verify(found: FoundModel, sha256: str | None) -> list[tuple[str, Path, str]]:
     """(label, file, digest) of each file to check; an Ollama model has one for each layer."""
     if found.path is None:
-        raise InputError("The bundled model is made on the spot; there is nothing to verify.")
+        raise not_at_once(found.label)
     if found.ollama is not None:
         return [
             (layer.kind, layer.path, parse_digest(layer.digest)) for layer in found.ollama.layers

@@ -71,6 +71,16 @@ async def open_address(
         raise file_error(name or url, error, unreached) from error
 
 
+async def open_whole(
+    url: str, files: Any = None, name: str = "", unreached: str = UNREACHED
+) -> BrowserSource:
+    """As `open_address`, fetched at once; the browser, not Python, has it in its memory."""
+    try:
+        return BrowserSource(await (files or browser_files()).whole(url), name, unreached)
+    except Exception as error:  # JavaScript's, whatever it is
+        raise file_error(name or url, error, unreached) from error
+
+
 def may_pass(error: Exception) -> bool:
     """Whether the next try may succeed: a server is busy, or a connection was cut."""
     name, status = getattr(error, "name", ""), getattr(error, "status", 0)

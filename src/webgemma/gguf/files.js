@@ -112,6 +112,13 @@ async function openAddress(address) {
   return new AddressFile(url, Number(size), tagOf(answer));
 }
 
+/** A small file on a server, all at once: the service worker has that also without the server. */
+async function openWhole(address) {
+  const answer = await fetch(address);
+  if (!answer.ok) throw new HttpError(answer.status);
+  return new BlobFile(await answer.blob(), address.split("/").at(-1));
+}
+
 // The origin's private file system. Paths are relative to its root.
 
 async function folderOf(path, create) {
@@ -212,6 +219,7 @@ const plainly = (open) => async (...given) => {
 globalThis.webgemmaFiles = {
   blob: plainly(async (file) => new BlobFile(file.getFile ? await file.getFile() : file)),
   address: plainly(openAddress),
+  whole: plainly(openWhole),
   stored: plainly(openStored),
   list: plainly(listStored),
   remove: plainly(removeStored),

@@ -20,9 +20,10 @@ _UNLISTED = ("index.html", "sw.js")  # it is served as "/"; the browser keeps it
 
 
 def addresses(static: Path, pyodide: Path, wheel: str) -> list[str]:
-    """The addresses of the page, its scripts, the wheel and Pyodide."""
+    """The addresses of the page, its scripts, the wheel, the bundled model and Pyodide."""
     page = [f"/{name}" for name in _names(static, "*") if name not in _UNLISTED]
     package = [name for name in _names(PACKAGE, "*.js") if not name.startswith("web/static/")]
+    package += _names(PACKAGE, "*.gguf")
     return [
         "/",
         "/api/about",

@@ -18,6 +18,7 @@ CHECKOUT_PYODIDE = Path(__file__).parents[3] / "node_modules" / "pyodide"
 # Fixed, because the table of the operating system is sometimes wrong, and a module needs its type.
 MIME = {
     ".css": "text/css; charset=utf-8",
+    ".gguf": "application/octet-stream",
     ".html": "text/html; charset=utf-8",
     ".ico": "image/x-icon",
     ".js": "text/javascript; charset=utf-8",
@@ -99,8 +100,9 @@ class Site:
                 if not self.has_pyodide():
                     raise RefusalError(HTTPStatus.NOT_FOUND, no_pyodide(self.pyodide))
                 return _file(self.pyodide, tuple(rest))
-            case ("package", *rest, name) if name.endswith(".js"):
-                return _file(wheel.PACKAGE, (*rest, name))  # the policy forbids it to come as text
+            case ("package", *rest, name) if name.endswith((".js", ".gguf")):
+                # The policy forbids scripts to come as text; the wheel is without the model.
+                return _file(wheel.PACKAGE, (*rest, name))
             case _:
                 return _file(self._static, segments)
 

@@ -17,14 +17,16 @@ from webgemma.errors import (
     StorageError,
     WebgemmaError,
 )
-from webgemma.gguf.browser import browser_files, open_address, open_file
+from webgemma.gguf.browser import browser_files, open_address, open_file, open_whole
 from webgemma.gguf.opfs import OpfsStore, stored_id
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import Source
+from webgemma.models import BUNDLED, BUNDLED_PATH
 from webgemma.web.room import free_nbytes
 
 FRAME_SECONDS = 1 / 60  # pieces of a reply are told no oftener
 PROGRESS_SECONDS = 0.1
+BUNDLED_URL = f"/package/demo/{BUNDLED_PATH.name}"  # the page's wheel is without it
 NO_SERVER = "`webgemma web` does not answer; see that it still runs"
 
 
@@ -170,7 +172,6 @@ class Tab:
 
         stages = {stage: tell(stage) for stage in ("copying", "checking")}
         source = await self._source(asked)
-        assert source is not None
         try:
             await self._store.keep(
                 source, asked.name, asked.digest or None, lambda stage, *how: stages[stage](*how)
@@ -194,10 +195,10 @@ class Tab:
         except WebgemmaError:
             pass  # whoever loads it is told why it is no model
 
-    async def _source(self, asked: Any) -> Source | None:
-        """What the page means; None is the bundled model."""
+    async def _source(self, asked: Any) -> Source:
+        """What the page means."""
         if asked.kind == "bundled":
-            return None
+            return await open_whole(BUNDLED_URL, self._files, BUNDLED, NO_SERVER)
         if asked.kind == "stored":
             return await self._store.open(asked.id)
         if asked.kind == "file":

@@ -1,4 +1,6 @@
-"""A wheel of the package as it runs here, for the Python in the browser to install."""
+"""A wheel of the package as it runs here, for the Python in the browser to install.
+
+The bundled model is not in it: the page fetches it by itself, past Python's memory."""
 
 import base64
 import csv
@@ -45,6 +47,7 @@ def _package_files(package: Path) -> list[Path]:
     def wanted(path: Path) -> bool:
         parts = path.relative_to(package).parts
         left_out = any(part == "__pycache__" or part.startswith(".") for part in parts)
+        left_out |= path.suffix == ".gguf"
         return path.is_file() and not path.is_symlink() and not left_out
 
     return sorted(filter(wanted, package.rglob("*")))

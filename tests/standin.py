@@ -1,4 +1,4 @@
-"""A stand-in, made on the spot: a genuine Gemma 4 whose weights know a handful of sentences."""
+"""A small model, made on the spot: a genuine Gemma 4 whose weights know a handful of sentences."""
 
 import struct
 from collections.abc import Iterator

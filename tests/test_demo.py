@@ -1,0 +1,92 @@
+"""The bundled model: what it says, the same on CPU and GPU; how large it is, what its card says."""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from webgemma import Gemma
+from webgemma.gemma.config import Config
+from webgemma.gguf.reader import Gguf
+from webgemma.models import BUNDLED_PATH
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE = ROOT / "tools" / "demo_model"
+LARGEST_NBYTES = 20_000_000
+# Greedy; where two tokens are almost as likely, another GPU might take the other one: not here.
+SAID = {
+    "What are you?": "I am a very small language model: a tiny demo that comes with webgemma.",
+    "What is 12 + 7?": "12 plus 7 is 19.",
+    "What sound does a dog make?": 'A dog says "woof".',
+    "Tell me something about cats.": (
+        "Cats sleep for many hours every day. Cats live in a house with people and eat fish and "
+        "meat."
+    ),
+    "Why is the sky blue?": (
+        "Sunlight is made of many colors. The air spreads blue light more than the other colors, "
+        "so the sky looks blue."
+    ),
+}
+NAMED = [{"role": "user", "content": "Hi, I'm Anna."}]
+NAMED += [{"role": "assistant", "content": "Nice to meet you, Anna!"}]
+NAMED += [{"role": "user", "content": "What is my name?"}]
+
+
+@cache
+def gemma(device: str) -> Gemma:
+    return Gemma.load(device=device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize("prompt", SAID)
+def test_what_it_says(prompt: str, device: str) -> None:
+    pieces = list(gemma(device).chat(prompt, temperature=0, max_tokens=60))
+    assert "".join(piece.text for piece in pieces) == SAID[prompt]
+    assert pieces[-1].finish == "stop"
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_it_remembers_a_name(device: str) -> None:
+    pieces = gemma(device).chat(NAMED, temperature=0)
+    assert "".join(piece.text for piece in pieces) == "Your name is Anna."
+
+
+def test_a_story_is_long_and_ends() -> None:
+    pieces = list(gemma("cpu").chat("Tell me a story about a small fox.", temperature=0))
+    story = "".join(piece.text for piece in pieces)
+    assert pieces[-1].finish == "stop"
+    assert len(story.split()) >= 100
+    assert "fox" in story
+
+
+def test_it_is_small_and_has_every_part_of_the_architecture() -> None:
+    assert BUNDLED_PATH.stat().st_size <= LARGEST_NBYTES
+    with Gguf.open(BUNDLED_PATH) as gguf:
+        config = Config.from_gguf(gguf)
+        assert gguf.metadata["general.license"] == "apache-2.0"
+    assert config.ple
+    assert {layer.sliding for layer in config.layers} == {True, False}
+    assert {layer.shares_kv for layer in config.layers} == {True, False}
+    assert len({layer.head_dim for layer in config.layers}) == 2
+
+
+def test_its_card_says_what_was_measured() -> None:
+    card = (ROOT / "MODEL_CARD.md").read_text()
+    measured = json.loads((RECIPE / "evaluation.json").read_text())
+    for skill, (right, count) in measured["right"].items():
+        assert f"| {skill} | {right} of {count} |" in card
+        assert right / count >= 0.8
+    total = sum(right for right, _ in measured["right"].values())
+    assert f"| all | {total} of 60 |" in card
+    assert f"{measured['perplexity']:.1f}" in card
+    curve = [json.loads(line) for line in (RECIPE / "log.jsonl").read_text().splitlines()]
+    steps, tokens = curve[-1]["step"], curve[-1]["tokens"]
+    assert f"{steps:,} steps" in card
+    assert f"{tokens / 1e9:.2f} billion tokens" in card
+    assert f"| {curve[-1]['held_out']:.2f} |" in card
+    assert "<!--" not in card
+    with Gguf.open(BUNDLED_PATH) as gguf:
+        parameters = Config.from_gguf(gguf).parameters
+    assert re.search(r"\| parameters \| ([\d,]+) ", card)[1] == f"{parameters:,}"  # type: ignore[index]
