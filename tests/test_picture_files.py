@@ -175,7 +175,7 @@ def test_pictures_too_large_are_refused_before_they_are_decoded(side: int) -> No
         (7, "not int"),
         (None, "not NoneType"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_is_no_picture_gets_a_sentence(source: object, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
