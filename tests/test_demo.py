@@ -1,7 +1,6 @@
 """The bundled model: what it says, the same on CPU and GPU; how large it is, what its card says."""
 
 import json
-import re
 from functools import cache
 from pathlib import Path
 
@@ -87,6 +86,4 @@ def test_its_card_says_what_was_measured() -> None:
     assert f"{tokens / 1e9:.2f} billion tokens" in card
     assert f"| {curve[-1]['held_out']:.2f} |" in card
     assert "<!--" not in card
-    with Gguf.open(BUNDLED_PATH) as gguf:
-        parameters = Config.from_gguf(gguf).parameters
-    assert re.search(r"\| parameters \| ([\d,]+) ", card)[1] == f"{parameters:,}"  # type: ignore[index]
+    assert f"| parameters | {curve[0]['parameters']:,} " in card

@@ -1,4 +1,4 @@
-"""The held-out prompts of the evaluation, which no training chat may contain."""
+"""The prompts of the evaluation, which no chat made from templates may contain."""
 
 import json
 import re
@@ -17,7 +17,7 @@ class Case:
     skill: str
     turns: list[str]
     wanted: list[str]  # any of them, as whole words without regard to case
-    sum: str = ""  # of arithmetic: the operation, which no training chat asks for in any words
+    sum: str = ""  # of arithmetic: the operation, which `skills.arithmetic` asks for in no words
 
 
 @cache
