@@ -37,7 +37,7 @@ EXACT = {"kv": "f32", "precision": "exact"}
 RNG = np.random.default_rng(5)
 CAT = RNG.integers(0, 256, (30, 47, 3), np.uint8)
 DOG = RNG.integers(0, 256, (64, 20, 3), np.uint8)
-SIZES = {"cat": 20 * 13, "dog": 9 * 29}  # soft tokens
+SIZES = {"cat": 10 * 6, "dog": 4 * 14}  # soft tokens, of 70
 
 
 def file_bytes(rgb: np.ndarray) -> bytes:
@@ -71,6 +71,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (made / f"{kind}.one").write_bytes(gguf_bytes(metadata, tensors))
     (made / "cat.png").write_bytes(file_bytes(CAT))
     return made
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a chat pictures take 70 soft tokens, not 280: software GPUs are slow."""
+    monkeypatch.setattr("webgemma.media.BUDGET", 70)
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -175,6 +181,18 @@ def test_pictures_stand_where_their_placeholders_do(gemma: Gemma) -> None:
     assert ids.count(special["<|image|>"]) == SIZES["cat"] + SIZES["dog"]
 
 
+@pytest.mark.parametrize("on", DEVICES)
+def test_a_picture_takes_280_soft_tokens(
+    on: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    with Gemma.load(folder / "embedder.one", on, context=300) as gemma:
+        assert len(gemma.encode_image(CAT)) == 20 * 13
+        assert len(reply(gemma, [user(image(CAT))], 1)) == 1
+        with pytest.raises(InputError, match=r"The prompt has 5\d\d tokens"):
+            reply(gemma, [user(image(CAT), image(DOG))], 1)
+
+
 def test_what_clients_of_others_send(gemma: Gemma, folder: Path) -> None:
     data = base64.b64encode(file_bytes(CAT)).decode()
     url = f"data:image/png;base64,{data}"
@@ -225,7 +243,7 @@ def test_only_a_handful_is_kept(gemma: Gemma, looks: list[Picture]) -> None:
 @pytest.mark.usefixtures("fresh")
 def test_a_failed_chat_lets_its_pictures_go(gemma: Gemma) -> None:
     with pytest.raises(InputError, match="the context holds 1024"):
-        reply(gemma, [user(*[image(CAT)] * 4)])
+        reply(gemma, [user(*[image(CAT)] * 17)])
     pieces = gemma.chat([user(image(CAT), "this?")])
     next(pieces)
     assert [seen.users for seen in gemma._engine.seeing._seen.values()] == [1]
