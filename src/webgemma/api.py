@@ -13,11 +13,14 @@ from webgemma.engines import Engine, EngineOptions, GpuEngine, open_engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gguf.sources import Source
-from webgemma.models import find_model, is_address, not_at_once
+from webgemma.media import place_pictures, read_picture
+from webgemma.models import find_model, is_address, not_at_once, with_mmproj
+from webgemma.pictures import BUDGET
 from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText, top_tokens
 from webgemma.sampler import Sampling
+from webgemma.seeing import Placed
 from webgemma.session import no_numbers
-from webgemma.text.chat import Chat, encode_parts, opens_thought
+from webgemma.text.chat import Chat, opens_thought
 from webgemma.text.parser import ReplyParser
 from webgemma.text.tokenizer import Tokenizer
 
@@ -66,6 +69,7 @@ class Gemma:
         adapter: str | None = None,
         memory_gb: float | None = None,
         progress: Callable[[int, int], None] | None = None,
+        mmproj: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Load an Ollama name, a path to a .gguf, an http(s) address, or (None) the bundled model.
 
@@ -78,8 +82,10 @@ class Gemma:
         what weights and cache may take of the GPU's memory (10**9 bytes each; a step works in some
         hundred megabytes more). Above it, or above what the GPU has, the table of per-layer
         embeddings stays in the file, which makes each token a little slower; a model that still
-        does not fit is refused before it is loaded."""
-        found = find_model(model)
+        does not fit is refused before it is loaded. `mmproj` is the path of the file that holds
+        the model's eyes, where that is not the model's own file or one that Ollama's store names;
+        they are loaded when the first picture comes."""
+        found = with_mmproj(find_model(model), mmproj)
         defaults, opening, asked = ollama_defaults(found)
         gguf = await found.aopen()
         try:
@@ -87,7 +93,10 @@ class Gemma:
             has_words = "tokenizer.ggml.tokens" in gguf.metadata
             tokenizer = Tokenizer.from_gguf(gguf) if has_words else None
             positions = context_of(config, context, asked)
-            options = EngineOptions(device, kv, precision, adapter, memory_gb, progress)
+            options = EngineOptions(
+                *(device, kv, precision, adapter, memory_gb, progress, found.label),
+                projectors=found.projectors,
+            )
             engine = await open_engine(gguf, config, positions, options)
         except BaseException:
             gguf.close()
@@ -115,6 +124,7 @@ class Gemma:
         adapter: str | None = None,
         memory_gb: float | None = None,
         progress: Callable[[int, int], None] | None = None,
+        mmproj: str | os.PathLike[str] | None = None,
     ) -> Self:
         """As `aload`, from plain code; nothing there can wait for a server."""
         if is_address(model):
@@ -128,6 +138,7 @@ class Gemma:
             adapter=adapter,
             memory_gb=memory_gb,
             progress=progress,
+            mmproj=mmproj,
         )
         return finish(loading)
 
@@ -181,17 +192,24 @@ class Gemma:
         continue_last: bool = False,
         **settings: Unpack[Settings],
     ) -> AsyncGenerator[Piece, None]:
-        """The model's reply to a conversation (or to one text), as pieces."""
+        """The model's reply to a conversation (or to one text), as pieces.
+
+        A picture is a part of a message's content, `{"type": "image", "image": …}`, with what
+        `encode_image` takes, or an OpenAI `image_url` or one of Ollama's `images`."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         messages = self._opened(messages)
         parts = self._chat.parts(messages, tools, think, continue_last=continue_last)
-        ids = encode_parts(self.tokenizer, parts)
         chosen = self._settings(settings)
         parser = ReplyParser(think, tools, in_thought=opens_thought(parts))
         reader = ReplyReader(self.tokenizer, parser, StopText(chosen.get("stop", ())))
-        async for piece in self._pieces(self._checked(ids), reader, chosen):
-            yield piece
+        seeing = self._engine.seeing
+        ids, pictures = await place_pictures(parts, self.tokenizer, seeing)
+        try:
+            async for piece in self._pieces(self._checked(ids), reader, chosen, pictures):
+                yield piece
+        finally:
+            seeing.release(*(picture.seen for picture in pictures))
 
     def chat(
         self,
@@ -206,6 +224,33 @@ class Gemma:
         return each(
             self.achat(messages, tools=tools, think=think, continue_last=continue_last, **settings)
         )
+
+    async def aencode_image(
+        self, image: Any, resize: bool = True, budget: int = BUDGET
+    ) -> "NDArray[np.float32]":
+        """The soft tokens that the model reads in place of a picture: [n, width].
+
+        A picture is a path, the bytes of a file, a data: URL, a PIL image or uint8 [H, W, 3]. It
+        is resized to become at most `budget` soft tokens (70, 140, 280, 560 or 1120), or not at
+        all: then its sides are to be multiples of 48."""
+        picture = read_picture(image, "The picture")
+        seen = await self._engine.seeing.see(picture, budget if resize else None)
+        try:
+            values = await self._engine.seeing.read(seen)
+        finally:
+            self._engine.seeing.release(seen)
+        if isinstance(values, bytes):
+            values = _rows(values, self.config.width)
+            if not _are_numbers(values, ()):
+                raise no_numbers(self.name, self.device)
+        result: NDArray[np.float32] = values
+        return result
+
+    def encode_image(
+        self, image: Any, resize: bool = True, budget: int = BUDGET
+    ) -> "NDArray[np.float32]":
+        """As `aencode_image`, from plain code."""
+        return finish(self.aencode_image(image, resize, budget))
 
     async def asave(self, path: str | os.PathLike[str] | BinaryIO) -> None:
         """Write what the GPU keeps of the last conversation to a file, for `restore`.
@@ -259,7 +304,11 @@ class Gemma:
         self.close()
 
     async def _pieces(
-        self, ids: list[int], reader: PlainReader | ReplyReader, settings: Settings
+        self,
+        ids: list[int],
+        reader: PlainReader | ReplyReader,
+        settings: Settings,
+        pictures: Sequence[Placed] = (),
     ) -> AsyncGenerator[Piece, None]:
         room = self.context - len(ids)
         most = settings.get("max_tokens")
@@ -274,7 +323,8 @@ class Gemma:
         seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         ends = self._tokenizer.ends if self._tokenizer else frozenset[int]()
         count = 0
-        async for token, logprob, likeliest in self._engine.generate(ids, sampling, seed):
+        stream = self._engine.generate(ids, sampling, seed, pictures)
+        async for token, logprob, likeliest in stream:
             count += 1
             top = top_tokens(self._tokenizer, likeliest)
             if token in ends:

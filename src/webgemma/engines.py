@@ -4,6 +4,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from webgemma.defaults import context_of
@@ -19,10 +20,15 @@ from webgemma.gemma.cache import ELEMENT_NBYTES
 from webgemma.gemma.config import Config
 from webgemma.gemma.integers import chosen_precision
 from webgemma.gemma.saved import SavedPath
+from webgemma.gemma.soft import Soft
 from webgemma.gemma.stacks import weights_nbytes
+from webgemma.gemma.towers import Vision
+from webgemma.gemma.vision import Eyes, Sight, see
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
+from webgemma.pictures import Picture
 from webgemma.sampler import Chosen, Sampling
+from webgemma.seeing import EyeFiles, Placed, Seeing
 from webgemma.selftest import selftest
 from webgemma.session import Session
 
@@ -31,11 +37,12 @@ class Engine(Protocol):
     """What computes: the reference on the CPU, or the GPU."""
 
     name: str
+    seeing: Seeing
 
     async def logits(self, ids: Sequence[int]) -> Any: ...
 
     def generate(
-        self, ids: Sequence[int], sampling: Sampling, seed: int
+        self, ids: Sequence[int], sampling: Sampling, seed: int, pictures: Sequence[Placed] = ()
     ) -> AsyncIterator[Chosen]: ...
 
     def close(self) -> None: ...
@@ -51,6 +58,12 @@ class EngineOptions:
     adapter: str | None = None
     memory_gb: float | None = None
     progress: Callable[[int, int], None] | None = None
+    label: str = ""  # the model's name, where it is not that of its file
+    projectors: Callable[[], Sequence[Path]] = tuple
+
+    def eyes(self, gguf: Gguf, config: Config) -> EyeFiles:
+        """Where a model's eyes may be."""
+        return EyeFiles(self.label or gguf.name, gguf, config.width, self.projectors)
 
     def check(self) -> None:
         """InputError for what does not exist, before anything is loaded."""
@@ -63,13 +76,42 @@ class EngineOptions:
             raise InputError(f"memory_gb is {self.memory_gb}; it must be a number above zero.")
 
 
+class GpuTower:
+    """Eyes on a device, as `Seeing` uses them."""
+
+    def __init__(self, eyes: Eyes) -> None:
+        self.vision = eyes.vision
+        self._eyes = eyes
+
+    def look(self, picture: Picture, width: int, height: int) -> Sight:
+        """Have the device encode a picture."""
+        return see(self._eyes, picture, width, height)
+
+    async def read(self, rows: Sight) -> bytes:
+        """Float32 soft tokens: [n, width]."""
+        return await self._eyes.device.read(rows.tokens.buffer, 0, rows.tokens.nbytes).bytes()
+
+    def free(self, rows: Sight) -> None:
+        """Give a picture's memory back."""
+        rows.close()
+
+    def close(self) -> None:
+        """Give the weights' memory back."""
+        self._eyes.close()
+
+
 class GpuEngine:
     """A session as `api.Gemma` uses it, with the model it runs on; forks share the model."""
 
     def __init__(
-        self, gguf: Gguf, session: Session, sharing: "list[GpuEngine] | None" = None
+        self,
+        gguf: Gguf,
+        session: Session,
+        seeing: Seeing,
+        sharing: "list[GpuEngine] | None" = None,
     ) -> None:
         self.name = session.device.name
+        self.seeing = seeing  # shared too
         self._gguf = gguf
         self._session = session
         self._sharing = [] if sharing is None else sharing  # every open engine on this model
@@ -84,13 +126,17 @@ class GpuEngine:
         """Float32 logits after each of the ids: [len(ids), vocab]."""
         return await self._session.logits(ids)
 
-    def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chosen]:
+    def generate(
+        self, ids: Sequence[int], sampling: Sampling, seed: int, pictures: Sequence[Placed] = ()
+    ) -> AsyncIterator[Chosen]:
         """Token after token with its log-probability."""
-        return self._session.generate(ids, sampling, seed)
+        both_ways = self._session.model.config.images_attend_both_ways
+        soft = [Soft(at, seen.rows.tokens, seen.digest, both_ways) for at, seen in pictures]
+        return self._session.generate(ids, sampling, seed, soft)
 
     def fork(self) -> "GpuEngine":
         """An engine on the same model whose session goes on from here."""
-        return GpuEngine(self._gguf, self._session.fork(), self._sharing)
+        return GpuEngine(self._gguf, self._session.fork(), self.seeing, self._sharing)
 
     async def save(self, path: SavedPath) -> None:
         """Write the session to a file."""
@@ -108,6 +154,7 @@ class GpuEngine:
         self._sharing.remove(self)
         self._session.close()
         if not self._sharing:
+            self.seeing.close()
             self._session.model.close()
             self._session.device.close()
             self._gguf.close()
@@ -134,7 +181,7 @@ async def open_engine(gguf: Gguf, config: Config, context: int, options: EngineO
             return await _gpu_engine(gguf, config, device, context, options)
     from webgemma.reference.engine import ReferenceEngine  # numpy: natively only
 
-    return ReferenceEngine(gguf, config)
+    return ReferenceEngine(gguf, config, options.eyes(gguf, config))
 
 
 async def _gpu_engine(
@@ -156,7 +203,11 @@ async def _gpu_engine(
         if sys.platform == "emscripten":
             session.prepare()
         await session.model.fill(gguf, advance)
-        return GpuEngine(gguf, session)
+
+        async def open_tower(file: Gguf, vision: Vision) -> GpuTower:
+            return GpuTower(await Eyes.load(file, vision, device))
+
+        return GpuEngine(gguf, session, Seeing(options.eyes(gguf, config), open_tower))
     except BaseException:
         device.close()
         raise

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 from urllib.parse import unquote, urlsplit
@@ -25,6 +25,13 @@ class FoundModel:
     path: Path | None  # None: it is what `source` opens
     ollama: OllamaModel | None = None
     source: Callable[[], Awaitable[Source]] | None = None
+    mmproj: Path | None = None
+
+    def projectors(self) -> tuple[Path, ...]:
+        """Files of its towers: the one that was named, else those of Ollama's manifest."""
+        if self.mmproj is not None:
+            return (self.mmproj,)
+        return self.ollama.projectors if self.ollama else ()
 
     async def aopen(self) -> Gguf:
         """As `open`; a source may make us wait."""
@@ -35,6 +42,18 @@ class FoundModel:
         if self.path is None:
             raise not_at_once(self.label)
         return Gguf.open(self.path)
+
+
+def with_mmproj(found: FoundModel, mmproj: str | os.PathLike[str] | None) -> FoundModel:
+    """The model with the file of its towers, which must be there."""
+    if mmproj is None:
+        return found
+    if not isinstance(mmproj, str | os.PathLike):
+        raise InputError(f"mmproj must be a path, not {type(mmproj).__name__}.")
+    path = Path(mmproj).expanduser()
+    if not path.is_file():
+        raise ModelNotFoundError(f"There is no file {path}." + _models_in(path.parent))
+    return replace(found, mmproj=path)
 
 
 def is_address(model: Any) -> TypeGuard[str]:

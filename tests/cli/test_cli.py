@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import FIXTURES
+from PIL import Image
 from store import add_model
 from tiny import SMALL, tiny_gguf
+from tiny_eyes import SMALL_EYES, eyes_gguf
 from tolerance import LOGITS_OF_TRANSFORMERS
 
 DATA = tiny_gguf(SMALL)
@@ -117,6 +119,26 @@ def test_raw_continues_the_text(model: Path) -> None:
         for more in (["--raw"], [])
     )
     assert raw["tokens"] != chat["tokens"]
+
+
+def test_run_with_pictures(model: Path, tmp_path: Path) -> None:
+    """Each answer depends on its picture; what cannot be seen is said in a sentence."""
+    eyes, cat, dog = (tmp_path / name for name in ("eyes.gguf", "cat.png", "dog.png"))
+    eyes.write_bytes(eyes_gguf(replace(SMALL_EYES, positions=96)))
+    Image.new("RGB", (30, 20), "orange").save(cat)
+    Image.radial_gradient("L").save(dog)
+    options = ("run", model, "the?", "--device", "cpu", "--max-tokens", 4, "--temperature", 0)
+    answers = [
+        json.loads(webgemma(*options, "--json", "--mmproj", eyes, *more).stdout)["logprobs"]
+        for more in ([], ["--image", cat], ["--image", dog], ["--image", cat])
+    ]
+    assert [answers.index(answer) for answer in answers] == [0, 1, 2, 1]
+    assert "small.gguf cannot see: there is no vision" in refused(*options, "--image", cat)
+    missing = refused(*options, "--image", cat, "--image", tmp_path / "missing.png")
+    assert f"There is no picture {tmp_path / 'missing.png'}." in missing
+    assert "holds nothing that Pillow knows" in refused(*options, "--image", eyes)
+    assert "There is no file" in refused(*options, "--mmproj", tmp_path / "none.gguf")
+    assert "--image needs a chat" in refused(*options, "--image", cat, "--raw")
 
 
 def test_an_ollama_model_brings_its_settings(store: dict[str, str]) -> None:

@@ -2,8 +2,9 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -77,6 +78,12 @@ def run(
     context: Annotated[
         int | None, typer.Option(help="Positions at most, prompt and answer together.")
     ] = None,
+    image: Annotated[
+        list[Path] | None, typer.Option(help="A picture to ask about; may repeat.")
+    ] = None,
+    mmproj: Annotated[
+        Path | None, typer.Option(help="The file of the model's eyes, where that is another one.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Chat with a model, or get one answer.
@@ -84,6 +91,7 @@ def run(
     Examples:
       webgemma run
       webgemma run gemma4:e2b "Why is the sky blue?"
+      webgemma run gemma4:e2b "What is this?" --image cat.jpg
       cat letter.txt | webgemma run gemma4:e2b "Summarise this:"
       webgemma run gemma4:e2b "Is ice cold? Yes or no." --max-tokens 1 --top-logprobs 5 --json
     """
@@ -103,6 +111,7 @@ def run(
     with sentences():
         if top_logprobs and not as_json:
             raise InputError("--top-logprobs needs --json, which is where they are printed.")
+        _check_images(image or [], raw)
         question = _question(prompt)
         with progress("loading") as show:
             gemma = Gemma.load(
@@ -113,11 +122,12 @@ def run(
                 precision=precision.value,
                 adapter=adapter,
                 progress=show,
+                mmproj=mmproj,
             )
         with gemma:
             if device == Device.auto and gemma.device.startswith("CPU") and err.is_terminal:
                 err.print("No GPU found: computing on the CPU, in numpy.", style="dim")
-            talk = Talk(gemma, settings, system, think)
+            talk = Talk(gemma, settings, system, think, image or [])
             if question is None and not as_json:
                 talk.go_on()
             elif question is None:
@@ -126,6 +136,15 @@ def run(
                 _print_reply(gemma.generate(question, **settings), as_json)
             else:
                 _print_reply(talk.ask(question), as_json)
+
+
+def _check_images(images: list[Path], raw: bool) -> None:
+    """What is wrong is said before a model is loaded."""
+    if images and raw:
+        raise InputError("--image needs a chat, and --raw is none: leave one of them out.")
+    for path in images:
+        if not path.is_file():
+            raise InputError(f"There is no picture {path}.")
 
 
 def _question(prompt: str | None) -> str | None:
@@ -144,16 +163,26 @@ def _question(prompt: str | None) -> str | None:
 class Talk:
     """A conversation in the terminal."""
 
-    def __init__(self, gemma: Gemma, settings: Settings, system: str | None, think: bool) -> None:
+    def __init__(
+        self,
+        gemma: Gemma,
+        settings: Settings,
+        system: str | None,
+        think: bool,
+        images: Sequence[Path] = (),
+    ) -> None:
         self.gemma = gemma
         self.settings = settings
         self.think = think
         self.system = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, Any]] = list(self.system)
+        self.images = [{"type": "image", "path": path} for path in images]  # of the next question
 
     def ask(self, question: str) -> Iterator[Piece]:
         """The answer's pieces; question and answer become part of the conversation."""
-        self.messages.append({"role": "user", "content": question})
+        parts = [*self.images, {"type": "text", "text": question}]
+        self.messages.append({"role": "user", "content": parts if self.images else question})
+        self.images = []
         answer = ""
         try:
             for piece in self.gemma.chat(self.messages, think=self.think, **self.settings):

@@ -1,6 +1,7 @@
 """A picture on the device: its pixels, four bytes each, made larger or smaller there."""
 
 import struct
+from collections.abc import Sequence
 
 from webgemma.device import Buffer, Device
 from webgemma.graph import Recorder, Tensor
@@ -33,10 +34,13 @@ class Bench:
         self._buffers.append(self.device.buffer(nbytes, label))
         return Tensor(shape, nbytes, self._buffers[-1])
 
-    def clear(self) -> None:
-        """Give the memory back."""
-        while self._buffers:
-            self.device.free(self._buffers.pop())
+    def clear(self, but: Sequence[Tensor] = ()) -> None:
+        """Give the memory back, except that of some tensors."""
+        kept = [tensor.buffer for tensor in but]
+        for buffer in self._buffers:
+            if buffer not in kept:
+                self.device.free(buffer)
+        self._buffers = kept
 
 
 def pixels_of(bench: Bench, picture: Picture, width: int, height: int) -> Tensor:

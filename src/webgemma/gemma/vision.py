@@ -270,6 +270,7 @@ def see(eyes: Eyes, picture: Picture, width: int, height: int) -> Sight:
         for kept, made in ((sight.pooled, pooled), (sight.tokens, tokens)):
             eyes.device.copy(made.buffer, kept.buffer, kept.nbytes)
         plan.close(eyes.device)
+        bench.clear(but=(sight.pooled, sight.tokens))
     except BaseException:
         bench.clear()
         raise

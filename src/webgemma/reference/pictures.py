@@ -22,14 +22,19 @@ def pixel_values(
     picture: Picture, vision: Vision, budget: int = BUDGET, *, resized: bool = True
 ) -> Floats:
     """A picture as VisionTower takes it: [rows, columns, patch · patch · 3], from 0 to 1."""
-    width, height, data = picture
-    rgb = np.frombuffer(data, np.uint8).reshape(height, width, 3)
+    width, height, _ = picture
+    rgb = rgb_of(picture)
     side = vision.patch * vision.pool
     if resized:
         rgb = resize(rgb, *target_size(width, height, budget, side))
     else:
         check_sides(width, height, vision.positions // vision.pool, side)
     return patches(rgb, vision.patch)
+
+
+def rgb_of(picture: Picture) -> Rgb:
+    """Its pixels as an array."""
+    return np.frombuffer(picture.rgb, np.uint8).reshape(picture.height, picture.width, 3)
 
 
 def resize(rgb: Rgb, width: int, height: int) -> Rgb:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from webgemma.errors import InputError
-from webgemma.text.markup import AUDIO, IMAGE, VIDEO, Markup, Part
+from webgemma.text.markup import AUDIO, IMAGE, VIDEO, Markup, Media, Part
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MEDIA = {
@@ -20,6 +20,7 @@ MEDIA = {
     "input_audio": AUDIO,
     "video": VIDEO,
 }
+SOURCE_FIELDS = ("image", "path", "url", "image_url")  # where a part may have its picture
 THINKING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 
 
@@ -135,7 +136,10 @@ def _message(given: object, where: str) -> Message:
     role = as_name(message.get("role"), f"{where}.role")
     if role not in ROLES:
         raise InputError(f"{where}.role must be one of {', '.join(ROLES)}, not {role[:40]!r}.")
-    images: list[Part] = [IMAGE for _ in as_list(message.get("images"), f"{where}.images")]
+    images: list[Part] = [
+        Media(IMAGE, image, "images", f"{where}.images[{at}]")
+        for at, image in enumerate(as_list(message.get("images"), f"{where}.images"))
+    ]
     content = message.get("content")
     if role == "tool":
         return _tool_message(message, where, content, images)
@@ -196,7 +200,13 @@ def _part(given: object, where: str) -> list[Part]:
     kind = as_name(part.get("type"), f"{where}.type")
     if kind == "text":
         return [as_text(part.get("text"), f"{where}.text")]
-    return [MEDIA[kind]] if kind in MEDIA else []  # the template passes over parts it does not know
+    if kind not in MEDIA:
+        return []  # the template passes over parts it does not know
+    field = next((name for name in SOURCE_FIELDS if part.get(name) is not None), "")
+    source = part.get(field)
+    if field == "image_url" and isinstance(source, Mapping):  # OpenAI's
+        source = source.get("url")
+    return [Media(MEDIA[kind], source, field, f"{where}.{field}" if field else where)]
 
 
 def _call(given: object, where: str) -> Call:

@@ -2,13 +2,30 @@
 
 from collections.abc import Iterable
 from itertools import groupby
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 
 class Markup(str):
     """The spelling of one special token, written by us and never by a user."""
 
     __slots__ = ()
+
+
+class Media(Markup):
+    """The placeholder of a picture or a sound, with what was handed in for it."""
+
+    __slots__ = ("field", "source", "where")
+
+    def __new__(cls, markup: Markup, source: object, field: str, where: str) -> Self:
+        made = super().__new__(cls, markup)
+        made.source = source  # as it was given; None: nothing was
+        made.field = field  # what it was called
+        made.where = where
+        return made
+
+    source: object
+    field: str
+    where: str
 
 
 Part: TypeAlias = Markup | str
@@ -21,6 +38,7 @@ TOOL_OPEN, TOOL_CLOSE = Markup("<|tool>"), Markup("<tool|>")
 CALL_OPEN, CALL_CLOSE = Markup("<|tool_call>"), Markup("<tool_call|>")
 RESPONSE_OPEN, RESPONSE_CLOSE = Markup("<|tool_response>"), Markup("<tool_response|>")
 QUOTE = Markup('<|"|>')
+IMAGE_OPEN, IMAGE_CLOSE = Markup("<|image>"), Markup("<image|>")
 IMAGE, AUDIO, VIDEO = Markup("<|image|>"), Markup("<|audio|>"), Markup("<|video|>")
 
 THOUGHT = "thought\n"  # the name of the channel that holds the model's thinking
