@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import SHARED, needs_shared
 from PIL import Image
 from store import add_model
 from tiny import LARGE, MOE, SMALL, tiny_gguf, tiny_metadata, tiny_tensors
@@ -361,3 +362,14 @@ def test_without_pillow(gemma: Gemma, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InputError, match="decoded by Pillow, which is not installed"):
         gemma.encode_image(CAT)
+
+
+@needs_shared
+@pytest.mark.parametrize("on", DEVICES)
+def test_llama_cpps_files_as_transformers(on: str) -> None:
+    files = SHARED / "mm"
+    rgb = np.fromfile(files / "image-240x192.rgb", np.uint8).reshape(192, 240, 3)
+    wanted = np.load(files / "image240x192.embd.npy")
+    with Gemma.load(files / "mm-f16.gguf", on, mmproj=files / "mmproj-mm-f16.gguf") as gemma:
+        found = gemma.encode_image(rgb, resize=False)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-3)
