@@ -26,7 +26,7 @@ async function load({ source, options }) {
     postMessage({ type: "progress", loaded, total: NBYTES });
     const isStuck = name.startsWith("stuck");
     if (isStuck && loaded === NBYTES / 2) return;
-    await pause(isStuck ? 150 : 2);
+    await pause(isStuck ? 400 : 2);
   }
   const device = source.kind === "stored" ? "Pretend GPU, from storage" : "Pretend GPU";
   postMessage({ type: "loaded", name, context: options.context ?? 32768, device, nbytes: NBYTES });

@@ -37,7 +37,7 @@ class Visitor:
     def __init__(self, context: Any, url: str) -> None:
         self.url = url
         self.page = context.new_page()
-        self.page.set_default_timeout(8000)
+        self.page.set_default_timeout(30_000)  # the machine may be busy
         self.errors: list[str] = []
         self.requests: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
