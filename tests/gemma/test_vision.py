@@ -1,5 +1,7 @@
 """The eyes on the GPU: pixels as Pillow's, soft tokens as the reference's and transformers'."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import SHARED, needs_shared
@@ -9,6 +11,8 @@ from tiny_eyes import picture as pixels_of_picture
 from tolerance import GPU_SOFT_TOKENS
 
 from webgemma.blocking import finish
+from webgemma.device.null import NullDevice
+from webgemma.errors import DeviceError, InputError
 from webgemma.gemma.pixels import Bench, pixels_of, words
 from webgemma.gemma.towers import Towers
 from webgemma.gemma.vision import Eyes as DeviceEyes
@@ -19,7 +23,12 @@ from webgemma.pictures import Picture
 from webgemma.reference.pictures import patches, resize
 from webgemma.reference.vision import VisionTower
 
-KINDS = {"small": SMALL_EYES, "large": LARGE_EYES, "12B": EMBEDDER}
+KINDS = {
+    "small": SMALL_EYES,
+    "large": LARGE_EYES,
+    "heads of 72": replace(LARGE_EYES, width=144),  # as 26B-A4B and 31B have them
+    "12B": EMBEDDER,
+}
 
 
 def seen(gguf: Gguf, rgb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -61,6 +70,29 @@ def test_as_transformers() -> None:
         pooled, tokens = seen(gguf, rgb)
     assert_same(pooled, np.load(SHARED / "mm" / "image240x192.vision_pooled.npy"))
     assert_same(tokens, np.load(SHARED / "mm" / "image240x192.embd.npy"))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"width": 80, "heads": 2}, "heads of 40 dimensions"),
+        ({"ffn": 82}, "feed-forward layers of 82"),
+        ({"patch": 6}, "patches of 6"),
+    ],
+)
+def test_shapes_without_a_kernel_get_a_sentence(change: dict[str, int], sentence: str) -> None:
+    gguf = finish(Gguf.aopen(BytesSource(eyes_gguf(replace(SMALL_EYES, **change)))))
+    vision = Towers.from_gguf(gguf).vision
+    assert vision is not None
+    with pytest.raises(DeviceError, match=f"{sentence}.*use device='cpu'"):
+        finish(DeviceEyes.load(gguf, vision, device()))
+
+
+def test_a_picture_larger_than_a_binding_gets_a_sentence() -> None:
+    limited = NullDevice()
+    limited.limits = replace(limited.limits, binding_nbytes=1000)
+    with pytest.raises(InputError, match="A picture of 20 x 30 pixels is too large for"):
+        pixels_of(Bench(limited), Picture(20, 30, bytes(1800)), 48, 48)
 
 
 @pytest.mark.parametrize(

@@ -215,3 +215,15 @@ def test_a_stored_file_is_a_file(files: PretendFiles) -> None:
     file.close()
     with pytest.raises(InputError, match="There is no mode 'r'"):
         asyncio.run(opfs.open_stored("x", "r"))
+
+
+def test_a_stored_file_that_makes_us_wait_gets_a_sentence(
+    files: PretendFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def waiting(*_: Any) -> PretendFile:
+        return PretendFile("x", b"hello")  # as on the page itself, or while another tab has it
+
+    monkeypatch.setattr(files, "stored", waiting)
+    monkeypatch.setattr(opfs, "browser_files", lambda: files)
+    with pytest.raises(StorageError, match="from a worker only, and in one tab at a time"):
+        asyncio.run(opfs.open_stored("x", "rb"))

@@ -4,12 +4,12 @@ import struct
 from collections.abc import Sequence
 
 from webgemma.device import Buffer, Device
+from webgemma.errors import InputError
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
 from webgemma.pictures import WEIGHT_BITS, Picture, Taps, resize_taps, starts_with_y
 
 THREADS = 64
-MOST_ROWS = 65535  # of a grid
 
 
 class Bench:
@@ -45,6 +45,12 @@ class Bench:
 
 def pixels_of(bench: Bench, picture: Picture, width: int, height: int) -> Tensor:
     """The pixels of a picture in another size: [height * width] words."""
+    limits = bench.device.limits
+    if 4 * picture.width * picture.height > min(limits.binding_nbytes, limits.buffer_nbytes):
+        raise InputError(
+            f"A picture of {picture.width} x {picture.height} pixels is too large for "
+            f"{bench.device.name}: make it smaller first."
+        )
     pixels = bench.put(words(picture.rgb), "pixels")
     size = (picture.width, picture.height)
     axes = "yx" if starts_with_y(*size, width, height) else "xy"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from webgemma.device import Device
-from webgemma.errors import GgufError
+from webgemma.errors import DeviceError, GgufError
 from webgemma.gemma.attention import EVERYTHING, Heads, attend
 from webgemma.gemma.matrices import Matrices
 from webgemma.gemma.pixels import Bench, pixels_of
@@ -23,6 +23,7 @@ ROPE_BASE = 100.0
 # The order in which `v.clamp_data` keeps the bounds of a block's linears.
 CLIPPED = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
 SIDES = ("input_min", "input_max", "output_min", "output_max")
+HEAD_DIMS = (16, 24, 32, 64, 72, 128)  # that attention_prefill.wgsl can cut up
 LARGEST = 3.4e38  # a bound that bounds nothing
 
 
@@ -62,6 +63,7 @@ class Eyes(Matrices):
         """Bring the tower of an mmproj, or of a file that holds text and towers, to a device."""
         tensors = canonical_tensors(gguf)
         check_tensors(gguf, vision_tensors(vision), tensors)
+        _check_kernels_fit(gguf, vision)
         eyes = cls(vision, device)
         try:
             for name, _, _ in vision_tensors(vision):
@@ -275,6 +277,22 @@ def see(eyes: Eyes, picture: Picture, width: int, height: int) -> Sight:
         bench.clear()
         raise
     return sight
+
+
+def _check_kernels_fit(gguf: Gguf, vision: Vision) -> None:
+    """Refuse shapes that no Gemma 4 has and that the kernels would compute wrongly."""
+    size = vision.width // vision.heads if vision.layers else HEAD_DIMS[0]
+    if size not in HEAD_DIMS:
+        raise DeviceError(
+            f"{gguf.name}: its eyes have heads of {size} dimensions, for which the GPU has no "
+            "kernel; use device='cpu'."
+        )
+    for what, count in (("patches", vision.patch), ("feed-forward layers", vision.ffn)):
+        if count % 4:
+            raise DeviceError(
+                f"{gguf.name}: its eyes have {what} of {count}, but the GPU reads four at a time; "
+                "use device='cpu'."
+            )
 
 
 def _state(bench: Bench, count: int) -> Tensor:

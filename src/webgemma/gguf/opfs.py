@@ -205,6 +205,8 @@ async def open_stored(name: str, mode: str) -> BinaryIO:
         if getattr(error, "name", "") == "NotFoundError":
             raise InputError(f"There is no file {name}.") from error
         raise _storage_error(name, error) from error
+    if not hasattr(file, "truncate"):  # one that makes us wait, which no file of Python's does
+        raise StorageError(f"{name} can be opened from a worker only, and in one tab at a time.")
     if mode == "wb":
         file.truncate(0)
     return cast(BinaryIO, StoredFile(name, file))
