@@ -62,21 +62,15 @@ async def open_file(file: Any, files: Any = None) -> BrowserSource:
 
 
 async def open_address(
-    url: str, files: Any = None, name: str = "", unreached: str = UNREACHED
+    url: str, files: Any = None, name: str = "", unreached: str = UNREACHED, *, whole: bool = False
 ) -> BrowserSource:
-    """A file on a server: it must send parts (ranges) of it, and let this page read them (CORS)."""
-    try:
-        return BrowserSource(await (files or browser_files()).address(url), name, unreached)
-    except Exception as error:  # JavaScript's, whatever it is
-        raise file_error(name or url, error, unreached) from error
+    """A file on a server, which must let this page read it (CORS) and send parts (ranges) of it.
 
-
-async def open_whole(
-    url: str, files: Any = None, name: str = "", unreached: str = UNREACHED
-) -> BrowserSource:
-    """As `open_address`, fetched at once; the browser, not Python, has it in its memory."""
+    With `whole` it is fetched at once; the browser, not Python, has it in its memory."""
+    files = files or browser_files()
     try:
-        return BrowserSource(await (files or browser_files()).whole(url), name, unreached)
+        file = await (files.whole(url) if whole else files.address(url))
+        return BrowserSource(file, name, unreached)
     except Exception as error:  # JavaScript's, whatever it is
         raise file_error(name or url, error, unreached) from error
 

@@ -17,7 +17,7 @@ from webgemma.errors import (
     StorageError,
     WebgemmaError,
 )
-from webgemma.gguf.browser import browser_files, open_address, open_file, open_whole
+from webgemma.gguf.browser import browser_files, open_address, open_file
 from webgemma.gguf.opfs import OpfsStore, stored_id
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import Source
@@ -198,7 +198,7 @@ class Tab:
     async def _source(self, asked: Any) -> Source:
         """What the page means."""
         if asked.kind == "bundled":
-            return await open_whole(BUNDLED_URL, self._files, BUNDLED, NO_SERVER)
+            return await open_address(BUNDLED_URL, self._files, BUNDLED, NO_SERVER, whole=True)
         if asked.kind == "stored":
             return await self._store.open(asked.id)
         if asked.kind == "file":
