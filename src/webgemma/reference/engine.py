@@ -53,12 +53,12 @@ class ReferenceEngine:
 
     name = "CPU (numpy)"
 
-    def __init__(self, gguf: Gguf, config: Config, eyes: EyeFiles) -> None:
+    def __init__(self, gguf: Gguf, config: Config, eyes: EyeFiles | None = None) -> None:
         self.gguf = gguf
         self.closed = False
         self.model = TextModel(config, Weights(gguf))
         self.cache = Cache(config)
-        self.seeing = Seeing(eyes, open_tower)
+        self.seeing = Seeing(eyes or EyeFiles(gguf.name, gguf, config.width), open_tower)
         self.held: list[Mark] = []  # whose keys and values the cache holds
 
     async def logits(self, ids: Sequence[int]) -> Floats:
