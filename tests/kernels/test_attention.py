@@ -20,7 +20,7 @@ from webgemma.reference.text import attend, rms, rope
 POISON = np.float32(-77)
 FULL = 1 << 30
 EPS = 1e-6
-CONFIG = SimpleNamespace(eps=EPS, window=FULL)
+CONFIG = SimpleNamespace(eps=EPS, window=FULL, images_attend_both_ways=False)
 
 
 @dataclass(frozen=True)
