@@ -56,7 +56,7 @@ class Tab:
     # The model
 
     async def load(self, asked: Any, context: int | None, precision: Any) -> None:
-        """Load a model in place of the one that is there."""
+        """Load a model in place of the one that is there, perhaps with eyes of their own file."""
         await self.unload()
         progress = _Paced(lambda loaded, total: self._tell("progress", loaded=loaded, total=total))
         try:
@@ -66,6 +66,7 @@ class Tab:
                 context=context,
                 precision=precision,
                 progress=progress,
+                mmproj=await self._eyes(asked),
             )
         except WebgemmaError as error:
             self._tell_error(error, _kind(error))
@@ -76,10 +77,15 @@ class Tab:
         facts = {"name": model.name, "context": model.context, "device": model.device}
         self._tell("loaded", nbytes=model.memory_nbytes, **facts)
 
-    async def chat(self, id: Any, messages: str, settings: str) -> None:
-        """Reply to a conversation, until it ends or is stopped."""
+    async def chat(self, id: Any, messages: str, settings: str, media: Any = ()) -> None:
+        """Reply to a conversation, until it ends or is stopped.
+
+        A picture or a sound in it is a number: which one of `media` is meant."""
+        said = json.loads(messages)
+        for part in _media_parts(said):
+            part[part["type"]] = media[part[part["type"]]]
         reply = self._replies[id] = asyncio.ensure_future(
-            self._reply(id, json.loads(messages), json.loads(settings))
+            self._reply(id, said, json.loads(settings))
         )
         try:
             await reply
@@ -147,9 +153,13 @@ class Tab:
             self._copies[id].cancel()
 
     async def forget(self, id: str) -> None:
-        """Delete what is stored."""
+        """Delete what is stored, with the eyes that no other model has."""
         try:
+            eyes = {model.id: model.notes.get("eyes") for model in await self._store.list()}
+            own = eyes.pop(id, None)
             await self._store.forget(id)
+            if own and own not in eyes.values():
+                await self._store.forget(own)
         except WebgemmaError as error:
             self._tell_error(error, _kind(error), keep=id)
         await self.stored()
@@ -164,6 +174,17 @@ class Tab:
         self._tell("stored", models=models, free_nbytes=await self._store.free_nbytes())
 
     async def _copy(self, id: str, asked: Any) -> None:
+        eyes = getattr(asked, "eyes", None)
+        seeing = await self._copy_file(id, eyes) if eyes else None  # first: a whole model has them
+        await self._copy_file(id, asked)
+        if seeing:
+            await self._store.note(id, eyes=seeing)
+        await self._note_needs(id)
+        self._tell("kept", id=id, name=asked.name)
+
+    async def _copy_file(self, id: str, asked: Any) -> str:
+        """Store a file of a model of this id; what it is stored as."""
+
         def tell(stage: str) -> _Paced:
             facts = {"id": id, "name": asked.name, "stage": stage}
             return _Paced(
@@ -173,15 +194,14 @@ class Tab:
         stages = {stage: tell(stage) for stage in ("copying", "checking")}
         source = await self._source(asked)
         try:
-            await self._store.keep(
+            kept = await self._store.keep(
                 source, asked.name, asked.digest or None, lambda stage, *how: stages[stage](*how)
             )
         finally:
             source.close()
             for stage in stages.values():
                 stage.close()
-        await self._note_needs(id)
-        self._tell("kept", id=id, name=asked.name)
+        return kept.id
 
     async def _note_needs(self, id: str) -> None:
         """Remember what the model takes of a GPU: whoever lists it need not read it again."""
@@ -205,6 +225,15 @@ class Tab:
             return await open_file(asked.file, self._files)
         return await open_address(asked.url, self._files, asked.name, NO_SERVER)
 
+    async def _eyes(self, asked: Any) -> Source | None:
+        """What the model sees with, where that is a file of its own."""
+        if eyes := getattr(asked, "eyes", None):
+            return await self._source(eyes)
+        if asked.kind == "stored":
+            kept: str | None = (await self._store.find(asked.id)).notes.get("eyes")
+            return await self._store.open(kept) if kept else None
+        return None
+
     async def _reply(self, id: Any, messages: list[Any], settings: dict[str, Any]) -> None:
         if self._model is None:
             self._tell("error", id=id, kind="other", sentence="There is no model: choose one.")
@@ -213,6 +242,8 @@ class Tab:
         think = bool(chosen.pop("think", False))
         finish, count, begun = "stopped", 0, time.monotonic()
         batch = _Batch(self, id)
+        if senses := sorted({part["type"] for part in _media_parts(messages[-1:])}, reverse=True):
+            self._tell("sensing", id=id, senses=senses)
         try:
             async for piece in self._model.achat(messages, think=think, **chosen):
                 count += 1
@@ -288,6 +319,13 @@ class _Batch:
         if self._text:
             self._tab._tell("piece", id=self._id, text=self._text, thinking=self._thinking)
         self._text, self._told = "", time.monotonic()
+
+
+def _media_parts(messages: list[Any]) -> list[dict[str, Any]]:
+    """The pictures and sounds of messages."""
+    contents = [message["content"] for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [part for part in parts if part["type"] in ("image", "audio")]
 
 
 def _kind(error: WebgemmaError) -> str:
