@@ -21,13 +21,13 @@ PICTURE_KINDS = "JPEG, PNG, GIF, WebP, AVIF and BMP"
 SOUND_KINDS = "WAV, FLAC, OGG, MP3 and what else this browser plays"
 
 
-async def decode_picture(source: Any) -> Picture:
+async def decode_picture(source: Any, where: str = "The picture") -> Picture:
     """The picture upright, in RGB, what is transparent on white; InputError with a sentence.
 
     It is a path, the bytes of a file, an array of bytes [height, width, 3] (any buffer), or
     JavaScript's: a Blob or File, an ArrayBuffer or Uint8Array of a file, an ImageBitmap, ImageData
-    or canvas."""
-    name, data = _file(source, "The picture")
+    or canvas. `where` is what sentences call it."""
+    name, data = _file(source, where)
     if isinstance(data, memoryview):
         if data.ndim != 1 or data.format != "B":
             return array_picture(data)
@@ -38,8 +38,8 @@ async def decode_picture(source: Any) -> Picture:
     except Exception as error:  # JavaScript's, whatever it is
         if getattr(error, "name", "") == "TypeError":
             raise InputError(
-                "A picture is the bytes of a file, a Blob, an ImageBitmap, ImageData or an array "
-                f"of bytes [height, width, 3], not {_kind(source)}."
+                f"{name} must be the bytes of a file, a Blob, an ImageBitmap, ImageData or an "
+                f"array of bytes [height, width, 3], not {_kind(source)}."
             ) from None
         raise InputError(
             f"{name} is damaged, cut short or nothing that this browser knows as a picture; "
@@ -50,15 +50,15 @@ async def decode_picture(source: Any) -> Picture:
     return Picture(width, height, found.rgb.to_bytes())
 
 
-async def decode_sound(source: Any) -> "array[float]":
+async def decode_sound(source: Any, where: str = "The sound") -> "array[float]":
     """The sound as float32 samples at 16 kHz, its channels averaged; InputError with a sentence.
 
     It is a path, the bytes of a file, float samples at 16 kHz (a list or any buffer), or
     JavaScript's: a Blob or File, an ArrayBuffer or Uint8Array of a file, a Float32Array of
-    samples. Workers decode WAV only."""
-    name, data = _file(source, "The sound")
+    samples. Workers decode WAV only. `where` is what sentences call it."""
+    name, data = _file(source, where)
     if isinstance(data, list | tuple) or (isinstance(data, memoryview) and data.format != "B"):
-        return _checked_samples(data)
+        return _checked_samples(data, name)
     file = bytes(data) if isinstance(data, memoryview) else data
     media = _media()
     try:
@@ -87,19 +87,19 @@ def _file(source: Any, name: str) -> tuple[str, Any]:
         return name, source
 
 
-def _checked_samples(data: Any) -> "array[float]":
+def _checked_samples(data: Any, name: str) -> "array[float]":
     """Samples of Python's, when they are what a model can hear."""
     try:
         floats = isinstance(data, list | tuple) or (data.ndim == 1 and data.format in ("f", "d"))
         samples = array("f", data if floats else [None])
     except (TypeError, OverflowError):
         raise InputError(
-            "The sound must be the bytes of a file or one row of float samples at "
+            f"{name} must be the bytes of a file or one row of float samples at "
             f"{SAMPLE_RATE} Hz (integers divided by their full scale, channels averaged)."
         ) from None
     total = sum(map(abs, samples))  # finite if and only if all are
     loudest = max(map(abs, samples), default=0.0) if math.isfinite(total) else total
-    _check_samples(samples, loudest, "The sound")
+    _check_samples(samples, loudest, name)
     return samples
 
 
@@ -125,8 +125,8 @@ def _sound_error(error: Exception, name: str, source: Any) -> InputError:
             )
         case "TypeError":
             return InputError(
-                f"A sound is the bytes of a file, a Blob or float samples at {SAMPLE_RATE} Hz, "
-                f"not {_kind(source)}."
+                f"{name} must be the bytes of a file, a Blob or float samples at "
+                f"{SAMPLE_RATE} Hz, not {_kind(source)}."
             )
     return InputError(
         f"{name} cannot be decoded: it is damaged, cut short or no sound; "

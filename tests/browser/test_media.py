@@ -135,9 +135,9 @@ def test_files_that_are_no_pictures(tab: Tab, data: bytes, sentence: str) -> Non
 def test_things_that_are_neither(tab: Tab, what: str) -> None:
     kind = {"dict": "dict", "number": "int", "url": "URL"}[what]
     picture, sound = tab.call("inside_media.nonsense", what)
-    assert picture.startswith("A picture is ")
+    assert picture.startswith("The picture must be ")
     assert picture.endswith(f"not {kind}.")
-    assert sound.startswith("A sound is ")
+    assert sound.startswith("The sound must be ")
     assert sound.endswith(f"not {kind}.")
 
 
