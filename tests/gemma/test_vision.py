@@ -38,7 +38,7 @@ def seen(gguf: Gguf, rgb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     height, width, _ = rgb.shape
     held = device().nbytes
     with finish(DeviceEyes.load(gguf, vision, device())) as eyes:
-        sight = see(eyes, Picture(width, height, rgb.tobytes()), width, height)
+        sight = finish(see(eyes, Picture(width, height, rgb.tobytes()), width, height))
         found = get(sight.pooled), get(sight.tokens)
         sight.close()
     assert device().nbytes == held

@@ -9,12 +9,13 @@ from webgemma.device import Device
 from webgemma.errors import DeviceError, GgufError
 from webgemma.gemma.attention import EVERYTHING, Heads, attend
 from webgemma.gemma.matrices import Matrices
-from webgemma.gemma.pixels import Bench, pixels_of
+from webgemma.gemma.pixels import pixels_of
 from webgemma.gemma.steps import ROW_THREADS, THREADS, Steps
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats
 from webgemma.gemma.towers import Vision, vision_tensors
+from webgemma.gemma.workbench import Bench, Progress, unwatched
 from webgemma.gguf.reader import Gguf, TensorInfo
-from webgemma.graph import Recorder, Tensor
+from webgemma.graph import Tensor
 from webgemma.pictures import Picture
 
 EPS = 1e-6  # of every rms
@@ -91,10 +92,10 @@ class Eyes(Matrices):
 class VisionRecorder(Steps):
     """Records what becomes of one picture of so many patches."""
 
-    def __init__(
-        self, eyes: Eyes, recorder: Recorder, state: Tensor, columns: int, rows: int
-    ) -> None:
-        super().__init__(eyes, recorder, state, columns * rows, EPS)
+    def __init__(self, eyes: Eyes, bench: Bench, columns: int, rows: int) -> None:
+        state = bench.put(struct.pack("<4I", 0, columns * rows, 0, 0), "state")
+        super().__init__(eyes, bench.recorder, state, columns * rows, EPS)
+        self.pause = bench.pause
         self.eyes = eyes
         self.vision = eyes.vision
         self.columns, self.rows = columns, rows  # patches
@@ -130,6 +131,7 @@ class VisionRecorder(Steps):
     def body(self, x: Tensor) -> None:
         """All layers, in place."""
         for index in range(self.vision.layers):
+            self.pause()
             name = f"v.blk.{index}."
             a = self.attention(index, self.norm(x, name + "ln1.weight"))
             n = self.residual(x, a, name + "attn_post_norm.weight", name + "ln2.weight")
@@ -252,31 +254,26 @@ class Sight:
         self._bench.clear()
 
 
-def see(eyes: Eyes, picture: Picture, width: int, height: int) -> Sight:
+async def see(
+    eyes: Eyes, picture: Picture, width: int, height: int, progress: Progress = unwatched
+) -> Sight:
     """Have the device look at a picture in a size that the tower takes."""
     bench, vision = Bench(eyes.device), eyes.vision
     try:
         columns, rows = width // vision.patch, height // vision.patch
         pixels = pixels_of(bench, picture, width, height)
-        first = VisionRecorder(eyes, bench.recorder, _state(bench, columns * rows), columns, rows)
+        first = VisionRecorder(eyes, bench, columns, rows)
         x = first.embed(pixels, *_places(bench, vision, columns, rows))
         first.body(x)
         columns, rows = columns // vision.pool, rows // vision.pool
-        state = _state(bench, columns * rows)
-        last = ProjectionRecorder(eyes, bench.recorder, state, columns, rows)
+        last = ProjectionRecorder(eyes, bench, columns, rows)
         pooled = last.pool(x)
         tokens = last.project(pooled)
-        sight = Sight(bench, *(bench.room(*t.shape, label="sight") for t in (pooled, tokens)))
-        plan = bench.recorder.plan()
-        eyes.device.run(plan)
-        for kept, made in ((sight.pooled, pooled), (sight.tokens, tokens)):
-            eyes.device.copy(made.buffer, kept.buffer, kept.nbytes)
-        plan.close(eyes.device)
-        bench.clear(but=(sight.pooled, sight.tokens))
+        await bench.run([pooled, tokens], progress)
     except BaseException:
         bench.clear()
         raise
-    return sight
+    return Sight(bench, pooled, tokens)
 
 
 def _check_kernels_fit(gguf: Gguf, vision: Vision) -> None:
@@ -293,10 +290,6 @@ def _check_kernels_fit(gguf: Gguf, vision: Vision) -> None:
                 f"{gguf.name}: its eyes have {what} of {count}, but the GPU reads four at a time; "
                 "use device='cpu'."
             )
-
-
-def _state(bench: Bench, count: int) -> Tensor:
-    return bench.put(struct.pack("<4I", 0, count, 0, 0), "state")
 
 
 def _places(bench: Bench, vision: Vision, columns: int, rows: int) -> tuple[Tensor, Tensor]:
