@@ -15,7 +15,7 @@ from webgemma.gemma.cache import ELEMENT_NBYTES, Cache, cache_shapes
 from webgemma.gemma.integers import chosen_precision
 from webgemma.gemma.sampling import GpuSampler
 from webgemma.gemma.saved import Saved, SavedFile, SavedPath, write_saved
-from webgemma.gemma.soft import Soft, bring, check_soft, end_of_chunk, ends, marked, plain
+from webgemma.gemma.soft import MARKS, Soft, bring, check_soft, end_of_chunk, ends, marked, plain
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
@@ -159,6 +159,8 @@ class Session:
         """Another session that goes on from here, with a cache of its own."""
         self._check_open()
         other = Session(self.model, self.context, kv=self.kv, precision=self.precision)
+        if other._chunk != self._chunk:
+            other._grow()
         other._cache.copy(self._cache, len(self.tokens))
         other.tokens = list(self.tokens)
         return other
@@ -404,6 +406,8 @@ class Session:
             )
         turn = await self._take_turn()
         self._forget(0)
+        if length - saved.lost > self._cache.ring and self._chunk < LARGEST_CHUNK:
+            self._grow()
         self._cache.lost = saved.lost
         try:
             if length - saved.lost > self._cache.ring or self._cache.nbytes(length) != file.nbytes:
@@ -442,6 +446,6 @@ def _check_saved(file: SavedFile, model: Model) -> None:
         saved.kv in ELEMENT_NBYTES
         and max(1, length) <= saved.context <= config.context
         and saved.lost <= max(0, length - config.window + 1)
-        and all(token < config.vocab for token in saved.tokens)
+        and all(token < config.vocab or token >= MARKS for token in saved.tokens)
     ):
         raise file.damaged("its header makes no sense")

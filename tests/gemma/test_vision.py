@@ -13,10 +13,11 @@ from tolerance import GPU_SOFT_TOKENS
 from webgemma.blocking import finish
 from webgemma.device.null import NullDevice
 from webgemma.errors import DeviceError, InputError
-from webgemma.gemma.pixels import Bench, pixels_of, words
+from webgemma.gemma.pixels import pixels_of, words
 from webgemma.gemma.towers import Towers
 from webgemma.gemma.vision import Eyes as DeviceEyes
 from webgemma.gemma.vision import see
+from webgemma.gemma.workbench import Bench
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.pictures import Picture
