@@ -10,12 +10,12 @@ from webgemma.defaults import Message, Settings, chat_size, context_of, ollama_d
 from webgemma.engines import Engine, EngineOptions, GpuEngine, open_engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
-from webgemma.gemma.workbench import Progress, unwatched
 from webgemma.gguf.sources import Source
 from webgemma.media import place_media, read_picture, read_sound
 from webgemma.models import find_model, is_address, not_at_once, with_mmproj
 from webgemma.pictures import BUDGET
 from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText, top_tokens
+from webgemma.progress import Progress, unwatched
 from webgemma.rows import are_numbers, rows_of
 from webgemma.sampler import Sampling
 from webgemma.senses import Placed, Sensed
@@ -228,11 +228,22 @@ class Gemma:
         **settings: Unpack[Settings],
     ) -> Iterator[Piece]:
         """As `achat`, from plain code."""
-        options = {"tools": tools, "think": think, "continue_last": continue_last}
-        return each(self.achat(messages, progress=progress, **options, **settings))
+        reply = self.achat(
+            messages,
+            tools=tools,
+            think=think,
+            continue_last=continue_last,
+            progress=progress,
+            **settings,
+        )
+        return each(reply)
 
     async def aencode_image(
-        self, image: Any, resize: bool = True, budget: int = BUDGET, progress: Progress | None = None
+        self,
+        image: Any,
+        resize: bool = True,
+        budget: int = BUDGET,
+        progress: Progress | None = None,
     ) -> "NDArray[np.float32]":
         """The soft tokens that the model reads in place of a picture: [n, width].
 
@@ -245,7 +256,11 @@ class Gemma:
         return await self._soft(await senses.see(picture, wanted, progress or unwatched))
 
     def encode_image(
-        self, image: Any, resize: bool = True, budget: int = BUDGET, progress: Progress | None = None
+        self,
+        image: Any,
+        resize: bool = True,
+        budget: int = BUDGET,
+        progress: Progress | None = None,
     ) -> "NDArray[np.float32]":
         """As `aencode_image`, from plain code."""
         return finish(self.aencode_image(image, resize, budget, progress))

@@ -25,8 +25,8 @@ from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gpu_senses import gpu_senses
 from webgemma.sampler import Chosen, Sampling
-from webgemma.senses import Placed, Senses, TowerFile, TowerFiles
 from webgemma.selftest import selftest
+from webgemma.senses import Placed, Senses, TowerFile, TowerFiles
 from webgemma.session import Session
 
 

@@ -8,9 +8,9 @@ from webgemma.gemma.audio import Ears, Sound, hear
 from webgemma.gemma.matrices import Matrices
 from webgemma.gemma.towers import Audio, Vision, tower_nbytes
 from webgemma.gemma.vision import Eyes, Sight, see
-from webgemma.gemma.workbench import Progress
 from webgemma.gguf.reader import Gguf
 from webgemma.pictures import Picture
+from webgemma.progress import Progress
 from webgemma.senses import Senses, TowerFiles
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from webgemma.errors import InputError
-from webgemma.gemma.workbench import Progress, unwatched
 from webgemma.pictures import BUDGET, FRAME_BUDGET, Picture, chosen_frames, clock
+from webgemma.progress import Progress, unwatched
 from webgemma.senses import Placed, Sensed, Senses
 from webgemma.text.chat import SpecialTokenizer, encode_parts
 from webgemma.text.markup import (
@@ -222,9 +222,9 @@ async def read_sound(source: Any, where: str) -> memoryview:
     from webgemma import sounds
 
     if isinstance(source, str | os.PathLike):
-        return memoryview(sounds.read_sound(source))
+        return sounds.read_sound(source).data
     try:
-        return memoryview(sounds.read_sound(source))
+        return sounds.read_sound(source).data
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

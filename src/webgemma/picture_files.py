@@ -56,15 +56,15 @@ def _frames(
     file: IO[bytes], name: str, chosen: Callable[[int], Sequence[int]]
 ) -> list[tuple[float, Picture]]:
     frames, seconds = [], 0.0
-    with _sentences(name, "an animated picture; give the frames of a film as a list of pictures"):
-        with Image.open(file) as image:
-            count = getattr(image, "n_frames", 1)
-            wanted = set(chosen(count))
-            for number in range(count):
-                image.seek(number)
-                if number in wanted:
-                    frames.append((seconds, _flatten(image, name)))
-                seconds += float(image.info.get("duration", 0)) / 1000
+    known = "an animated picture; give the frames of a film as a list of pictures"
+    with _sentences(name, known), Image.open(file) as image:
+        count = getattr(image, "n_frames", 1)
+        wanted = set(chosen(count))
+        for number in range(count):
+            image.seek(number)
+            if number in wanted:
+                frames.append((seconds, _flatten(image, name)))
+            seconds += float(image.info.get("duration", 0)) / 1000
     return frames
 
 

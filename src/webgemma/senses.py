@@ -7,9 +7,9 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from webgemma.errors import GgufError, InputError
 from webgemma.gemma.towers import Audio, Towers, Vision
-from webgemma.gemma.workbench import Progress, unwatched
 from webgemma.gguf.reader import Gguf
 from webgemma.pictures import Picture, check_sides, soft_tokens, target_size
+from webgemma.progress import Progress, unwatched
 
 KEPT = 8  # pictures and sounds that nobody uses at the moment
 
@@ -71,7 +71,8 @@ class Placed(NamedTuple):
 class TowerFile(Protocol):
     """A file in which towers may be."""
 
-    label: str
+    @property
+    def label(self) -> str: ...
 
     async def aopen(self) -> Gguf: ...
 

@@ -24,6 +24,7 @@ from webgemma.cli.words import (
 from webgemma.errors import InputError
 from webgemma.pictures import BUDGET, check_budget
 
+
 def run(
     model: ModelArgument = None,
     prompt: Annotated[
@@ -151,9 +152,8 @@ def _media(
         for path in paths:
             if not path.is_file():
                 raise InputError(f"There is no file {path}.")
-    return [
-        {"type": kind, "path": path, "budget": budget} for kind, some in kinds.items() for path in some
-    ]
+    parts = [{"type": kind, "path": path} for kind, some in kinds.items() for path in some]
+    return [{**part, "budget": budget} for part in parts]
 
 
 def _question(prompt: str | None) -> str | None:

@@ -14,10 +14,11 @@ from webgemma.gemma.pixels import pixels_of
 from webgemma.gemma.steps import ROW_THREADS
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats
 from webgemma.gemma.towers import Vision, vision_tensors
-from webgemma.gemma.workbench import Bench, Progress, unwatched
+from webgemma.gemma.workbench import Bench
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Tensor
 from webgemma.pictures import Picture
+from webgemma.progress import Progress, unwatched
 
 LAYER_NORM_EPS = 1e-5  # of the 12B's patch embedder
 ROPE_BASE = 100.0

@@ -2,19 +2,14 @@
 
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeAlias
 
 from webgemma.device import Buffer, Device, Plan, Reading
 from webgemma.graph import Recorder, Tensor
+from webgemma.progress import Progress, unwatched
 
 AHEAD = 2  # stretches of work that the device has in hand at most
-Progress: TypeAlias = Callable[[int, int], None]  # is told how many steps of how many are done
-
-
-def unwatched(done: int, total: int) -> None:
-    """The progress that nobody asked for."""
 
 
 class Bench:

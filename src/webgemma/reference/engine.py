@@ -9,9 +9,9 @@ import numpy as np
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.towers import Audio, Vision
-from webgemma.gemma.workbench import Progress
 from webgemma.gguf.reader import Gguf
 from webgemma.pictures import Picture
+from webgemma.progress import Progress
 from webgemma.reference.audio import AudioTower
 from webgemma.reference.pictures import patches, resize, rgb_of
 from webgemma.reference.sampling import sample
@@ -45,9 +45,7 @@ class ReferenceEyes(ReferenceTower):
         self.vision = vision
         self._tower = VisionTower(vision, weights)
 
-    async def look(
-        self, picture: Picture, width: int, height: int, progress: Progress
-    ) -> Floats:
+    async def look(self, picture: Picture, width: int, height: int, progress: Progress) -> Floats:
         """The soft tokens of a picture: [n, output]."""
         rgb = resize(rgb_of(picture), width, height)
         soft = self._tower.encode(patches(rgb, self.vision.patch))
