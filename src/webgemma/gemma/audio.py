@@ -16,6 +16,7 @@ from webgemma.gemma.towers import Audio, audio_tensors
 from webgemma.gemma.workbench import Bench
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Tensor
+from webgemma.progress import Progress, unwatched
 
 REACH = 12  # positions that a position attends to: itself and the 11 before it
 TAPS = 5  # of the light convolution
@@ -102,7 +103,7 @@ class Ears(Matrices):
                     keys = Tensor(waves.shape, waves.nbytes, self.keep(waves.nbytes, name))
                     self.distance_keys[block] = steps.linear(waves, passing.matrices[name], keys)
                 await passing.settle()
-                bench.run()
+                await bench.run([])
         finally:
             bench.clear()
 
@@ -120,6 +121,7 @@ class AudioRecorder(ClippedSteps):
 
     def __init__(self, ears: Ears, bench: Bench, tokens: int) -> None:
         super().__init__(ears, ears.bounds, bench.recorder, bench.state(tokens), tokens)
+        self.bench = bench
         self.ears = ears
         self.audio = ears.audio
 
@@ -155,6 +157,7 @@ class AudioRecorder(ClippedSteps):
         h = self.norm(x, names[0] + "ffn_norm.weight")
         h = self.clip(h, self.agreed([names[0] + "ffn_up"]))
         for name, following in zip(names, [*names[1:], names[0]], strict=True):
+            self.bench.pause()
             h = self.block(name, x, h, following)  # after the last one nobody reads h
 
     def block(self, name: str, x: Tensor, h: Tensor, following: str) -> Tensor:
@@ -287,7 +290,7 @@ class Sound:
         self._bench.clear()
 
 
-def hear(ears: Ears, samples: Any) -> Sound:
+async def hear(ears: Ears, samples: Any, progress: Progress = unwatched) -> Sound:
     """Have the device hear a sound of at most 30 s: float32 samples at 16 kHz, as a buffer."""
     data = memoryview(samples).cast("B")
     if not data:
@@ -296,14 +299,15 @@ def hear(ears: Ears, samples: Any) -> Sound:
     try:
         if ears.tables is None:
             frames = raw_frames(bench, data)
-            recorder = AudioRecorder(ears, bench, frames.shape[0])
-            return Sound(bench, *bench.run(frames, recorder.project(frames)))
-        mel = log_mel(bench, ears.tables, data)
-        recorder = AudioRecorder(ears, bench, -(-mel.shape[0] // 4))
-        x = recorder.subsample(mel)
-        recorder.body(x)
-        features = recorder.clipped(x, "a.pre_encode.out")
-        return Sound(bench, *bench.run(mel, recorder.project(features)))
+            tokens = AudioRecorder(ears, bench, frames.shape[0]).project(frames)
+        else:
+            frames = log_mel(bench, ears.tables, data)
+            recorder = AudioRecorder(ears, bench, -(-frames.shape[0] // 4))
+            x = recorder.subsample(frames)
+            recorder.body(x)
+            tokens = recorder.project(recorder.clipped(x, "a.pre_encode.out"))
+        await bench.run([frames, tokens], progress)
+        return Sound(bench, frames, tokens)
     except BaseException:
         bench.clear()
         raise
