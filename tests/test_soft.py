@@ -42,7 +42,7 @@ def look(gguf: Gguf, pictures: list[np.ndarray]) -> list[Sight]:
     with finish(DeviceEyes.load(gguf, vision, device())) as eyes:
         sizes = [rgb.shape[1::-1] for rgb in pictures]
         return [
-            see(eyes, Picture(*size, rgb.tobytes()), *size)
+            finish(see(eyes, Picture(*size, rgb.tobytes()), *size))
             for size, rgb in zip(sizes, pictures, strict=True)
         ]
 

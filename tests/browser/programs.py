@@ -92,7 +92,7 @@ def look_at_pictures(device: NullDevice) -> None:
         assert vision is not None
         side = vision.patch * vision.pool
         with finish(Eyes.load(gguf, vision, device)) as eyes:
-            see(eyes, Picture(1, 2, bytes(6)), 2 * side, side).close()
+            finish(see(eyes, Picture(1, 2, bytes(6)), 2 * side, side)).close()
 
 
 def only(format: str) -> Callable[[str], str]:
