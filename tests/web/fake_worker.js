@@ -54,7 +54,8 @@ async function chat(request) {
   const { id, messages, settings } = request;
   const text = textIn(messages.at(-1));
   const media = messages.map(({ content }) => content).filter(Array.isArray).flat().filter(({ type }) => type !== "text");
-  if (media.length) postMessage({ type: "sensing", id, senses: [...new Set(media.map(({ type }) => type))] });
+  const sensing = { type: "sensing", id, senses: [...new Set(media.map(({ type }) => type))], total: 100 };
+  if (media.length) for (const done of [0, 40]) postMessage({ ...sensing, done });
   if (media.length && text === "look long") await new Promise((resolve) => { onstop = resolve; });
   if (media.length && text === "blind") {
     postMessage({ type: "error", id, kind: "other", sentence: "bundled cannot see: there is no vision tower in its file." });

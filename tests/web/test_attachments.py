@@ -229,7 +229,7 @@ def test_a_model_without_eyes_says_so_and_nothing_is_lost(visitor: Sender) -> No
 def test_looking_is_shown_and_can_be_stopped(visitor: Sender) -> None:
     visitor.attach("red.png")
     visitor.say("look long")
-    visitor.page.locator(".sensing", has_text="Looking at what you sent").wait_for()
+    visitor.page.locator(".sensing", has_text="Looking at what you sent … 40 %").wait_for()
     visitor.button("Stop").click()
     visitor.page.locator(".facts", has_text="stopped").wait_for()
     assert visitor.page.locator(".sensing").inner_text() == ""

@@ -92,7 +92,9 @@ def test_pictures_are_handed_over_beside_the_messages() -> None:
         await tab.chat(2, HELLO, json.dumps(settings))
 
     messages = [m for m in told(ask) if m.get("id") == 1]
-    assert messages[0] == {"type": "sensing", "id": 1, "senses": ["image"]}
+    sensing = [m for m in messages if m["type"] == "sensing"]
+    assert sensing[0] == {"type": "sensing", "id": 1, "senses": ["image"], "done": 0, "total": 1}
+    assert sensing[-1]["done"] == sensing[-1]["total"] == 100
     text = "".join(m["text"] for m in messages if m["type"] == "piece")
     with Gemma.load(BytesSource(data), "gpu") as model:
         assert text == "".join(p.text for p in model.chat(asked(rgb), **settings))

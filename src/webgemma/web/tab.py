@@ -242,10 +242,15 @@ class Tab:
         think = bool(chosen.pop("think", False))
         finish, count, begun = "stopped", 0, time.monotonic()
         batch = _Batch(self, id)
-        if senses := sorted({part["type"] for part in _media_parts(messages[-1:])}, reverse=True):
-            self._tell("sensing", id=id, senses=senses)
+        senses = sorted({part["type"] for part in _media_parts(messages)}, reverse=True)
+        sensing = _Paced(
+            lambda done, total: self._tell("sensing", id=id, senses=senses, done=done, total=total)
+        )
+        if senses:
+            sensing(0, 1)  # decoding them, and loading eyes and ears, takes a while, too
         try:
-            async for piece in self._model.achat(messages, think=think, **chosen):
+            pieces = self._model.achat(messages, think=think, progress=sensing, **chosen)
+            async for piece in pieces:
                 count += 1
                 begun = begun if count > 1 else time.monotonic()
                 batch.add(piece.thinking, thinking=True)
@@ -256,6 +261,8 @@ class Tab:
         except WebgemmaError as error:
             self._tell_error(error, _kind(error), id=id)
             return
+        finally:
+            sensing.close()
         batch.flush()
         seconds = time.monotonic() - begun
         rate = (count - 1) / seconds if count > 1 and seconds > 0 else 0

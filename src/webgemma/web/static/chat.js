@@ -19,7 +19,7 @@ export class Chat {
     this.conversations = conversations;
     this.view = view;
     this.conversation = conversations.list()[0] ?? conversations.create();
-    this.reply = null; // {id, conversation, message, isAsked, senses}; senses: what it looks at and hears
+    this.reply = null; // {id, conversation, message, isAsked, sensing}; sensing: as the engine tells it
     this.keepTimer = null;
     engine.addEventListener("sensing", ({ detail }) => this.hearSensing(detail));
     engine.addEventListener("piece", ({ detail }) => this.hearPiece(detail));
@@ -75,7 +75,7 @@ export class Chat {
     const message = { role: "assistant", content: "" };
     conversation.messages.push(message);
     conversation.updated = Date.now();
-    this.reply = { id: crypto.randomUUID(), conversation, message, isAsked: false, senses: [] };
+    this.reply = { id: crypto.randomUUID(), conversation, message, isAsked: false, sensing: null };
     this.ask(this.reply, said, settings);
     this.keep(conversation);
     this.view.changed();
@@ -101,9 +101,9 @@ export class Chat {
     else this.finish({ finish: "stopped" });
   }
 
-  hearSensing({ id, senses }) {
-    if (id !== this.reply?.id) return;
-    this.reply.senses = senses;
+  hearSensing(sensing) {
+    if (sensing.id !== this.reply?.id) return;
+    this.reply.sensing = sensing;
     this.view.grown(this.reply.message);
   }
 

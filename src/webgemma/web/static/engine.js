@@ -19,7 +19,7 @@
 //   ready     device, software        once it has found what it computes on; software: a slow one
 //   progress  loaded, total           bytes
 //   loaded    name, context, device, nbytes
-//   sensing   id, senses: ["image"?, "audio"?]   before the first piece, while it looks and listens
+//   sensing   id, senses: ["image"?, "audio"?], done, total   while it looks and listens, before the first piece
 //   piece     id, text, thinking      thinking: whether the text belongs to the thoughts
 //   done      id, finish: "stop" | "length" | "stopped", tokens, tokens_per_second
 //   keeping   id, name, stage: "copying" | "checking", done, total         bytes; repeatedly

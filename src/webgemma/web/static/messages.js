@@ -16,9 +16,14 @@ function replyFacts({ tokens, tokens_per_second: speed, finish }) {
   return facts.join(" · ");
 }
 
-const SENSING = { "": "", image: "Looking at what you sent …", audio: "Listening …", "image audio": "Looking and listening …" };
+const SENSING = { image: "Looking at what you sent …", audio: "Listening …", "image audio": "Looking and listening …" };
 
-/** `acts` has regenerate(), edit(message, text, attachments) and senses(), what the reply looks at and hears. */
+/** How far a reply is with looking and listening: "Listening … 40 %". */
+function sensingText({ senses, done, total }) {
+  return `${SENSING[senses.join(" ")]}${done && done < total ? ` ${Math.floor((100 * done) / total)} %` : ""}`;
+}
+
+/** `acts` has regenerate(), edit(message, text, attachments) and sensing(), what the reply does so far. */
 export class MessageList {
   constructor(list, acts) {
     this.list = list;
@@ -56,7 +61,8 @@ export class MessageList {
     item.summary.textContent = isReplying && !message.content ? "Thinking …" : "Thoughts";
     item.facts.textContent = isReplying ? "" : replyFacts(message);
     const isSilent = isReplying && !message.content && !message.thinking;
-    item.sensing.textContent = isSilent ? SENSING[this.acts.senses().join(" ")] : "";
+    const sensing = isSilent ? this.acts.sensing() : null;
+    item.sensing.textContent = sensing ? sensingText(sensing) : "";
   }
 
   item(message) {

@@ -33,7 +33,7 @@ const scroller = new Scroller(byId("scroller"), byId("to-end"));
 const messages = new MessageList(byId("messages"), {
   regenerate: () => mayAsk() && chat.regenerate(settings.settings),
   edit: (message, text, attachments) => mayAsk() && chat.edit(message, text, attachments, settings.settings),
-  senses: () => chat.reply?.senses ?? [],
+  sensing: () => chat.reply?.sensing,
 });
 const composer = new Composer({
   send(text) {
