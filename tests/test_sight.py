@@ -70,6 +70,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         metadata = tiny_metadata(tiny) | eyes_metadata(eyes, "gemma4.")
         tensors = [*tiny_tensors(tiny), *eyes_tensors(eyes)]
         (made / f"{kind}.one").write_bytes(gguf_bytes(metadata, tensors))
+    tiny = replace(KINDS["embedder"][0], context=1200)
+    metadata = tiny_metadata(tiny) | eyes_metadata(KINDS["embedder"][1], "gemma4.")
+    tensors = [*tiny_tensors(tiny), *eyes_tensors(KINDS["embedder"][1])]
+    (made / "wide.one").write_bytes(gguf_bytes(metadata, tensors))
     (made / "cat.png").write_bytes(file_bytes(CAT))
     return made
 
@@ -369,3 +373,39 @@ def test_llama_cpps_files_as_transformers(on: str) -> None:
     with Gemma.load(files / "mm-f16.gguf", on, mmproj=files / "mmproj-mm-f16.gguf") as gemma:
         found = gemma.encode_image(rgb, resize=False)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["large", "embedder"])
+def test_pictures_larger_than_a_chunk(
+    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models that look both ways read them whole: their session grows, its forks and files too."""
+    monkeypatch.setattr("webgemma.session.CHUNK", 32)
+    monkeypatch.setattr("webgemma.session.BATCHES", (1, 8, 32))
+    monkeypatch.setattr("webgemma.session.LARGEST_CHUNK", 72)
+    path = folder / f"{kind}.one"
+    asked = [user("the dog sees ", image(CAT), "and the cat?")]
+    with Gemma.load(path, "cpu") as gemma:
+        wanted = reply(gemma, asked)
+    with Gemma.load(path, "gpu", **EXACT) as gemma:
+        reply(gemma, [user("the dog sees a cat")])
+        before = gemma.memory_nbytes
+        assert reply(gemma, asked) == wanted
+        assert gemma.memory_nbytes > before
+        with gemma.fork() as fork:
+            assert reply(fork, asked) == wanted
+        gemma.save(tmp_path / "saved")
+    with Gemma.load(path, "gpu", **EXACT) as gemma:
+        gemma.restore(tmp_path / "saved")
+        assert reply(gemma, asked) == wanted
+
+
+def test_the_largest_picture(folder: Path) -> None:
+    tall = RNG.integers(0, 256, (40, 28, 3), np.uint8)
+    asked = [user({**image(tall), "budget": 1120})]
+    answers = []
+    for on in DEVICES:
+        with Gemma.load(folder / "wide.one", on, **EXACT) as gemma:
+            assert len(gemma.encode_image(tall, budget=1120)) == 1120
+            answers.append(reply(gemma, asked, 2))
+    assert answers[0] == answers[1]
