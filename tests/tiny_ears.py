@@ -58,6 +58,12 @@ def as_ollama(tensors: list[NewTensor]) -> list[NewTensor]:
 
 def ears_gguf(audio: Audio, tensors: list[NewTensor], architecture: str = "clip") -> Gguf:
     """The file, open."""
+    data = ears_bytes(audio, tensors, architecture)
+    return finish(Gguf.aopen(BytesSource(data, "ears.gguf")))
+
+
+def ears_bytes(audio: Audio, tensors: list[NewTensor], architecture: str = "clip") -> bytes:
+    """The whole file."""
     prefix = "clip.audio." if architecture == "clip" else "gemma4.audio."
     metadata: dict[str, object] = {
         "general.architecture": architecture,
@@ -65,7 +71,7 @@ def ears_gguf(audio: Audio, tensors: list[NewTensor], architecture: str = "clip"
         prefix + "feed_forward_length": audio.ffn,
         prefix + "attention.head_count": audio.heads,
     }
-    return finish(Gguf.aopen(BytesSource(gguf_bytes(metadata, tensors), "ears.gguf")))
+    return gguf_bytes(metadata, tensors)
 
 
 def audio_of(gguf: Gguf) -> Audio:
