@@ -29,7 +29,7 @@ from webgemma.reference.audio import AudioTower, log_mel, mel_filters
 from webgemma.reference.weights import Weights
 
 SOUND = np.fromfile(FIXTURES / "mm" / "audio-24000.f32", "<f4")
-ODD_EARS = Audio(width=260, layers=2, heads=5, ffn=100, features=44, output=6)
+ODD_EARS = Audio(width=260, layers=5, heads=5, ffn=100, features=44, output=6)
 WIDE_EARS = Audio(width=1040, layers=1, heads=2, ffn=36, features=1044, output=20)
 
 

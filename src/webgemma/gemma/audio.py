@@ -23,6 +23,7 @@ CONVOLVED = (("a.conv1d.0", 1), ("a.conv1d.1", 128))  # and how many channels go
 HEARERS = ("attn_q", "attn_k", "attn_v")
 QUERY_SCALE = 1 / math.log(2)
 KEY_SCALE = math.log(1 + math.e) / math.log(2)
+RUN_AFTER = (0, 3)  # blocks: the device works while more is recorded, with scratch of its own
 ATTENTION_TOKENS = 5  # of a workgroup: with each distance, almost as many as it has threads
 # What the device gets in another form, or not at all.
 DERIVED = (
@@ -122,6 +123,7 @@ class AudioRecorder(ClippedSteps):
         super().__init__(ears, ears.bounds, bench.recorder, bench.state(tokens), tokens)
         self.ears = ears
         self.audio = ears.audio
+        self.bench = bench
 
     def subsample(self, mel: Tensor) -> Tensor:
         """Two convolutions, each halving time and bins, then all bins of a time in one vector."""
@@ -154,8 +156,11 @@ class AudioRecorder(ClippedSteps):
         names = [f"a.blk.{index}." for index in range(self.audio.layers)]
         h = self.norm(x, names[0] + "ffn_norm.weight")
         h = self.clip(h, self.agreed([names[0] + "ffn_up"]))
-        for name, following in zip(names, [*names[1:], names[0]], strict=True):
-            h = self.block(name, x, h, following)  # after the last one nobody reads h
+        for index, name in enumerate(names):
+            following = names[(index + 1) % len(names)]  # after the last one nobody reads h
+            h = self.block(name, x, h, following)
+            if index in RUN_AFTER:
+                self.bench.run(x, h)
 
     def block(self, name: str, x: Tensor, h: Tensor, following: str) -> Tensor:
         """A conformer block: half a feed-forward, attention, convolution, the other half.
@@ -297,13 +302,13 @@ def hear(ears: Ears, samples: Any) -> Sound:
         if ears.tables is None:
             frames = raw_frames(bench, data)
             recorder = AudioRecorder(ears, bench, frames.shape[0])
-            return Sound(bench, *bench.run(frames, recorder.project(frames)))
+            return Sound(bench, *bench.finish(frames, recorder.project(frames)))
         mel = log_mel(bench, ears.tables, data)
         recorder = AudioRecorder(ears, bench, -(-mel.shape[0] // 4))
         x = recorder.subsample(mel)
         recorder.body(x)
         features = recorder.clipped(x, "a.pre_encode.out")
-        return Sound(bench, *bench.run(mel, recorder.project(features)))
+        return Sound(bench, *bench.finish(mel, recorder.project(features)))
     except BaseException:
         bench.clear()
         raise

@@ -225,7 +225,7 @@ def see(eyes: Eyes, picture: Picture, width: int, height: int) -> Sight:
         state = bench.state(columns * rows)
         last = ProjectionRecorder(eyes, bench.recorder, state, columns, rows)
         pooled = last.pool(x)
-        return Sight(bench, *bench.run(pooled, last.project(pooled)))
+        return Sight(bench, *bench.finish(pooled, last.project(pooled)))
     except BaseException:
         bench.clear()
         raise

@@ -33,14 +33,21 @@ class Bench:
         self._buffers.append(self.device.buffer(nbytes, label))
         return Tensor(shape, nbytes, self._buffers[-1])
 
-    def run(self, *results: Tensor) -> tuple[Tensor, ...]:
-        """Have the device do what was recorded; of all the memory only these results stay."""
-        for result in results:
-            if result.placed is None:  # scratch, which something later could take over
-                result.placed = self.room(*result.shape, label="result").buffer
+    def run(self, *kept: Tensor) -> None:
+        """Have the device do what was recorded until now; of its scratch only these stay."""
+        for tensor in kept:
+            if tensor.placed is None:
+                tensor.placed = self.room(*tensor.shape, label="kept").buffer
         plan = self.recorder.plan()
-        self.device.run(plan)
-        plan.close(self.device)
+        try:
+            self.device.run(plan)
+        finally:
+            plan.close(self.device)
+            self.recorder.calls.clear()
+
+    def finish(self, *results: Tensor) -> tuple[Tensor, ...]:
+        """Run the rest; of all the memory only the results stay."""
+        self.run(*results)
         self.clear(but=results)
         return results
 
