@@ -183,13 +183,17 @@ def test_shapes_without_a_kernel_get_a_sentence(change: dict[str, int], sentence
         finish(Ears.load(gguf, audio_of(gguf), device()))
 
 
-def test_no_samples_get_a_sentence() -> None:
+@pytest.mark.parametrize(
+    ("samples", "sentence"),
+    [(0, "the sound has no samples"), (PART_SAMPLES + 1, "480001 samples is longer than the 30 s")],
+)
+def test_lengths_that_ears_do_not_hear_get_a_sentence(samples: int, sentence: str) -> None:
     gguf = ears_gguf(RAW_EARS, ears_tensors(RAW_EARS))
     with (
         finish(Ears.load(gguf, RAW_EARS, device())) as ears,
-        pytest.raises(InputError, match="the sound has no samples"),
+        pytest.raises(InputError, match=sentence),
     ):
-        hear(ears, b"")
+        hear(ears, np.zeros(samples, np.float32))
 
 
 def test_a_load_that_fails_gives_the_memory_back() -> None:
