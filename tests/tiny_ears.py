@@ -67,9 +67,14 @@ def ears_metadata(audio: Audio, architecture: str = "clip") -> dict[str, object]
     }
 
 
+def ears_bytes(audio: Audio, tensors: list[NewTensor], architecture: str = "clip") -> bytes:
+    """The whole file."""
+    return gguf_bytes(ears_metadata(audio, architecture), tensors)
+
+
 def ears_gguf(audio: Audio, tensors: list[NewTensor], architecture: str = "clip") -> Gguf:
     """The file, open."""
-    data = gguf_bytes(ears_metadata(audio, architecture), tensors)
+    data = ears_bytes(audio, tensors, architecture)
     return finish(Gguf.aopen(BytesSource(data, "ears.gguf")))
 
 

@@ -12,7 +12,7 @@ from webgemma.gemma.matrices import Matrices, packed_floats
 from webgemma.gemma.mel import MelTables, log_mel, raw_frames
 from webgemma.gemma.steps import ROW_THREADS, SOFTWARE_TILE, THREADS, Steps
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats
-from webgemma.gemma.towers import Audio, audio_tensors
+from webgemma.gemma.towers import PART_SAMPLES, Audio, audio_tensors
 from webgemma.gemma.workbench import Bench
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Tensor
@@ -21,7 +21,7 @@ from webgemma.progress import Progress, unwatched
 REACH = 12  # positions that a position attends to: itself and the 11 before it
 TAPS = 5  # of the light convolution
 CONVOLVED = (("a.conv1d.0", 1), ("a.conv1d.1", 128))  # and how many channels go in
-HEARERS = ("attn_q", "attn_k", "attn_v")
+QKV = ("attn_q", "attn_k", "attn_v")  # all read the same rows
 QUERY_SCALE = 1 / math.log(2)
 KEY_SCALE = math.log(1 + math.e) / math.log(2)
 ATTENTION_TOKENS = 5  # of a workgroup: with each distance, almost as many as it has threads
@@ -103,7 +103,7 @@ class Ears(Matrices):
                     keys = Tensor(waves.shape, waves.nbytes, self.keep(waves.nbytes, name))
                     self.distance_keys[block] = steps.linear(waves, passing.matrices[name], keys)
                 await passing.settle()
-                await bench.run([])
+                await bench.finish()
         finally:
             bench.clear()
 
@@ -151,22 +151,23 @@ class AudioRecorder(ClippedSteps):
         )
         return self.clipped(y, "a.input_projection")
 
-    def body(self, x: Tensor) -> None:
+    async def body(self, x: Tensor) -> None:
         """All layers, in place."""
         names = [f"a.blk.{index}." for index in range(self.audio.layers)]
         h = self.norm(x, names[0] + "ffn_norm.weight")
         h = self.clip(h, self.agreed([names[0] + "ffn_up"]))
-        for name, following in zip(names, [*names[1:], names[0]], strict=True):
-            self.bench.pause()
-            h = self.block(name, x, h, following)  # after the last one nobody reads h
+        for index, name in enumerate(names):
+            await self.bench.run(x, h)
+            following = names[(index + 1) % len(names)]  # after the last one nobody reads h
+            h = self.block(name, x, h, following)
 
     def block(self, name: str, x: Tensor, h: Tensor, following: str) -> Tensor:
         """A conformer block: half a feed-forward, attention, convolution, the other half.
 
         h is what the first half reads; given back is what that of the following block reads."""
         f = self.feed_forward(name, h, "")
-        hearers = [name + part for part in HEARERS]
-        h = self.add(x, f, name + "ffn_post_norm", name + "attn_pre_norm", hearers)
+        readers = [name + part for part in QKV]
+        h = self.add(x, f, name + "ffn_post_norm", name + "attn_pre_norm", readers)
         a = self.attention(name, h)
         h = self.add(x, a, name + "attn_post_norm", name + "conv_norm", [name + "conv_pw1"])
         c = self.convolution(name, h)
@@ -208,13 +209,13 @@ class AudioRecorder(ClippedSteps):
     def attention(self, name: str, h: Tensor) -> Loose:
         """Each position over the last 12: softmax(cap(q · k + q · r)) v, r the distance's key."""
         width, heads = self.audio.width, self.audio.heads
-        hearers = [name + part for part in HEARERS]
+        readers = [name + part for part in QKV]
         raw = self.recorder.scratch(self.batch, 3 * width)
         limits: list[float] = []
-        for number, hearer in enumerate(hearers):
-            bounds = self.bounds_of(hearer)
-            x = h if bounds.input == self.agreed(hearers) else self.clip(h, bounds.input)
-            self.linear(x, self.ears.matrices[hearer + ".weight"], raw, number * width)
+        for number, reader in enumerate(readers):
+            bounds = self.bounds_of(reader)
+            x = h if bounds.input == self.agreed(readers) else self.clip(h, bounds.input)
+            self.linear(x, self.ears.matrices[reader + ".weight"], raw, number * width)
             limits += bounds.output
         out = self.recorder.scratch(self.batch, width)
         scales = self.ears.vector(name + "per_dim_scale.weight")
@@ -292,10 +293,15 @@ class Sound:
 
 async def hear(ears: Ears, samples: Any, progress: Progress = unwatched) -> Sound:
     """Have the device hear a sound of at most 30 s: float32 samples at 16 kHz, as a buffer."""
-    data = memoryview(samples).cast("B")
-    if not data:
+    view = memoryview(samples)
+    if not view.nbytes:
         raise InputError("There is nothing to hear: the sound has no samples.")
-    bench = Bench(ears.device)
+    if view.nbytes > 4 * PART_SAMPLES:
+        raise InputError(
+            f"A sound of {view.nbytes // 4} samples is longer than the 30 s that ears hear at "
+            "once; give them its parts."
+        )
+    data, bench = view.cast("B"), Bench(ears.device, ears.audio.layers + 1, progress)
     try:
         if ears.tables is None:
             frames = raw_frames(bench, data)
@@ -304,9 +310,9 @@ async def hear(ears: Ears, samples: Any, progress: Progress = unwatched) -> Soun
             frames = log_mel(bench, ears.tables, data)
             recorder = AudioRecorder(ears, bench, -(-frames.shape[0] // 4))
             x = recorder.subsample(frames)
-            recorder.body(x)
+            await recorder.body(x)
             tokens = recorder.project(recorder.clipped(x, "a.pre_encode.out"))
-        await bench.run([frames, tokens], progress)
+        await bench.finish(frames, tokens)
         return Sound(bench, frames, tokens)
     except BaseException:
         bench.clear()

@@ -67,7 +67,7 @@ def log_mel(bench: Bench, tables: MelTables, samples: memoryview) -> Tensor:
 
     Less than one frame is filled up with silence."""
     count = len(samples) // 4
-    mel = bench.recorder.scratch(max(1, (count - 1) // HOP), MEL_BINS)
+    mel = bench.room(max(1, (count - 1) // HOP), MEL_BINS, label="mel")
     constants = {
         "THREADS": SOFTWARE_THREADS if bench.device.software else THREADS,
         "FRAME": FRAME,

@@ -107,10 +107,10 @@ class VisionRecorder(ClippedSteps):
         )
         return p
 
-    def body(self, x: Tensor) -> None:
+    async def body(self, x: Tensor) -> None:
         """All layers, in place."""
         for index in range(self.vision.layers):
-            self.bench.pause()
+            await self.bench.run(x)
             name = f"v.blk.{index}."
             a = self.attention(index, self.norm(x, name + "ln1.weight"))
             n = self.residual(x, a, name + "attn_post_norm.weight", name + "ln2.weight")
@@ -218,18 +218,19 @@ async def see(
     eyes: Eyes, picture: Picture, width: int, height: int, progress: Progress = unwatched
 ) -> Sight:
     """Have the device look at a picture in a size that the tower takes."""
-    bench, vision = Bench(eyes.device), eyes.vision
+    vision = eyes.vision
+    bench = Bench(eyes.device, vision.layers + 1, progress)
     try:
         columns, rows = width // vision.patch, height // vision.patch
         pixels = pixels_of(bench, picture, width, height)
         first = VisionRecorder(eyes, bench, columns, rows)
         x = first.embed(pixels, *_places(bench, vision, columns, rows))
-        first.body(x)
+        await first.body(x)
         columns, rows = columns // vision.pool, rows // vision.pool
         last = ProjectionRecorder(eyes, bench, columns, rows)
         pooled = last.pool(x)
         tokens = last.project(pooled)
-        await bench.run([pooled, tokens], progress)
+        await bench.finish(pooled, tokens)
         return Sight(bench, pooled, tokens)
     except BaseException:
         bench.clear()

@@ -3,27 +3,27 @@
 import struct
 from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
+from math import prod
 
-from webgemma.device import Buffer, Device, Plan, Reading
+from webgemma.device import Buffer, Device, Reading
 from webgemma.graph import Recorder, Tensor
 from webgemma.progress import Progress, unwatched
 
-AHEAD = 2  # stretches of work that the device has in hand at most
+AHEAD = 2  # steps that the device has in hand at most, while the next one is recorded
 
 
 class Bench:
-    """A recorder, and buffers that live until the bench is cleared."""
+    """A recorder, and buffers that live until the bench is cleared.
 
-    def __init__(self, device: Device) -> None:
+    The work is cut into steps: the device begins with the first while the second is recorded, no
+    step keeps it busy for long, and between them `progress` is told, which may raise to end it."""
+
+    def __init__(self, device: Device, steps: int = 1, progress: Progress = unwatched) -> None:
         self.device = device
         self.recorder = Recorder(device)
         self._buffers: list[Buffer] = []
-        self._pauses = [0]
-
-    def pause(self) -> None:
-        """What is recorded from here on is submitted apart, so that nobody waits for all of it."""
-        self._pauses.append(len(self.recorder.calls))
+        self._under_way: deque[Reading] = deque()
+        self._done, self._steps, self._progress = 0, steps, progress
 
     def put(self, data: bytes | memoryview, label: str) -> Tensor:
         """Words that the host brings."""
@@ -37,41 +37,37 @@ class Bench:
 
     def room(self, *shape: int, label: str) -> Tensor:
         """Words that a kernel writes."""
-        nbytes = 4
-        for size in shape:
-            nbytes *= size
+        nbytes = 4 * prod(shape)
         self._buffers.append(self.device.buffer(nbytes, label))
         return Tensor(shape, nbytes, self._buffers[-1])
 
-    async def run(self, results: Sequence[Tensor], progress: Progress = unwatched) -> None:
-        """Have the device do what was recorded; of all the memory only these results stay.
-
-        `progress` is told how many stretches of how many are done, and may raise to end it."""
-        for result in results:
-            if result.placed is None:  # scratch, which something later could take over
-                result.placed = self.room(*result.shape, label="result").buffer
+    async def run(self, *kept: Tensor) -> None:
+        """A step: what was recorded since the last one; of its scratch only these tensors stay."""
+        for tensor in kept:
+            if tensor.placed is None:
+                tensor.placed = self.room(*tensor.shape, label="kept").buffer
         plan = self.recorder.plan()
         try:
-            await self._run(plan, progress)
+            await self.device.compiled()
+            reading = self.device.run(plan, (plan.buffers[0], 0, 4))
         finally:
             plan.close(self.device)
+            self.recorder.calls.clear()
+        assert reading is not None
+        self._under_way.append(reading)
+        await self._wait(AHEAD)
+
+    async def finish(self, *results: Tensor) -> None:
+        """The last step; of all the memory only the results stay."""
+        await self.run(*results)
+        await self._wait(0)
         self.clear(but=results)
 
-    async def _run(self, plan: Plan, progress: Progress) -> None:
-        await self.device.compiled()
-        stretches = list(pairwise([*self._pauses, len(plan.dispatches)]))
-        under_way: deque[Reading] = deque()
-        for done in range(-AHEAD, len(stretches)):
-            if (latest := done + AHEAD) < len(stretches):
-                begin, end = stretches[latest]
-                stretch = Plan(plan.dispatches[begin:end])
-                reading = self.device.run(stretch, (plan.buffers[0], 0, 4))
-                self.device.retire(stretch)
-                assert reading is not None
-                under_way.append(reading)
-            if done >= 0:
-                await under_way.popleft().bytes()
-                progress(done + 1, len(stretches))
+    async def _wait(self, most: int) -> None:
+        while len(self._under_way) > most:
+            await self._under_way.popleft().bytes()
+            self._done += 1
+            self._progress(self._done, self._steps)
 
     def clear(self, but: Sequence[Tensor] = ()) -> None:
         """Give the memory back, except that of some tensors."""
