@@ -7,6 +7,7 @@ from typing import Any
 import js
 from pyodide.ffi import to_js
 
+from webgemma import Gemma
 from webgemma.browser_media import decode_picture, decode_sound
 from webgemma.errors import InputError
 
@@ -74,6 +75,17 @@ async def samples(values: list[Any], kind: str) -> Any:
         return list(await decode_sound(given))
     except InputError as error:
         return str(error)
+
+
+async def soft_tokens(model: str, mmproj: str, data: str, song: list[float]) -> Any:
+    """What eyes and ears at addresses make of a picture and of samples."""
+    base = js.location.href
+    address, senses = (js.URL.new(name, base).href for name in (model, mmproj))
+    with await Gemma.aload(address, "gpu", mmproj=senses, precision="exact") as gemma:
+        picture = js.Blob.new(to_js([to_js(b64decode(data))]))
+        seen = await gemma.aencode_image(picture, budget=70)
+        heard = await gemma.aencode_audio(js.Float32Array.new(to_js(song)))
+        return [list(row) for row in seen], [list(row) for row in heard]
 
 
 async def nonsense(what: str) -> list[str]:

@@ -5,6 +5,7 @@ import math
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,14 @@ import soundfile
 from browser.serving import serving
 from browser.test_tab import PYODIDE, Tab, wheel
 from PIL import Image
+from tiny import SMALL, tiny_gguf
+from tiny_ears import EARS, ears_metadata, ears_tensors
+from tiny_eyes import SMALL_EYES, eyes_metadata, eyes_tensors
+from tolerance import GPU_SOFT_TOKENS
 
+from webgemma import Gemma
+from webgemma.gguf.sources import BytesSource
+from webgemma.gguf.writer import gguf_bytes
 from webgemma.picture_files import decode
 from webgemma.sounds import read_sound
 
@@ -23,12 +31,22 @@ SMOOTH = Image.fromarray(RNG.integers(0, 256, (4, 5, 3), np.uint8)).resize((61, 
 NOISE = Image.fromarray(RNG.integers(0, 256, (40, 61, 3), np.uint8))
 GLASS = Image.fromarray(RNG.integers(0, 256, (40, 61, 4), np.uint8))
 EXACT, ROUNDED, JPEG = 0, 1, 2  # how far a pixel may be off
+TEXT = replace(SMALL, context=64)
+EYES = replace(SMALL_EYES, positions=96)
+HEARING = replace(EARS, output=SMALL.width)
+
+
+def senses_gguf() -> bytes:
+    """Eyes and ears in one file."""
+    metadata = eyes_metadata(EYES, "clip.") | ears_metadata(HEARING)
+    return gguf_bytes(metadata, [*eyes_tensors(EYES), *ears_tensors(HEARING)])
 
 
 @pytest.fixture(scope="module", params=THREADS)
 def tab(request: pytest.FixtureRequest, chromium: Any) -> Iterator[Tab]:
     files = {f"pyodide/{path.name}": path for path in PYODIDE.iterdir() if path.is_file()}
-    with serving({**files, "webgemma.whl": wheel()}) as origin:
+    models = {"text.gguf": tiny_gguf(TEXT), "senses.gguf": senses_gguf()}
+    with serving({**files, **models, "webgemma.whl": wheel()}) as origin:
         page = chromium.new_page()
         page.goto(f"{origin}/{THREADS[request.param]}")
         page.wait_for_function("() => window.python")
@@ -139,6 +157,20 @@ def test_things_that_are_neither(tab: Tab, what: str) -> None:
     assert picture.endswith(f"not {kind}.")
     assert sound.startswith("The sound must be ")
     assert sound.endswith(f"not {kind}.")
+
+
+def test_soft_tokens_are_natives_own(tab: Tab) -> None:
+    """Eyes and ears of an address, on the browser's GPU."""
+    data = PICTURES["png"][0]
+    song = RNG.uniform(-0.5, 0.5, 5_000).astype(np.float32)
+    given = ("text.gguf", "senses.gguf", base64(data), song.tolist())
+    found = tab.call("inside_media.soft_tokens", *given)
+    model, senses = BytesSource(tiny_gguf(TEXT)), BytesSource(senses_gguf())
+    with Gemma.load(model, "cpu", mmproj=senses) as gemma:
+        wanted = gemma.encode_image(data, budget=70), gemma.encode_audio(song)
+    for here, there in zip(found, wanted, strict=True):
+        within = GPU_SOFT_TOKENS * np.abs(there).max()
+        np.testing.assert_allclose(np.array(here), there, rtol=0, atol=within)
 
 
 # Sounds

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from browser.chromium import storing
-from browser.person import Person, Wire, visiting
+from browser.person import SLOW_MS, Person, Wire, visiting
 from store import add_model
 from tiny import SMALL, tiny_gguf
 from tiny_ears import EARS, ears_metadata, ears_tensors
@@ -71,6 +71,7 @@ def person(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         storing(chromium, folder / "profile") as context,
         visiting(context, site, who=Witness) as person,
     ):
+        person.page.set_default_timeout(3 * SLOW_MS)  # looking takes software longer than talking
         person.open()
         person.set(Temperature="0", Most_tokens=str(COUNT))
         yield person
@@ -106,6 +107,19 @@ def test_a_reload_keeps_the_pictures_and_another_reply_is_the_same(person: Witne
     person.button("Regenerate").click()
     person.wait_for_reply()
     assert person.copied() == before
+
+
+def test_looking_can_be_stopped(person: Witness) -> None:
+    person.set(Most_tokens="900")
+    person.button("New conversation").click()
+    person.attach(*PICTURES)
+    person.say("the hills?")
+    person.page.locator(".sensing", has_text="Looking at what you sent").wait_for()
+    person.button("Stop").click()
+    person.button("Send").wait_for()
+    assert person.texts(".message .facts")[-1].endswith("stopped")
+    assert person.pictures() == list(PICTURES)
+    person.set(Most_tokens=str(COUNT))
 
 
 def test_a_sound_is_heard_as_natively(person: Witness) -> None:
