@@ -159,6 +159,7 @@ def test_things_that_are_neither(tab: Tab, what: str) -> None:
     assert sound.endswith(f"not {kind}.")
 
 
+@pytest.mark.parametrize("tab", ["worker"], indirect=True)  # either thread has the same GPU
 def test_soft_tokens_are_natives_own(tab: Tab) -> None:
     """Eyes and ears of an address, on the browser's GPU."""
     data = PICTURES["png"][0]

@@ -52,6 +52,7 @@ def test_pictures_are_attached_removed_and_sent_before_the_text(visitor: Sender)
 def test_a_sound_is_decoded_and_can_be_played(visitor: Sender) -> None:
     visitor.attach("song.wav")
     assert visitor.texts("#tray .sound") == ["song.wav\n0:02"]
+    assert visitor.page.locator("#announcer").inner_text() == "Attached: song.wav"
     (part, text) = visitor.parts()
     assert text == TEXT
     assert part["type"] == "audio"

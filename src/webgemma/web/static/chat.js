@@ -4,10 +4,10 @@ import { asParts } from "./attachments.js";
 import { titleOf } from "./conversations.js";
 import { chatSettings } from "./settings.js";
 
+const KEEP_MILLISECONDS = 500; // between two writes of a conversation while its reply grows
+
 /** A conversation is called what its first message says, or shows. */
 const titleBy = ({ content, attachments = [] }) => titleOf(content || attachments[0]?.name || "");
-
-const KEEP_MILLISECONDS = 500; // between two writes of a conversation while its reply grows
 
 /**
  * Holds the conversation that is shown and the one reply that may be in progress, which may belong

@@ -43,8 +43,10 @@ export class Tray {
     this.show();
     const found = await Promise.allSettled(files.map(attach));
     this.reading -= 1;
-    this.attachments.push(...found.filter(({ value }) => value).map(({ value }) => value));
+    const taken = found.filter(({ value }) => value).map(({ value }) => value);
+    this.attachments.push(...taken);
     this.show();
+    byId("announcer").textContent = taken.length ? `Attached: ${taken.map(({ name }) => name).join(", ")}` : "";
     const problems = found.filter(({ reason }) => reason).map(({ reason }) => reason.message);
     if (problems.length) this.tell(problems.join(" "));
   }
