@@ -16,8 +16,10 @@ ROOMS: dict[str, set[str]] = {
     "blocking": set(),
     "javascript": set(),
     "gguf": set(),
+    "convert": {"gguf"},
     "text": set(),
     "sampler": set(),
+    "denoising": {"sampler"},
     "pictures": set(),
     "picture_files": {"pictures"},
     "device": set(),
@@ -30,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "models": {"gguf"},
     "seeing": {"gguf", "gemma", "pictures"},
     "media": {"text", "pictures", "picture_files", "seeing"},
-    "reference": {"gguf", "gemma", "sampler", "pictures", "seeing"},
+    "reference": {"gguf", "gemma", "sampler", "denoising", "pictures", "seeing"},
     "pieces": {"text"},
     "defaults": {"gemma", "models"},
     "engines": {
@@ -56,7 +58,7 @@ ROOMS: dict[str, set[str]] = {
     "web": {"gguf", "device", "engines", "models", "api", "__version__"},
     "cli": {
         *("gguf", "text", "device", "gemma", "selftest", "models", "pieces"),
-        *("defaults", "api", "check", "bench", "web", "__version__"),
+        *("defaults", "api", "check", "bench", "web", "convert", "__version__"),
     },
     "__main__": {"cli"},
 }
@@ -64,7 +66,7 @@ OPEN_TO_ALL = {"errors", "blocking", "javascript"}
 
 # Outside packages, and the only rooms that may import them.
 GUESTS = {
-    "numpy": {"reference", "check", "cli", "api", "sounds"},
+    "numpy": {"reference", "check", "cli", "api", "sounds", "convert"},
     "soundfile": {"sounds"},
     "rich": {"cli"},
     "typer": {"cli"},
