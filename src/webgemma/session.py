@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import takewhile
 from math import prod
+from typing import Self
 
 from webgemma.device import Buffer, Device, Plan, Reading
 from webgemma.errors import GgufError, InputError
@@ -147,10 +148,10 @@ class Session:
         self._turn += 1
         self._forget(length)
 
-    def fork(self) -> "Session":
+    def fork(self) -> Self:
         """Another session that goes on from here, with a cache of its own."""
         self._check_open()
-        other = Session(self.model, self.context, kv=self.kv, precision=self.precision)
+        other = type(self)(self.model, self.context, kv=self.kv, precision=self.precision)
         other._cache.copy(self._cache, len(self.tokens))
         other.tokens = list(self.tokens)
         return other
@@ -169,7 +170,7 @@ class Session:
         await write_saved(path, saved, self._held(saved, self._turn))
 
     @classmethod
-    async def restore(cls, model: Model, path: SavedPath, *, precision: str = "auto") -> "Session":
+    async def restore(cls, model: Model, path: SavedPath, *, precision: str = "auto") -> Self:
         """The session that was saved to a file, on the same model."""
         with SavedFile(path) as file:
             _check_saved(file, model)

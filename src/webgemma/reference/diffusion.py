@@ -150,7 +150,7 @@ def entropy(z: Floats) -> Floats:
     shifted = z - z.max(axis=-1, keepdims=True)
     e = np.exp(shifted)
     total = e.sum(axis=-1)
-    inner = np.where(e > 0, e * shifted, np.float32(0)).sum(axis=-1)
+    inner = (e * np.where(e > 0, shifted, np.float32(0))).sum(axis=-1)
     return np.maximum(np.log(total) - inner / total, 0)
 
 
