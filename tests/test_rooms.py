@@ -34,13 +34,14 @@ ROOMS: dict[str, set[str]] = {
     "seeing": {"gguf", "gemma", "pictures"},
     "media": {"text", "pictures", "picture_files", "seeing"},
     "reference": {"gguf", "gemma", "sampler", "denoising", "pictures", "seeing"},
-    "pieces": {"text"},
-    "defaults": {"gemma", "models"},
+    "pieces": {"text", "denoising"},
+    "defaults": {"gemma", "models", "denoising"},
     "engines": {
         *("gguf", "device", "sampler", "gemma", "defaults", "selftest", "session", "reference"),
-        *("pictures", "seeing"),
+        *("pictures", "seeing", "denoising", "blocks"),
     },
     "api": {
+        "denoising",
         "gguf",
         "text",
         "pictures",
@@ -58,7 +59,7 @@ ROOMS: dict[str, set[str]] = {
     "bench": {"gguf", "device", "kernels", "graph", "gemma", "session", "sampler", "reference"},
     "web": {"gguf", "device", "engines", "models", "api", "__version__"},
     "cli": {
-        *("gguf", "text", "device", "gemma", "selftest", "models", "pieces"),
+        *("gguf", "text", "device", "gemma", "selftest", "models", "pieces", "denoising"),
         *("defaults", "api", "check", "bench", "web", "convert", "__version__"),
     },
     "__main__": {"cli"},

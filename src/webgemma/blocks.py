@@ -3,12 +3,12 @@
 import struct
 from collections.abc import AsyncIterator, Sequence
 
-from webgemma.denoising import Canvas, Denoising, position_bits
+from webgemma.denoising import Canvas, Denoising, position_bits, whole_canvases
 from webgemma.device import Plan
-from webgemma.errors import InputError
 from webgemma.gemma.diffusion import (
     FINDING,
     LEFT,
+    NOBODY,
     POSITION,
     CanvasRecorder,
     Easel,
@@ -60,11 +60,7 @@ class BlockSession(Session):
         check_soft(soft, len(ids), self.model.config.width, CHUNK)
         known = marked(ids, soft)
         turn = await self._begin(known)
-        if len(known) + self.canvas > self.context:
-            raise InputError(
-                f"The prompt has {len(known)} tokens, which leaves no room for a canvas of "
-                f"{self.canvas} in a context of {self.context}; load the model with a larger one."
-            )
+        whole_canvases(len(known), self.canvas, self.context)
         self._forget(self._kept(known, soft))
         block = 0
         while len(known) + self.canvas <= self.context:
@@ -76,6 +72,10 @@ class BlockSession(Session):
                 self._check_turn(turn)
             known += canvas.best
             block += 1
+
+    def _kept(self, known: list[int], soft: Sequence[Soft]) -> int:
+        """How many of the tokens need not be read again: all may be, nobody wants their logits."""
+        return super()._kept([*known, NOBODY], soft)
 
     async def _block(
         self, denoising: Denoising, seed: int, block: int, turn: int

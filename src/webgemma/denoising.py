@@ -1,11 +1,12 @@
 """How a canvas of noise becomes text: the schedule, what each step leaves, the random numbers."""
 
 import math
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from webgemma.errors import InputError
-from webgemma.sampler import bits
+from webgemma.sampler import Chosen, bits
 
 MOST_STEPS = 4096
 
@@ -59,6 +60,28 @@ class Canvas(NamedTuple):
     logprobs: tuple[float, ...]  # of those, before temperature
     entropy: float  # the mean over all positions, in nats
     done: bool  # whether this was the block's last step
+
+
+async def tokens_of(
+    canvases: AsyncIterator[Canvas], watch: bool = False
+) -> AsyncIterator[Chosen | Canvas]:
+    """The tokens of each block when it is done; with `watch`, every canvas before them."""
+    async for canvas in canvases:
+        if watch:
+            yield canvas
+        if canvas.done:
+            for token, logprob in zip(canvas.best, canvas.logprobs, strict=True):
+                yield Chosen(token, logprob)
+
+
+def whole_canvases(prompt: int, canvas: int, context: int) -> int:
+    """How many tokens of whole canvases the context holds after a prompt: one canvas at least."""
+    if prompt + canvas > context:
+        raise InputError(
+            f"The prompt has {prompt} tokens, which leaves no room for a canvas of {canvas} in a "
+            f"context of {context}; shorten it or load the model with a larger context."
+        )
+    return (context - prompt) // canvas * canvas
 
 
 def position_bits(seed: int, block: int, step: int, position: int, *, sampling: bool) -> int:

@@ -7,15 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from webgemma.blocks import BlockSession
 from webgemma.defaults import context_of
+from webgemma.denoising import Canvas, Denoising
 from webgemma.device import Device, aopen_device
-from webgemma.errors import (
-    DeviceError,
-    DeviceMemoryError,
-    GgufError,
-    InputError,
-    WebgemmaError,
-)
+from webgemma.errors import DeviceError, DeviceMemoryError, InputError
 from webgemma.gemma.cache import ELEMENT_NBYTES
 from webgemma.gemma.config import Config
 from webgemma.gemma.integers import chosen_precision
@@ -44,6 +40,10 @@ class Engine(Protocol):
     def generate(
         self, ids: Sequence[int], sampling: Sampling, seed: int, pictures: Sequence[Placed] = ()
     ) -> AsyncIterator[Chosen]: ...
+
+    def denoise(
+        self, ids: Sequence[int], denoising: Denoising, seed: int, pictures: Sequence[Placed] = ()
+    ) -> AsyncIterator[Canvas]: ...
 
     def close(self) -> None: ...
 
@@ -130,9 +130,18 @@ class GpuEngine:
         self, ids: Sequence[int], sampling: Sampling, seed: int, pictures: Sequence[Placed] = ()
     ) -> AsyncIterator[Chosen]:
         """Token after token with its log-probability."""
+        return self._session.generate(ids, sampling, seed, self._soft(pictures))
+
+    def denoise(
+        self, ids: Sequence[int], denoising: Denoising, seed: int, pictures: Sequence[Placed] = ()
+    ) -> AsyncIterator[Canvas]:
+        """Step after step, block after block; DiffusionGemma only."""
+        assert isinstance(self._session, BlockSession)
+        return self._session.denoise(ids, denoising, seed, self._soft(pictures))
+
+    def _soft(self, pictures: Sequence[Placed]) -> list[Soft]:
         both_ways = self._session.model.config.images_attend_both_ways
-        soft = [Soft(at, seen.rows.tokens, seen.digest, both_ways) for at, seen in pictures]
-        return self._session.generate(ids, sampling, seed, soft)
+        return [Soft(at, seen.rows.tokens, seen.digest, both_ways) for at, seen in pictures]
 
     def fork(self) -> "GpuEngine":
         """An engine on the same model whose session goes on from here."""
@@ -165,8 +174,6 @@ async def open_engine(gguf: Gguf, config: Config, context: int, options: EngineO
 
     A browser has no reference: there is no numpy."""
     options.check()
-    if config.diffusion:
-        raise WebgemmaError(f"{gguf.name}: this version reads DiffusionGemma but cannot run it.")
     in_browser = sys.platform == "emscripten"
     if options.device == "cpu" and in_browser:
         raise DeviceError("A browser computes on its GPU only: load the model with device='gpu'.")
@@ -252,7 +259,8 @@ async def _session(
     with ExitStack() as made:
         model = Model.reserve(gguf, config, device, table=table)
         made.callback(model.close)
-        session = Session(model, needs.context, kv=options.kv, precision=options.precision)
+        kind = BlockSession if config.diffusion else Session
+        session = kind(model, needs.context, kv=options.kv, precision=options.precision)
         made.callback(session.close)
         await device.read(model.one.buffer, 0, 4).bytes()  # a browser tells of missing memory late
         made.pop_all()  # it is all there
@@ -305,8 +313,6 @@ def gpu_needs(gguf: Gguf) -> tuple[int, int]:
     """What a model takes of a GPU with the context it is given unless another is asked for: all
     of it, and with the table of per-layer embeddings left in the file. GgufError: it cannot run."""
     config = Config.from_gguf(gguf)
-    if config.diffusion:
-        raise GgufError(f"{gguf.name}: DiffusionGemma cannot be run yet.")
     needs = Needs.of(gguf, config, context_of(config, None, None), EngineOptions())
     return needs.nbytes("device"), needs.nbytes("host")
 

@@ -11,6 +11,7 @@ import typer
 
 from webgemma.api import Gemma
 from webgemma.cli.terminal import err, out, progress, sentences, write_json
+from webgemma.cli.watch import watched
 from webgemma.cli.words import (
     AdapterOption,
     Device,
@@ -72,6 +73,21 @@ def run(
         typer.Option(help="With --json: report the n likeliest tokens of each step, 20 at most."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="DiffusionGemma: denoising steps of a block, at most.")
+    ] = None,
+    entropy_bound: Annotated[
+        float | None, typer.Option(help="DiffusionGemma: how much doubt a step may settle.")
+    ] = None,
+    t_min: Annotated[
+        float | None, typer.Option(help="DiffusionGemma: temperature of a block's end.")
+    ] = None,
+    t_max: Annotated[
+        float | None, typer.Option(help="DiffusionGemma: temperature of a block's beginning.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="DiffusionGemma: show blocks coming into focus.")
+    ] = False,
     stop: Annotated[
         list[str] | None, typer.Option(help="End the answer before this text; may repeat.")
     ] = None,
@@ -92,6 +108,7 @@ def run(
       webgemma run
       webgemma run gemma4:e2b "Why is the sky blue?"
       webgemma run gemma4:e2b "What is this?" --image cat.jpg
+      webgemma run diffusiongemma:26b "Write a poem." --watch
       cat letter.txt | webgemma run gemma4:e2b "Summarise this:"
       webgemma run gemma4:e2b "Is ice cold? Yes or no." --max-tokens 1 --top-logprobs 5 --json
     """
@@ -105,6 +122,11 @@ def run(
         "presence_penalty": presence_penalty,
         "top_logprobs": top_logprobs,
         "seed": seed,
+        "steps": steps,
+        "entropy_bound": entropy_bound,
+        "t_min": t_min,
+        "t_max": t_max,
+        "watch": watch or None,
         "stop": stop or None,
     }
     settings: Any = {name: value for name, value in given.items() if value is not None}
@@ -133,7 +155,7 @@ def run(
             elif question is None:
                 raise InputError("--json needs a prompt, as an argument or on standard input.")
             elif raw:
-                _print_reply(gemma.generate(question, **settings), as_json)
+                _print_reply(watched(gemma.generate(question, **settings), gemma), as_json)
             else:
                 _print_reply(talk.ask(question), as_json)
 
@@ -185,7 +207,8 @@ class Talk:
         self.images = []
         answer = ""
         try:
-            for piece in self.gemma.chat(self.messages, think=self.think, **self.settings):
+            pieces = self.gemma.chat(self.messages, think=self.think, **self.settings)
+            for piece in watched(pieces, self.gemma):
                 answer += piece.text
                 yield piece
         finally:

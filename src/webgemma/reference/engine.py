@@ -4,11 +4,13 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import takewhile
 from typing import TypeAlias
 
+from webgemma.denoising import Canvas, Denoising
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.towers import Vision
 from webgemma.gguf.reader import Gguf
 from webgemma.pictures import Picture
+from webgemma.reference.diffusion import DiffusionModel, SeededDraws
 from webgemma.reference.pictures import patches, resize, rgb_of
 from webgemma.reference.sampling import sample
 from webgemma.reference.text import PADDING, Cache, Soft, TextModel
@@ -57,6 +59,7 @@ class ReferenceEngine:
         self.gguf = gguf
         self.closed = False
         self.model = TextModel(config, Weights(gguf))
+        self.diffusion = DiffusionModel(config, self.model.weights) if config.diffusion else None
         self.cache = Cache(config)
         self.seeing = Seeing(eyes or EyeFiles(gguf.name, gguf, config.width), open_tower)
         self.held: list[Mark] = []  # whose keys and values the cache holds
@@ -70,14 +73,30 @@ class ReferenceEngine:
         self, ids: Sequence[int], sampling: Sampling, seed: int, pictures: Sequence[Placed] = ()
     ) -> AsyncIterator[Chosen]:
         """Token after token with its log-probability, without end: the caller stops it."""
-        marks: list[Mark] = list(ids)
-        for at, seen in pictures:
-            marks[at : at + seen.count] = [(seen.digest, number) for number in range(seen.count)]
+        marks = _marks(ids, pictures)
         while True:
             logits = self._read(marks, pictures)
             chosen = sample(logits, sampling, _plain(marks), seed)
             yield chosen
             marks.append(chosen.token)
+
+    async def denoise(
+        self, ids: Sequence[int], denoising: Denoising, seed: int, pictures: Sequence[Placed] = ()
+    ) -> AsyncIterator[Canvas]:
+        """Step after step, block after block, without end; DiffusionGemma only."""
+        model, marks, block = self.diffusion, _marks(ids, pictures), 0
+        assert model is not None
+        draws = SeededDraws(seed, model.canvas, model.config.vocab)
+        while True:
+            if self.held[: len(marks)] != marks:
+                self._read(marks, pictures)
+            self.cache.truncate(len(marks))
+            self.held = list(marks)
+            for canvas in model.denoise(self.cache, denoising, draws, block):
+                yield canvas
+                self._check_open()
+            marks += canvas.best
+            block += 1
 
     def _read(self, marks: list[Mark], pictures: Sequence[Placed]) -> Floats:
         """Logits [vocab] after the last token; only what the cache does not hold is computed."""
@@ -105,6 +124,13 @@ class ReferenceEngine:
     def _check_open(self) -> None:
         if self.closed:
             raise InputError(f"{self.gguf.name} is closed: load the model again.")
+
+
+def _marks(ids: Sequence[int], pictures: Sequence[Placed]) -> list[Mark]:
+    marks: list[Mark] = list(ids)
+    for at, seen in pictures:
+        marks[at : at + seen.count] = [(seen.digest, number) for number in range(seen.count)]
+    return marks
 
 
 def _plain(marks: list[Mark]) -> list[int]:
