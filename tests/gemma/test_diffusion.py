@@ -1,11 +1,14 @@
 """DiffusionGemma on the GPU: as transformers draw by draw, and as the reference from a seed."""
 
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from blank import BlankGguf
+from blank import diffusion as blank_diffusion
 from conftest import needs_shared
 from gpu import device, get
 from recorded import BLOCKS, DENOISING, Trace, array, opened, prompt
@@ -16,6 +19,7 @@ from webgemma.blocking import finish
 from webgemma.blocks import BlockSession
 from webgemma.denoising import Canvas, Denoising
 from webgemma.device import Plan
+from webgemma.device.null import NullDevice
 from webgemma.errors import DeviceError, GgufError, InputError
 from webgemma.gemma import diffusion
 from webgemma.gemma.config import Config
@@ -220,6 +224,22 @@ def test_memory_is_given_back() -> None:
     session.close()
     session.model.close()
     assert device().nbytes == held
+
+
+def test_the_true_shapes_on_the_least_that_webgpu_promises() -> None:
+    """A canvas of 256 after 512 tokens: no kernel sees more than 128 MiB of a buffer."""
+    null = NullDevice()
+    blank = BlankGguf(blank_diffusion())
+    model = Model.reserve(blank, blank_diffusion(), null)
+    finish(model._derive(blank, blank.tensors))
+    session = BlockSession(model, 1024)
+    held = null.nbytes
+    plan = session._plan("denoise", 256)
+    names = Counter(dispatch.name.partition("/")[0] for dispatch in plan.dispatches)
+    assert names["survey"] == 2  # the logits of 128 rows at a time
+    assert (names["heads"], names["attention_prefill"], names["accept"]) == (30, 30, 1)
+    assert names["expert_matmul"] >= 2 * 30
+    assert null.nbytes - held < 600e6  # what a step works in
 
 
 def test_mistakes_get_a_sentence() -> None:

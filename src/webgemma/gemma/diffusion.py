@@ -102,7 +102,7 @@ class CanvasRecorder(TextRecorder):
         h = self.body()
         rows = self.rows_at_once()
         for first in range(0, self.batch, rows):
-            part = _rows(h, first, min(rows, self.batch - first))
+            part = some_rows(h, first, min(rows, self.batch - first))
             logits = self.logits(part)
             self.survey(logits, first)
             self.expect(logits, first)
@@ -205,7 +205,7 @@ class CanvasRecorder(TextRecorder):
         )
 
 
-def _rows(h: Tensor, first: int, rows: int) -> Tensor:
+def some_rows(h: Tensor, first: int, rows: int) -> Tensor:
     """Some rows of a tensor."""
     if rows == h.shape[0]:
         return h
