@@ -15,6 +15,7 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "blocking": set(),
     "javascript": set(),
+    "progress": set(),
     "gguf": set(),
     "convert": {"gguf"},
     "text": set(),
@@ -31,22 +32,26 @@ ROOMS: dict[str, set[str]] = {
     "blocks": {"device", "graph", "gemma", "denoising", "session"},
     "selftest": {"gguf", "device", "kernels", "graph"},
     "models": {"gguf"},
-    "seeing": {"gguf", "gemma", "pictures"},
-    "media": {"text", "pictures", "picture_files", "seeing"},
-    "reference": {"gguf", "gemma", "sampler", "denoising", "pictures", "seeing"},
+    "rows": set(),
+    "senses": {"gguf", "gemma", "pictures"},
+    "gpu_senses": {"gguf", "device", "gemma", "pictures", "senses"},
+    "browser_media": {"gemma", "pictures"},
+    "media": {"text", "gemma", "pictures", "picture_files", "sounds", "browser_media", "senses"},
+    "reference": {"gguf", "gemma", "sampler", "denoising", "pictures", "senses"},
     "pieces": {"text", "denoising"},
     "defaults": {"gemma", "models", "denoising"},
     "engines": {
         *("gguf", "device", "sampler", "gemma", "defaults", "selftest", "session", "reference"),
-        *("pictures", "seeing", "denoising", "blocks"),
+        *("senses", "gpu_senses", "denoising", "blocks"),
     },
     "api": {
         "denoising",
         "gguf",
         "text",
         "pictures",
-        "seeing",
+        "senses",
         "media",
+        "rows",
         "sampler",
         "gemma",
         "session",
@@ -59,16 +64,17 @@ ROOMS: dict[str, set[str]] = {
     "bench": {"gguf", "device", "kernels", "graph", "gemma", "session", "sampler", "reference"},
     "web": {"gguf", "device", "engines", "models", "api", "__version__"},
     "cli": {
-        *("gguf", "text", "device", "gemma", "selftest", "models", "pieces", "denoising"),
+        *("gguf", "text", "device", "gemma", "selftest", "models", "pieces", "pictures"),
+        "denoising",
         *("defaults", "api", "check", "bench", "web", "convert", "__version__"),
     },
     "__main__": {"cli"},
 }
-OPEN_TO_ALL = {"errors", "blocking", "javascript"}
+OPEN_TO_ALL = {"errors", "blocking", "javascript", "progress"}
 
 # Outside packages, and the only rooms that may import them.
 GUESTS = {
-    "numpy": {"reference", "check", "cli", "api", "sounds", "convert"},
+    "numpy": {"reference", "check", "cli", "api", "sounds", "convert", "rows"},
     "soundfile": {"sounds"},
     "rich": {"cli"},
     "typer": {"cli"},

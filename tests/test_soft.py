@@ -42,7 +42,7 @@ def look(gguf: Gguf, pictures: list[np.ndarray]) -> list[Sight]:
     with finish(DeviceEyes.load(gguf, vision, device())) as eyes:
         sizes = [rgb.shape[1::-1] for rgb in pictures]
         return [
-            see(eyes, Picture(*size, rgb.tobytes()), *size)
+            finish(see(eyes, Picture(*size, rgb.tobytes()), *size))
             for size, rgb in zip(sizes, pictures, strict=True)
         ]
 
@@ -144,8 +144,8 @@ def test_soft_tokens_that_do_not_fit() -> None:
             ([Soft(0, rows(2, 8), 1)], "do not fit a model of"),
             ([Soft(3, rows(2), 1)], "are not in their prompt"),
             ([Soft(1, rows(2), 1), Soft(2, rows(1), 2)], "are not in their prompt"),
-            ([Soft(0, rows(600), 1, True)], "take a smaller budget"),
+            ([Soft(0, rows(1200), 1, True)], "take a smaller budget"),
         ):
-            ids = [2] * (700 if "budget" in sentence else 4)
+            ids = [2] * (1200 if "budget" in sentence else 4)
             with pytest.raises(InputError, match=sentence):
                 finish(anext(session.generate(ids, GREEDY, 0, soft)))

@@ -17,10 +17,10 @@ from webgemma.gemma.diffusion import (
     canvas_of,
     packed_denoising,
 )
-from webgemma.gemma.soft import Soft, check_soft, marked, plain
+from webgemma.gemma.soft import Soft, plain
 from webgemma.gemma.text import Inputs
 from webgemma.graph import Recorder
-from webgemma.session import CHUNK, Session, no_numbers
+from webgemma.session import Session, no_numbers
 
 DENOISE = "denoise"
 
@@ -28,8 +28,8 @@ DENOISE = "denoise"
 class BlockSession(Session):
     """A session whose replies come block by block. The cache holds what the encoder has read."""
 
-    def _make_room(self) -> None:
-        super()._make_room()
+    def _make_tensors(self) -> None:
+        super()._make_tensors()
         config, device = self.model.config, self.device
         canvas, silent = canvas_of(config), config.suppressed
         self.canvas = canvas
@@ -57,11 +57,8 @@ class BlockSession(Session):
         """Step after step, block after block, while the context has room for a whole one.
 
         A block's tokens are the `best` of its last canvas. The caller may stop at any step."""
-        check_soft(soft, len(ids), self.model.config.width, CHUNK)
-        known = marked(ids, soft)
-        turn = await self._begin(known)
-        whole_canvases(len(known), self.canvas, self.context)
-        self._forget(self._kept(known, soft))
+        whole_canvases(len(ids), self.canvas, self.context)
+        known, turn = await self._take_up(ids, soft)
         block = 0
         while len(known) + self.canvas <= self.context:
             for batch, count in self._chunks(known, soft=soft):
