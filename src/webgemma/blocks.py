@@ -64,9 +64,16 @@ class BlockSession(Session):
             for batch, count in self._chunks(known, soft=soft):
                 at = len(self.tokens)
                 await self._read_chunk(batch, plain(known[at : at + count]), turn, soft)
-            async for canvas in self._block(denoising, seed, block, turn):
+            plan = await self._compiled(DENOISE, self.canvas, turn)
+            self._stretch(seed, block)
+            for step in range(1, denoising.steps + 1):
+                packed = packed_denoising(denoising, seed, block, step)
+                self.device.write(self._easel.denoising.buffer, packed)
+                canvas = await self._step(plan, block, step, turn)
                 yield canvas
                 self._check_turn(turn)
+                if canvas.done:
+                    break
             known += canvas.best
             block += 1
 
@@ -74,25 +81,16 @@ class BlockSession(Session):
         """How many of the tokens need not be read again: all may be, nobody wants their logits."""
         return super()._kept([*known, NOBODY], soft)
 
-    async def _block(
-        self, denoising: Denoising, seed: int, block: int, turn: int
-    ) -> AsyncIterator[Canvas]:
-        """One block after the tokens that were read."""
-        plan = await self._compiled(DENOISE, self.canvas, turn)
-        self._stretch(seed, block)
-        for step in range(1, denoising.steps + 1):
-            packed = packed_denoising(denoising, seed, block, step)
-            self.device.write(self._easel.denoising.buffer, packed)
-            left = self._easel.left
-            data = await self._submit(plan, (left.buffer, 0, left.nbytes)).bytes()
-            self._check_turn(turn)
-            canvas = canvas_from(data, block, step)
-            if canvas is None:
-                self._forget(0)
-                raise no_numbers(self.model.name, self.device.name)
-            yield canvas
-            if canvas.done:
-                return
+    async def _step(self, plan: Plan, block: int, step: int, turn: int) -> Canvas:
+        """What a step leaves; GgufError where its logits were no numbers."""
+        left = self._easel.left
+        data = await self._submit(plan, (left.buffer, 0, left.nbytes)).bytes()
+        self._check_turn(turn)
+        canvas = canvas_from(data, block, step)
+        if canvas is None:
+            self._forget(0)
+            raise no_numbers(self.model.name, self.device.name)
+        return canvas
 
     def _stretch(self, seed: int, block: int) -> None:
         """A fresh canvas of noise after the tokens that were read; nothing is expected of it."""

@@ -10,10 +10,10 @@ import pytest
 from blank import BlankGguf
 from blank import diffusion as blank_diffusion
 from conftest import needs_shared
-from gpu import device, get
+from gpu import device, get, hardware
 from recorded import BLOCKS, DENOISING, Trace, array, opened, prompt
 from tiny import DIFFUSION, Tiny, tiny_gguf
-from tolerance import GPU_LOGITS_OF_TRANSFORMERS
+from tolerance import GPU_LOGITS_OF_TRANSFORMERS, RANDOM_LOGITS
 
 from webgemma.blocking import finish
 from webgemma.blocks import BlockSession
@@ -170,6 +170,20 @@ def test_blocks_are_the_references(seed: int) -> None:
     found = finish(canvases(session, ids, SHORT, seed, blocks=2))
     assert_same(found, reference(gguf, ids, SHORT, seed, blocks=2))
     assert session.tokens == ids + list(found[1].best)  # the last block is not read
+    session.close()
+
+
+@pytest.mark.parametrize(("format", "precision"), [("BF16", "exact"), ("Q8_0", "int16")])
+def test_cut_up_as_for_a_real_gpu(format: str, precision: str) -> None:
+    tiny = replace(DIFFUSION, formats=(format,), canvas=40)
+    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+    model = finish(Model.load(gguf, Config.from_gguf(gguf), hardware()))
+    session = BlockSession(model, 256, kv="f32", precision=precision)
+    one = replace(SHORT, steps=1)
+    (found,) = finish(canvases(session, [2, *range(30, 51)], one, 5))
+    (truth,) = reference(gguf, [2, *range(30, 51)], one, 5)
+    assert found.best == truth.best
+    assert found.logprobs == pytest.approx(truth.logprobs, abs=RANDOM_LOGITS["int16"])
     session.close()
 
 

@@ -40,11 +40,13 @@ def convert(
     with ExitStack() as files:
         tensors = _named(_open(source, files))
         config = read_json(source / "config.json")
-        generation = source / "generation_config.json"
-        blueprint = Blueprint(config, read_json(generation) if generation.is_file() else {})
+        generation = _read_if_there(source / "generation_config.json") or {}
+        blueprint = Blueprint(config, generation)
         metadata = blueprint.metadata({name: x.shape for name, x in tensors.items()}, source.name)
         vocab = tensors["token_embd.weight"].shape[0]
-        metadata |= tokenizer_metadata(_tokenizer(source), vocab, config)
+        ends = generation.get("eos_token_id", config.get("eos_token_id"))
+        words = _read_if_there(source / "tokenizer.json")
+        metadata |= tokenizer_metadata(words, vocab, ends)
         made = _new_tensors(tensors, format, progress)
         write_gguf(out, metadata, [blueprint.rope_factors(), *made])
 
@@ -126,6 +128,5 @@ def _new_tensors(
         yield NewTensor(name, tensor.shape[::-1], target, data_of(tensor, target))
 
 
-def _tokenizer(folder: Path) -> dict[str, Any] | None:
-    path = folder / "tokenizer.json"
+def _read_if_there(path: Path) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None

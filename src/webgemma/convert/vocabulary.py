@@ -7,7 +7,7 @@ from webgemma.errors import GgufError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # GGUF's token types
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>", re.ASCII)
-_NAMED = {  # spelling -> key; ids that config.json gives come first
+_NAMED = {  # spelling -> key
     "<bos>": "bos_token_id",
     "<eos>": "eos_token_id",
     "<pad>": "padding_token_id",
@@ -16,9 +16,9 @@ _NAMED = {  # spelling -> key; ids that config.json gives come first
 
 
 def tokenizer_metadata(
-    tokenizer: dict[str, Any] | None, vocab: int, config: dict[str, Any]
+    tokenizer: dict[str, Any] | None, vocab: int, ends: Any = None
 ) -> dict[str, object]:
-    """All tokenizer.ggml keys; a file without words takes ids."""
+    """All tokenizer.ggml keys; a file without words takes ids. `ends` may list what ends a turn."""
     if tokenizer is None:
         return {"tokenizer.ggml.model": "none"}
     tokens, kinds = _tokens(tokenizer, vocab)
@@ -33,7 +33,6 @@ def tokenizer_metadata(
     }
     ids = {token: at for at, token in enumerate(tokens)}
     metadata |= {key: ids[spelling] for spelling, key in _NAMED.items() if spelling in ids}
-    ends = config.get("eos_token_id")
     if isinstance(ends, list) and ends and all(type(x) is int and 0 <= x < vocab for x in ends):
         metadata["eos_token_ids"] = ends
     return {"tokenizer.ggml." + key: value for key, value in metadata.items()}
