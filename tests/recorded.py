@@ -1,5 +1,7 @@
 """A generation of DiffusionGemma that transformers made and recorded, draw by draw."""
 
+import atexit
+import shutil
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,7 +21,9 @@ BLOCKS = 2
 @cache
 def converted() -> Path:
     """The model as a GGUF."""
-    path = Path(mkdtemp()) / "diffusion.gguf"
+    folder = mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    path = Path(folder) / "diffusion.gguf"
     convert(FOLDER, path)
     return path
 

@@ -152,6 +152,20 @@ def test_words_of_a_tokenizer_json(tmp_path: Path) -> None:
     assert found.piece(DIFFUSION.vocab - 1) == f"[PAD{DIFFUSION.vocab - 1}]"
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_of_its_own_only_if_the_model_has_one(tied: bool, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "tiny", SMALL, tie_word_embeddings=tied)
+    table = next(x for x in tiny_tensors(SMALL) if x.name == "token_embd.weight")
+    more = safetensors({"lm_head.weight": table})
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    (folder / "b.safetensors").write_bytes(more)
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    convert(folder, tmp_path / "out.gguf")
+    with Gguf.open(tmp_path / "out.gguf") as gguf:
+        assert ("output.weight" in gguf.tensors) != tied
+
+
 def test_several_files_with_an_index(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "tiny", SMALL)
     (folder / "model.safetensors").rename(folder / "a.safetensors")

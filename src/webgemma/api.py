@@ -193,7 +193,10 @@ class Gemma:
     async def agenerate(
         self, prompt: str | Sequence[int], *, special: bool = False, **settings: Unpack[Settings]
     ) -> AsyncGenerator[Piece, None]:
-        """Continue a text (after <bos>) or ids (as they are); `special` reads tags as tokens."""
+        """Continue a text (after <bos>) or ids (as they are); `special` reads tags as tokens.
+
+        DiffusionGemma's tokens come a block at a time; with `watch=True`, pieces that hold the
+        canvas after each step come between."""
         ids = self._prompt_ids(prompt, special)
         chosen = self._settings(settings)
         reader = PlainReader(self._tokenizer, StopText(chosen.get("stop", ())))

@@ -139,6 +139,7 @@ def test_as_transformers() -> None:
         truth = array("logits_step2_selfcond")
         assert np.abs(own - truth).max() <= GPU_LOGITS_OF_TRANSFORMERS
         session.close()
+        session.model.close()
 
 
 @needs_shared
@@ -160,6 +161,7 @@ def test_a_recorded_generation_draw_by_draw() -> None:
                 assert left.done == (step == DENOISING.steps)
             known += left.best
         session.close()
+        session.model.close()
     assert known == trace.ids
 
 
@@ -171,6 +173,7 @@ def test_blocks_are_the_references(seed: int) -> None:
     assert_same(found, reference(gguf, ids, SHORT, seed, blocks=2))
     assert session.tokens == ids + list(found[1].best)  # the last block is not read
     session.close()
+    session.model.close()
 
 
 @pytest.mark.parametrize(("format", "precision"), [("BF16", "exact"), ("Q8_0", "int16")])
@@ -185,6 +188,7 @@ def test_cut_up_as_for_a_real_gpu(format: str, precision: str) -> None:
     assert found.best == truth.best
     assert found.logprobs == pytest.approx(truth.logprobs, abs=RANDOM_LOGITS["int16"])
     session.close()
+    session.model.close()
 
 
 def test_logits_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +201,7 @@ def test_logits_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names.count("survey") == 2
     assert_same(found, reference(gguf, [2, 30, 31], one, 5))
     session.close()
+    session.model.close()
 
 
 def test_after_more_than_the_rings_hold() -> None:
@@ -208,6 +213,7 @@ def test_after_more_than_the_rings_hold() -> None:
     one = replace(SHORT, steps=1)
     assert_same(finish(canvases(session, ids, one, 4)), reference(gguf, ids, one, 4))
     session.close()
+    session.model.close()
 
 
 def test_what_was_read_is_not_read_again_and_a_reply_can_be_left() -> None:
@@ -229,6 +235,7 @@ def test_what_was_read_is_not_read_again_and_a_reply_can_be_left() -> None:
     assert finish(canvases(copy, ids, SHORT, 3)) == found
     copy.close()
     session.close()
+    session.model.close()
 
 
 def test_memory_is_given_back() -> None:
@@ -263,6 +270,7 @@ def test_mistakes_get_a_sentence() -> None:
     found = finish(canvases(session, [2] * 8, SHORT, 1, blocks=9))  # ends when there is no room
     assert [canvas.block for canvas in found] == [0, 0]
     session.close()
+    session.model.close()
     with pytest.raises(DeviceError, match="a canvas of 300 tokens; the kernels have room for 256"):
         tiny_session(replace(DIFFUSION, canvas=300))
 
@@ -275,3 +283,4 @@ def test_weights_that_are_no_numbers_get_a_sentence() -> None:
         finish(canvases(session, [2, 30], SHORT, 1))
     assert session.tokens == []
     session.close()
+    session.model.close()

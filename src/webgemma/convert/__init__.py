@@ -42,6 +42,8 @@ def convert(
         config = read_json(source / "config.json")
         generation = _read_if_there(source / "generation_config.json") or {}
         blueprint = Blueprint(config, generation)
+        if blueprint.tied:
+            tensors.pop("output.weight", None)  # the embedding table again
         metadata = blueprint.metadata({name: x.shape for name, x in tensors.items()}, source.name)
         vocab = tensors["token_embd.weight"].shape[0]
         ends = generation.get("eos_token_id", config.get("eos_token_id"))

@@ -39,6 +39,7 @@ class Blueprint:
         self.architecture = MODEL_TYPES[kind]
         text = config.get("text_config", config)
         self.text: dict[str, Any] = text if isinstance(text, dict) else {}
+        self.tied = config.get("tie_word_embeddings", self.text.get("tie_word_embeddings", True))
         self.rotary = 0  # dimensions of a full layer's head, once they are known
 
     def metadata(self, shapes: Shapes, name: str) -> dict[str, object]:

@@ -181,9 +181,8 @@ class TextModel:
         shape = (len(h), layer.kv_heads, layer.head_dim)
         k = self.weights.linear(h, name + "k.weight").reshape(shape)
         v = k if layer.k_is_v else self.weights.linear(h, name + "v.weight").reshape(shape)
-        return self._turned(layer, self._norm(k, name + "k_norm"), first), rms(
-            v, None, self.config.eps
-        )
+        k = self._turned(layer, self._norm(k, name + "k_norm"), first)
+        return k, rms(v, None, self.config.eps)
 
     def _turned(self, layer: Layer, x: Floats, first: int) -> Floats:
         angles = np.arange(first, first + len(x))[:, None] * self._frequencies[layer.sliding]
