@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from webgemma.denoising import Canvas
 from webgemma.errors import InputError
 from webgemma.text.parser import ReplyParser, ToolCall
 from webgemma.text.tokenizer import Tokenizer
@@ -38,7 +39,10 @@ class Piece:
     penalties, bias, temperature and any cut (a token that must not come has none). `top` holds the
     likeliest tokens in the same sense, the best first, as many as `top_logprobs` asked for: without
     penalties and bias the first one is the token of temperature 0, while a token that was drawn or
-    favoured by a bias need not be among them."""
+    favoured by a bias need not be among them.
+
+    While DiffusionGemma is watched, pieces come that hold the canvas after a step and nothing else:
+    their token is -1."""
 
     token: int
     text: str
@@ -47,6 +51,7 @@ class Piece:
     tool_calls: tuple[ToolCall, ...] = ()
     finish: Literal["", "stop", "length"] = ""
     top: Top = ()
+    canvas: Canvas | None = None
 
 
 def top_tokens(tokenizer: Tokenizer | None, pairs: Sequence[tuple[int, float]]) -> Top:

@@ -3,7 +3,7 @@
 from webgemma.blocking import finish
 from webgemma.cli.terminal import progress
 from webgemma.device import Device
-from webgemma.errors import WebgemmaError
+from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
@@ -14,7 +14,10 @@ def runnable_config(gguf: Gguf) -> Config:
     """The blueprint of a model that can be run."""
     config = Config.from_gguf(gguf)
     if config.diffusion:
-        raise WebgemmaError(f"{gguf.name}: this version reads DiffusionGemma but cannot run it.")
+        raise InputError(
+            f"{gguf.name} is a DiffusionGemma, which this command does not know; "
+            "`webgemma run` does."
+        )
     return config
 
 
