@@ -62,7 +62,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "check": {"gguf", "device", "kernels", "graph", "gemma", "session", "reference"},
     "bench": {"gguf", "device", "kernels", "graph", "gemma", "session", "sampler", "reference"},
-    "web": {"gguf", "device", "engines", "models", "api", "__version__"},
+    "web": {"pieces", "denoising", "gguf", "device", "engines", "models", "api", "__version__"},
     "cli": {
         *("gguf", "text", "device", "gemma", "selftest", "models", "pieces", "pictures"),
         "denoising",

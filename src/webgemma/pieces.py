@@ -17,6 +17,7 @@ TAGS = frozenset(
     }
 )
 End = Literal["stop", "length"]
+BREAK = "↵"  # a line break of noise, which must not tear the picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,21 @@ def top_tokens(tokenizer: Tokenizer | None, pairs: Sequence[tuple[int, float]]) 
         TopToken(token, logprob, tokenizer.decode([token]) if tokenizer else "")
         for token, logprob in pairs
     )
+
+
+def spelled(canvas: Canvas, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
+    """A canvas as text, in runs of what is settled and what is noise; nothing is said of marks."""
+    special = set(tokenizer.special_ids.values())
+    runs: list[tuple[str, bool]] = []
+    for token, settled in zip(canvas.ids, canvas.accepted, strict=True):
+        text = "" if settled and token in special else tokenizer.decode([token])
+        if not settled:
+            text = text.replace("\n", BREAK)
+        if runs and runs[-1][1] == settled:
+            runs[-1] = (runs[-1][0] + text, settled)
+        elif text:
+            runs.append((text, settled))
+    return runs
 
 
 class StopText:

@@ -69,6 +69,13 @@ async function chat(request) {
     postMessage({ type: "error", id, kind: lost ? "device-lost" : "other", sentence });
     return;
   }
+  if (text === "focus") {
+    for (let step = 1; step <= 3; step += 1) {
+      const runs = [["<b>Half</b>", true], [" noise↵", false]].slice(0, step);
+      postMessage({ type: "canvas", id, runs, block: 1, step, settled: 2 * step, size: 8 });
+      await pause(step === 3 ? 500 : 5);
+    }
+  }
   if (text === "die") setTimeout(() => { throw new Error("dead"); });
   let tokens = 0;
   const pieces = ["forever", "die"].includes(text) ? Array(10000).fill("on and ") : replyTo(request).match(/[\s\S]{1,7}/g);

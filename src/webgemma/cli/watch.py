@@ -9,10 +9,8 @@ from rich.text import Text
 from webgemma.api import Gemma
 from webgemma.cli.terminal import out
 from webgemma.denoising import Canvas
-from webgemma.pieces import Piece
+from webgemma.pieces import Piece, spelled
 from webgemma.text.tokenizer import Tokenizer
-
-BREAK = "↵"  # a noise token's line break, which must not tear the picture
 
 
 def watched(pieces: Iterator[Piece], gemma: Gemma, console: Console = out) -> Iterator[Piece]:
@@ -40,14 +38,8 @@ def watched(pieces: Iterator[Piece], gemma: Gemma, console: Console = out) -> It
 def picture(canvas: Canvas, tokenizer: Tokenizer) -> Text:
     """The canvas as text, and how far it is."""
     text = Text(overflow="fold")
-    special = set(tokenizer.special_ids.values())
-    for token, accepted in zip(canvas.ids, canvas.accepted, strict=True):
-        if accepted and token in special:
-            continue
-        spelled = tokenizer.decode([token])
-        if not accepted:
-            spelled = spelled.replace("\n", BREAK)
-        text.append(spelled, style="bold" if accepted else "dim")
+    for run, is_settled in spelled(canvas, tokenizer):
+        text.append(run, style="bold" if is_settled else "dim")
     settled = sum(canvas.accepted)
     facts = (
         f"\nblock {canvas.block + 1}, step {canvas.step}: {settled} of {len(canvas.ids)} settled"

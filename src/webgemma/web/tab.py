@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from webgemma.api import Gemma
+from webgemma.denoising import Canvas
 from webgemma.device import aopen_device
 from webgemma.engines import gpu_needs
 from webgemma.errors import (
@@ -22,10 +23,12 @@ from webgemma.gguf.opfs import OpfsStore, stored_id
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import Source
 from webgemma.models import BUNDLED, BUNDLED_PATH
+from webgemma.pieces import spelled
 from webgemma.web.room import free_nbytes
 
 FRAME_SECONDS = 1 / 60  # pieces of a reply are told no oftener
 PROGRESS_SECONDS = 0.1
+BLOCK_SETTINGS = ("max_tokens", "seed", "stop")  # that mean something to DiffusionGemma
 BUNDLED_URL = f"/package/demo/{BUNDLED_PATH.name}"  # the page's wheel is without it
 NO_SERVER = "`webgemma web` does not answer; see that it still runs"
 
@@ -240,6 +243,9 @@ class Tab:
             return
         chosen = {name: value for name, value in settings.items() if value is not None}
         think = bool(chosen.pop("think", False))
+        if self._model.config.diffusion:  # it draws whole blocks, by rules of its own
+            chosen = {name: chosen[name] for name in BLOCK_SETTINGS if name in chosen}
+            chosen["watch"] = True
         finish, count, begun = "stopped", 0, time.monotonic()
         batch = _Batch(self, id)
         senses = sorted({part["type"] for part in _media_parts(messages)}, reverse=True)
@@ -251,6 +257,10 @@ class Tab:
         try:
             pieces = self._model.achat(messages, think=think, progress=sensing, **chosen)
             async for piece in pieces:
+                if piece.canvas is not None:
+                    batch.flush()
+                    self._tell_canvas(id, piece.canvas)
+                    continue
                 count += 1
                 begun = begun if count > 1 else time.monotonic()
                 batch.add(piece.thinking, thinking=True)
@@ -267,6 +277,13 @@ class Tab:
         seconds = time.monotonic() - begun
         rate = (count - 1) / seconds if count > 1 and seconds > 0 else 0
         self._tell("done", id=id, finish=finish, tokens=count, tokens_per_second=rate)
+
+    def _tell_canvas(self, id: Any, canvas: Canvas) -> None:
+        assert self._model is not None
+        runs = spelled(canvas, self._model.tokenizer)
+        settled, size = sum(canvas.accepted), len(canvas.ids)
+        facts = {"block": canvas.block + 1, "step": canvas.step, "settled": settled, "size": size}
+        self._tell("canvas", id=id, runs=runs, **facts)
 
     def _tell(self, type: str, **facts: Any) -> None:
         self._post(json.dumps({"type": type, **facts}))

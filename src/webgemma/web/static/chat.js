@@ -19,9 +19,9 @@ export class Chat {
     this.conversations = conversations;
     this.view = view;
     this.conversation = conversations.list()[0] ?? conversations.create();
-    this.reply = null; // {id, conversation, message, isAsked, sensing}; sensing: as the engine tells it
+    this.reply = null; // {id, conversation, message, isAsked, sensing, canvas}; the last two as the engine tells them
     this.keepTimer = null;
-    engine.addEventListener("sensing", ({ detail }) => this.hearSensing(detail));
+    for (const what of ["sensing", "canvas"]) engine.addEventListener(what, ({ detail }) => this.hearState(what, detail));
     engine.addEventListener("piece", ({ detail }) => this.hearPiece(detail));
     engine.addEventListener("done", ({ detail }) => this.hearDone(detail));
   }
@@ -75,7 +75,7 @@ export class Chat {
     const message = { role: "assistant", content: "" };
     conversation.messages.push(message);
     conversation.updated = Date.now();
-    this.reply = { id: crypto.randomUUID(), conversation, message, isAsked: false, sensing: null };
+    this.reply = { id: crypto.randomUUID(), conversation, message, isAsked: false, sensing: null, canvas: null };
     this.ask(this.reply, said, settings);
     this.keep(conversation);
     this.view.changed();
@@ -101,15 +101,17 @@ export class Chat {
     else this.finish({ finish: "stopped" });
   }
 
-  hearSensing(sensing) {
-    if (sensing.id !== this.reply?.id) return;
-    this.reply.sensing = sensing;
+  /** What the engine does while there is no text yet. */
+  hearState(what, told) {
+    if (told.id !== this.reply?.id) return;
+    this.reply[what] = told;
     this.view.grown(this.reply.message);
   }
 
   hearPiece({ id, text, thinking }) {
     if (id !== this.reply?.id) return;
     const { message, conversation } = this.reply;
+    this.reply.canvas = null; // it has become text
     if (thinking) message.thinking = (message.thinking ?? "") + text;
     else message.content += text;
     this.view.grown(message);

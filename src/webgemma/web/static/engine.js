@@ -20,6 +20,7 @@
 //   progress  loaded, total           bytes
 //   loaded    name, context, device, nbytes
 //   sensing   id, senses: ["image"?, "audio"?], done, total   while it looks and listens, before the first piece
+//   canvas    id, runs: [[text, settled]], block, step, settled, size  a block of DiffusionGemma that comes into focus
 //   piece     id, text, thinking      thinking: whether the text belongs to the thoughts
 //   done      id, finish: "stop" | "length" | "stopped", tokens, tokens_per_second
 //   keeping   id, name, stage: "copying" | "checking", done, total         bytes; repeatedly
@@ -45,7 +46,7 @@ const NO_MORE = "The engine of this page has failed. Your conversation is kept."
 
 /** What the worker may tell, by type; anything else is ignored. */
 const TOLD = [
-  "ready", "progress", "loaded", "sensing", "piece", "done", "error", "keeping", "kept", "left", "stored", "room",
+  "ready", "progress", "loaded", "sensing", "canvas", "piece", "done", "error", "keeping", "kept", "left", "stored", "room",
 ];
 
 /**

@@ -23,7 +23,13 @@ function sensingText({ senses, done, total }) {
   return `${SENSING[senses.join(" ")]}${done && done < total ? ` ${Math.floor((100 * done) / total)} %` : ""}`;
 }
 
-/** `acts` has regenerate(), edit(message, text, attachments) and sensing(), what the reply does so far. */
+/** A canvas that comes into focus: what is settled, noise, and how far it is. */
+function canvasParts({ runs, block, step, settled, size }) {
+  const parts = runs.map(([text, isSettled]) => element("span", isSettled ? "settled" : "noise", text));
+  return [...parts, element("small", "", `block ${block}, step ${step}: ${settled} of ${size} settled`)];
+}
+
+/** `acts` has regenerate(), edit(message, text, attachments), and sensing() and canvas(): what the reply does so far. */
 export class MessageList {
   constructor(list, acts) {
     this.list = list;
@@ -63,6 +69,8 @@ export class MessageList {
     const isSilent = isReplying && !message.content && !message.thinking;
     const sensing = isSilent ? this.acts.sensing() : null;
     item.sensing.textContent = sensing ? sensingText(sensing) : "";
+    const canvas = isReplying ? this.acts.canvas() : null;
+    item.canvas.replaceChildren(...(canvas ? canvasParts(canvas) : []));
   }
 
   item(message) {
@@ -85,8 +93,10 @@ export class MessageList {
     const thinking = element("details", "thinking", summary, thoughts);
     const sensing = element("p", "sensing");
     sensing.role = "status";
-    const node = element("li", "message assistant", name, sensing, thinking, body, actions);
-    return { node, body, facts, sensing, summary, thinking, thoughts };
+    const canvas = element("div", "canvas");
+    canvas.ariaHidden = "true"; // noise is nothing to listen to
+    const node = element("li", "message assistant", name, sensing, thinking, body, canvas, actions);
+    return { node, body, canvas, facts, sensing, summary, thinking, thoughts };
   }
 
   /** Put a message box in place of a message of the user. */

@@ -34,6 +34,7 @@ const messages = new MessageList(byId("messages"), {
   regenerate: () => mayAsk() && chat.regenerate(settings.settings),
   edit: (message, text, attachments) => mayAsk() && chat.edit(message, text, attachments, settings.settings),
   sensing: () => chat.reply?.sensing,
+  canvas: () => chat.reply?.canvas,
 });
 const composer = new Composer({
   send(text) {
