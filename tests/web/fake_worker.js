@@ -58,7 +58,7 @@ async function chat(request) {
   if (media.length) for (const done of [0, 40]) postMessage({ ...sensing, done });
   if (media.length && text === "look long") await new Promise((resolve) => { onstop = resolve; });
   if (media.length && text === "blind") {
-    postMessage({ type: "error", id, kind: "other", sentence: "bundled cannot see: there is no vision tower in its file." });
+    postMessage({ type: "error", id, kind: "senses", sentence: "bundled cannot see: there is no vision tower in its file." });
     return;
   }
   if (settings.think) postMessage({ type: "piece", id, text: "Let me see.", thinking: true });

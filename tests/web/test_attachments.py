@@ -220,7 +220,8 @@ def test_a_wrong_picture_is_refused(
 def test_a_model_without_eyes_says_so_and_nothing_is_lost(visitor: Sender) -> None:
     visitor.attach("red.png")
     visitor.say("blind")
-    assert visitor.notice() == "bundled cannot see: there is no vision tower in its file."
+    assert visitor.notice().startswith("bundled cannot see: there is no vision tower in its file.")
+    assert visitor.notice().endswith("(mmproj….gguf), drop it on this page.")
     assert visitor.texts(".user .body") == ["blind"]
     assert visitor.pictures() == ["red.png"]
     visitor.open()

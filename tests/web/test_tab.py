@@ -109,7 +109,7 @@ def test_a_model_without_eyes_says_so() -> None:
         await tab.chat(1, asked, GREEDY, [picture(SMALL_EYES, 3, 2)])
 
     error = told(ask)[-1]
-    assert (error["type"], error["id"]) == ("error", 1)
+    assert (error["type"], error["id"], error["kind"]) == ("error", 1, "senses")
     assert "cannot see" in error["sentence"]
 
 

@@ -14,6 +14,7 @@ from webgemma.errors import (
     DeviceError,
     DeviceMemoryError,
     GgufError,
+    InputError,
     ModelNotFoundError,
     StorageError,
     WebgemmaError,
@@ -360,4 +361,8 @@ def _kind(error: WebgemmaError) -> str:
         return "memory"
     if isinstance(error, GgufError | ModelNotFoundError):
         return "file"
+    if isinstance(error, InputError) and (
+        "cannot see" in str(error) or "cannot hear" in str(error)
+    ):
+        return "senses"
     return "device-lost" if isinstance(error, DeviceError) and "was lost" in str(error) else "other"

@@ -33,7 +33,7 @@
 //             free_nbytes: what may still be stored (null: unknown)
 //   room      nbytes                  what the GPU gave of it, with what the loaded model holds
 //   error     id?, keep?, sentence,
-//             kind: "no-webgpu" | "device-lost" | "memory" | "storage" | "file" | "other"
+//             kind: "no-webgpu" | "device-lost" | "memory" | "storage" | "file" | "senses" | "other"
 //             with an id the reply has failed and the model stays, unless the device was lost;
 //             with keep (the id of a copy) copying has failed and the model stays;
 //             without either there is no model now
