@@ -153,6 +153,15 @@ def test_the_command_line_streams_blocks(path: Path) -> None:
     assert "top_k means nothing" in wrong.output
 
 
+def test_check_knows_it_and_bench_says_what_does(path: Path) -> None:
+    checked = CliRunner().invoke(app, ["check", str(path), "--adapter", ""])
+    assert checked.exit_code == 0, checked.output
+    assert "Everything agrees" in checked.output
+    timed = CliRunner().invoke(app, ["bench", str(path), "--device", "gpu"])
+    assert timed.exit_code == 1
+    assert "bench/diffusion.py" in timed.output
+
+
 @pytest.mark.parametrize("colours", [True, False])
 def test_a_terminal_shows_the_canvas(path: Path, colours: bool) -> None:
     screen = StringIO()

@@ -238,6 +238,30 @@ def test_what_was_read_is_not_read_again_and_a_reply_can_be_left() -> None:
     session.model.close()
 
 
+def test_a_canvas_leaves_what_was_read_alone() -> None:
+    ids = [2, *range(30, 51)]
+    _, session = tiny_session()
+
+    async def held() -> bytes:
+        return b"".join([piece async for piece in session._cache.read(len(ids))])
+
+    async def go() -> list[bytes]:
+        found = []
+        async for canvas in session.denoise(ids, SHORT, 3):
+            found.append(await held())
+            if canvas.done:
+                break
+        return found
+
+    replay = Replay(session)
+    replay.begin(ids, np.zeros(DIFFUSION.canvas))
+    before = finish(held())
+    assert any(before)
+    assert finish(go()) == [before, before]
+    session.close()
+    session.model.close()
+
+
 def test_memory_is_given_back() -> None:
     held = device().nbytes
     _, session = tiny_session()

@@ -4,21 +4,46 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from webgemma.convert.floats import stored_as
+from webgemma.convert.floats import FLOATS, stored_as
 from webgemma.convert.metadata import Blueprint
 from webgemma.convert.names import gguf_name
 from webgemma.convert.vocabulary import tokenizer_metadata
 from webgemma.errors import GgufError, InputError, ModelNotFoundError
-from webgemma.gguf.safetensors import ELEMENT_NBYTES, SafetensorsFile, StoredTensor
+from webgemma.gguf.safetensors import Safetensors
+from webgemma.gguf.sources import Bytes
 from webgemma.gguf.writer import NewTensor, write_gguf
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 MAX_JSON_NBYTES = 256 << 20  # a vocabulary of 262144 words takes 32 MB
-FORMATS = ("stored", *(name.lower() for name in ELEMENT_NBYTES))
+FORMATS = ("stored", *(name.lower() for name in FLOATS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A tensor of one of the folder's files."""
+
+    file: Safetensors
+    name: str  # there
+
+    @property
+    def dtype(self) -> str:
+        return self.file.dtype(self.name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.file.shape(self.name)
+
+    @property
+    def nbytes(self) -> int:
+        return self.file.tensors[self.name].nbytes
+
+    def read(self) -> Bytes:
+        return self.file.read(self.name)
 
 
 def convert(
@@ -70,7 +95,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _open(folder: Path, files: ExitStack) -> Iterator[StoredTensor]:
+def _open(folder: Path, files: ExitStack) -> Iterator[_Found]:
     """Every tensor of the folder's files, in their order."""
     names = [WHOLE]
     if not (folder / WHOLE).is_file():
@@ -82,19 +107,18 @@ def _open(folder: Path, files: ExitStack) -> Iterator[StoredTensor]:
     for name in names:
         if not (folder / name).is_file():
             raise ModelNotFoundError(f"{folder} has no {name}; download the model again.")
-        file = SafetensorsFile(folder / name)
-        files.callback(file.close)
-        yield from file.tensors.values()
+        file = files.enter_context(Safetensors.open(folder / name))
+        yield from (_Found(file, tensor) for tensor in file.names)
 
 
-def _named(stored: Iterator[StoredTensor]) -> dict[str, StoredTensor]:
+def _named(stored: Iterator[_Found]) -> dict[str, _Found]:
     """The text model's tensors under their names in GGUF."""
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, _Found] = {}
     for tensor in stored:
         name = gguf_name(tensor.name)
         if name is None:
             continue
-        if tensor.dtype not in ELEMENT_NBYTES:
+        if tensor.dtype not in FLOATS:
             raise GgufError(
                 f"{tensor.file.name}: the tensor {tensor.name} is stored as {tensor.dtype}; "
                 "only models in BF16, F16 or F32 can be converted."
@@ -108,12 +132,12 @@ def _named(stored: Iterator[StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def _new_tensors(
-    tensors: dict[str, StoredTensor], format: str, progress: Callable[[int, int], None] | None
+    tensors: dict[str, _Found], format: str, progress: Callable[[int, int], None] | None
 ) -> Iterator[NewTensor]:
     total, done = sum(tensor.nbytes for tensor in tensors.values()), 0
 
-    def data_of(tensor: StoredTensor, target: str) -> Callable[[], bytes]:
-        def data() -> bytes:
+    def data_of(tensor: _Found, target: str) -> Callable[[], Bytes]:
+        def data() -> Bytes:
             nonlocal done
             converted = stored_as(tensor.read(), tensor.dtype, target, tensor.name)
             done += tensor.nbytes

@@ -3,9 +3,12 @@
 from typing import Any
 
 from webgemma.errors import GgufError
+from webgemma.gguf.sources import Bytes
+
+FLOATS = ("F32", "F16", "BF16")
 
 
-def stored_as(data: bytes, dtype: str, target: str, name: str) -> bytes:
+def stored_as(data: Bytes, dtype: str, target: str, name: str) -> Bytes:
     """The values of a tensor in another type; GgufError where one is too large for it."""
     if dtype == target:
         return data

@@ -5,13 +5,14 @@ from typing import Any
 
 from webgemma.errors import GgufError
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # GGUF's token types
+NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6  # GGUF's token types
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>", re.ASCII)
 _NAMED = {  # spelling -> key
     "<bos>": "bos_token_id",
     "<eos>": "eos_token_id",
     "<pad>": "padding_token_id",
     "<unk>": "unknown_token_id",
+    "<mask>": "mask_token_id",
 }
 
 
@@ -54,8 +55,6 @@ def _tokens(tokenizer: dict[str, Any], vocab: int) -> tuple[list[str], list[int]
         token, at = facts.get("content"), facts.get("id")
         _check(token, at, vocab)
         tokens[at], kinds[at] = token, CONTROL if facts.get("special") else USER_DEFINED
-        if token == "<unk>":
-            kinds[at] = UNKNOWN
     return tokens, kinds
 
 
