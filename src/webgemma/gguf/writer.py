@@ -54,7 +54,11 @@ def write_gguf(
     version: int = 3,
 ) -> None:
     """Writes a file: whole and under its name, or not at all."""
-    pieces = _pieces(metadata, tensors, alignment, version)
+    write_whole(path, _pieces(metadata, tensors, alignment, version))
+
+
+def write_whole(path: str | os.PathLike[str], pieces: Iterable[Bytes]) -> None:
+    """Writes the pieces one after the other: all under this name, or nothing."""
     target = Path(path)
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
