@@ -42,3 +42,8 @@ RANDOM_LOGITS = {"int16": 3e-3, "int8": 0.4}
 # Sampling on the GPU against the reference.
 LOGPROB = 1e-4
 QUANTILE = 1e-5
+
+# Gradients of adapters. Slopes of the loss in float64; transformers and autograd in float32, of the
+# largest gradient of the tensor.
+FINITE_DIFFERENCES = 1e-5
+GRADIENTS_OF_TRANSFORMERS = 1e-3

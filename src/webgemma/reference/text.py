@@ -61,7 +61,7 @@ class TextModel:
         self.config = config
         self.weights = weights
         kinds = {layer.sliding: layer.head_dim for layer in config.layers}
-        self._frequencies = {kind: self._rope_frequencies(kind, kinds[kind]) for kind in kinds}
+        self.frequencies = {kind: self._rope_frequencies(kind, kinds[kind]) for kind in kinds}
 
     @np.errstate(over="ignore", invalid="ignore")  # `head` notices what came of it
     def forward(
@@ -159,7 +159,7 @@ class TextModel:
         name = f"blk.{layer.index}."
         linear, eps = self.weights.linear, self.config.eps
         first, count = cache.length, len(h)
-        angles = np.arange(first, first + count)[:, None] * self._frequencies[layer.sliding]
+        angles = np.arange(first, first + count)[:, None] * self.frequencies[layer.sliding]
         q = linear(h, name + "attn_q.weight").reshape(count, layer.heads, layer.head_dim)
         q = rope(rms(q, self.weights[name + "attn_q_norm.weight"], eps), angles)
         if not layer.shares_kv:
