@@ -4,6 +4,8 @@ import numpy as np
 from tiny import uniform
 
 from webgemma.gguf.reader import Gguf
+from webgemma.lora.adapter import Adapter
+from webgemma.lora.adapter import Pair as StoredPair
 from webgemma.reference.lora import EMBEDDING, HEAD, Pair
 
 RANK, ALPHA = 3, 6.0
@@ -48,3 +50,16 @@ def tiny_pairs(
     if HEAD in names:
         add(HEAD, (rank, width), (vocab, rank), width**-0.5)
     return pairs
+
+
+def tiny_adapter(pairs: dict[str, Pair], name: str = "tiny") -> Adapter:
+    """The same as an adapter of the engine."""
+    made = {}
+    for tensor, (a, b, scale) in pairs.items():
+        experts = len(a) if a.ndim == 3 else 1
+        rank, inputs = a.shape[-2:][::-1] if tensor == EMBEDDING else a.shape[-2:]
+        a_bytes, b_bytes = (x.astype("<f4").tobytes() for x in (a, b))
+        made[tensor] = StoredPair(
+            a_bytes, b_bytes, int(rank), int(inputs), b.shape[-2], scale, experts
+        )
+    return Adapter(name, made)
