@@ -56,7 +56,7 @@ CASES = {
         words(300, 2000, 72),  # more than twice the window
         [t >= 20 for t in range(72)],
         70,
-        r"1.self_attn.q|2.self_attn.k|3.self_attn.[kv]|0.mlp.gate|7.mlp.down|4.self_attn.o_proj"
+        r"1.self_attn.q|2.self_attn.k|3.self_attn.[kv]|7.mlp.down|4.self_attn.o_proj"
         r"|5.per_layer_input|0.per_layer_proj",
     ),
     "shared_moe": Case(
@@ -68,3 +68,7 @@ CASES = {
         r"1.self_attn.q|3.self_attn.k|0.self_attn.v|2.mlp.up|1.router|0.mlp.down",
     ),
 }
+
+# What llama.cpp can apply as PEFT does: not the head of a tied model, nor the embedding; to the
+# experts' down projection it adds its part after the experts' scales.
+LLAMA_CASES = {"small": LAYER, "moe": LAYER + EXPERTS[:-1]}
