@@ -11,6 +11,7 @@ from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
 from webgemma.lora.adapter import HEAD
+from webgemma.lora.experts import Asked, Asking
 from webgemma.lora.looking import Looking, Seen
 from webgemma.lora.parameters import Parameters
 from webgemma.lora.products import Adapted, Linear, Product
@@ -43,8 +44,14 @@ class Kept:
     middle: Tensor  # the residual after attention
     both: Product  # gate and up
     down: Product
+    asked: Asked | None = None  # experts
     gate: Product | None = None  # of the per-layer embedding
     proj: Product | None = None
+
+    @property
+    def forwarded(self) -> Tensor:
+        """What the feed-forward part adds to the residual, before its norm."""
+        return self.down.y if self.asked is None else self.asked.sum
 
 
 class Passes(TextRecorder):
@@ -139,21 +146,23 @@ class Passes(TextRecorder):
         """All of a layer but the last sum."""
         name = f"blk.{layer.index}."
         looking, lent = Looking(self, layer), self.lent.get(layer.kv_donor)
-        heads = self._linear(self.norm(x, name + "attn_norm.weight"), *self._heads(layer))
+        heads = self.linear_with(self.norm(x, name + "attn_norm.weight"), *self._heads(layer))
         seen, gathered = looking.forward(heads.y, lent)
         if layer.index in self.donors and lent is None:
             self.lent[layer.index] = seen.k, seen.v
-        output = self._one(gathered, name + "attn_output.weight")
+        output = self.linear_of(gathered, name + "attn_output.weight")
         middle = self.add_norm(x, output.y, name + "post_attention_norm.weight")
         both, down = self.gated(layer, self.norm(middle, name + "ffn_norm.weight"))
         kept = Kept(x, heads, seen, output, middle, both, down)
+        if layer.experts:
+            kept.asked = Asking(self, layer).forward(middle, down.y)
         if ple is not None:
-            after = self.add_norm(middle, down.y, name + "post_ffw_norm.weight")
+            after = self.add_norm(middle, kept.forwarded, name + "post_ffw_norm.weight")
             width = self.config.ple
-            kept.gate = self._one(after, name + "inp_gate.weight")
+            kept.gate = self.linear_of(after, name + "inp_gate.weight")
             first, stride = layer.index * width, len(self.config.layers) * width
             gated = self.geglu(kept.gate.y, width, ple, stride, first, width)
-            kept.proj = self._one(gated, name + "proj.weight")
+            kept.proj = self.linear_of(gated, name + "proj.weight")
         return kept
 
     def gated(self, layer: Layer, n: Tensor) -> tuple[Product, Product]:
@@ -161,44 +170,45 @@ class Passes(TextRecorder):
         name, ffn = f"blk.{layer.index}.", layer.ffn
         weights = self._weights(name, "ffn_gate_up", "ffn_up")
         adapted = self._adapted((name + "ffn_gate.weight", 0), (name + "ffn_up.weight", ffn))
-        both = self._linear(n, weights, adapted)
+        both = self.linear_with(n, weights, adapted)
         hidden = self.geglu(both.y, 2 * ffn, both.y, 2 * ffn, ffn, ffn)
-        return both, self._one(hidden, name + "ffn_down.weight")
+        return both, self.linear_of(hidden, name + "ffn_down.weight")
 
     def layer_output(self, layer: Layer, kept: Kept) -> Tensor:
         """What the next layer reads."""
         name = f"blk.{layer.index}."
         scale = name + "layer_output_scale.weight"
         if kept.proj is None or kept.gate is None:
-            return self.add_norm(kept.middle, kept.down.y, name + "post_ffw_norm.weight", scale)
+            return self.add_norm(kept.middle, kept.forwarded, name + "post_ffw_norm.weight", scale)
         return self.add_norm(kept.gate.x, kept.proj.y, name + "post_norm.weight", scale)
 
     def layer_back(self, layer: Layer, kept: Kept, ple: Tensor | None, dx: Tensor) -> None:
         """dx is the gradient of the layer's output, and becomes its input's."""
         name = f"blk.{layer.index}."
-        fours = dx.nbytes // 16
-        scale = self.model.vector(name + "layer_output_scale.weight")
-        self.call("multiply", self.flat(fours), [fours], scale, dx)
+        self.multiply(dx, self.model.vector(name + "layer_output_scale.weight"))
         if ple is not None and kept.gate is not None and kept.proj is not None:
             width = self.config.ple
             dp = self.norm_back(kept.proj.y, name + "post_norm.weight", dx)
-            dgated = self._back(kept.proj, dp)
+            dgated = self.back_of(kept.proj, dp)
             place = (len(self.config.layers) * width, layer.index * width)
             d = self.geglu_back(kept.gate.y, width, ple, *place, dgated)
-            self._back(kept.gate, d, dx)
+            self.back_of(kept.gate, d, dx)
         self.feed_forward_back(layer, kept, dx)
         do = self.norm_back(kept.output.y, name + "post_attention_norm.weight", dx)
-        draw = self.attention_back(layer, kept, self._back(kept.output, do))
-        dh = self._back(kept.heads, draw)
+        draw = self.attention_back(layer, kept, self.back_of(kept.output, do))
+        dh = self.back_of(kept.heads, draw)
         self.norm_back(kept.x, name + "attn_norm.weight", dh, dx)
 
     def feed_forward_back(self, layer: Layer, kept: Kept, dx: Tensor) -> None:
         """dx, the gradient after the feed-forward sum, becomes the one before it."""
         name, ffn = f"blk.{layer.index}.", layer.ffn
-        df = self.norm_back(kept.down.y, name + "post_ffw_norm.weight", dx)
-        dhidden = self._back(kept.down, df)
+        df = self.norm_back(kept.forwarded, name + "post_ffw_norm.weight", dx)
+        if kept.asked is not None:
+            Asking(self, layer).back(kept.middle, kept.asked, df, dx)
+            df = self.norm_back(kept.down.y, name + "post_ffw_norm_1.weight", df)
+        dhidden = self.back_of(kept.down, df)
         both = kept.both.y
-        dn = self._back(kept.both, self.geglu_back(both, 2 * ffn, both, 2 * ffn, ffn, dhidden))
+        dn = self.back_of(kept.both, self.geglu_back(both, 2 * ffn, both, 2 * ffn, ffn, dhidden))
         self.norm_back(kept.middle, name + "ffn_norm.weight", dn, dx)
 
     def attention_back(self, layer: Layer, kept: Kept, da: Tensor) -> Tensor:
@@ -231,16 +241,21 @@ class Passes(TextRecorder):
         pairs = self.parameters.pairs
         return [Adapted(pairs[name], first) for name, first in places if name in pairs]
 
-    def _one(self, x: Tensor, name: str) -> Product:
-        return self._linear(x, [self.model.matrices[name]], self._adapted((name, 0)))
+    def linear_of(self, x: Tensor, name: str) -> Product:
+        return self.linear_with(x, [self.model.matrices[name]], self._adapted((name, 0)))
 
-    def _linear(self, x: Tensor, weights: list[Weight], adapted: list[Adapted]) -> Product:
+    def linear_with(self, x: Tensor, weights: list[Weight], adapted: list[Adapted]) -> Product:
         return self.products.forward(x, weights, adapted)
 
-    def _back(self, made: Product, dy: Tensor, into: Tensor | None = None) -> Tensor:
+    def back_of(self, made: Product, dy: Tensor, into: Tensor | None = None) -> Tensor:
         """dL/dx of a product, added to what `into` holds, if given."""
         dx = into or self.recorder.scratch(*made.x.shape)
         return self.products.back(made, dy, dx, add=into is not None)
+
+    def multiply(self, x: Tensor, scale: Tensor, factor: float = 1.0) -> None:
+        """x = x * scale * factor, in place."""
+        fours = x.nbytes // 16
+        self.call("multiply", self.flat(fours), [fours, factor], scale, x)
 
     def add_norm(self, x: Tensor, y: Tensor, post: str, scale: str = "") -> Tensor:
         """(x + rms(y) * post) * scale."""

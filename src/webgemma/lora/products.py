@@ -45,6 +45,13 @@ class Outer:
         """As wide as the longest unit of a format."""
         return cls(8, 8, 64, 2, 2) if software else cls(128, 64, 128, 2, 2)
 
+    @classmethod
+    def for_places(cls, places: int, software: bool) -> Outer:
+        """For the experts' products, with 8, 16 or 32 places in a tile."""
+        each = 1 if places == 8 and not software else 2
+        n = 64 if software else 128
+        return cls(places // (4 * each) * n // 8, places, n, each, 2)
+
     @property
     def constants(self) -> dict[str, int]:
         """As outer.wgsl names them."""

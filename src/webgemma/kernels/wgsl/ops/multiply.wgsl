@@ -1,7 +1,8 @@
-// x[i] = x[i] * scale[0]: a thread takes four i.
+// x[i] = x[i] * scale[0] * factor: a thread takes four i.
 
 struct Params {
     fours: u32,
+    factor: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -16,6 +17,6 @@ fn main(
 ) {
     let i = (group.y * groups.x + group.x) * THREADS + thread;
     if (i < params.fours) {
-        x[i] *= scale[0];
+        x[i] *= scale[0] * params.factor;
     }
 }
