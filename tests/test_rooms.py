@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "gemma": {"gguf", "device", "kernels", "graph", "sampler", "pictures"},
     "sounds": {"gemma"},
     "session": {"gguf", "device", "graph", "gemma", "sampler"},
-    "lora": {"gguf", "text", "gemma"},
+    "lora": {"gguf", "text", "device", "kernels", "graph", "gemma"},
     "selftest": {"gguf", "device", "kernels", "graph"},
     "models": {"gguf"},
     "seeing": {"gguf", "gemma", "pictures"},

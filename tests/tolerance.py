@@ -49,3 +49,6 @@ FINITE_DIFFERENCES = 1e-5
 GRADIENTS_OF_TRANSFORMERS = 1e-3
 # Logits of llama.cpp with its own float16 GELUs, absolute: 4e-3 was measured.
 LOGITS_OF_LLAMA_CPP = 1e-2
+# On the GPU, of the largest gradient of the tensor: against the reference; in parts or whole.
+GPU_GRADIENTS = 1e-3
+GPU_GRADIENTS_OF_ITSELF = 1e-4

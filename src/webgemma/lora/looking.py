@@ -69,11 +69,11 @@ class Looking:
         self._call("turn_heads", heads, self._numbers(first, heads, norm), tensors, norm)
         return out
 
-    def back(self, raw: Tensor, seen: Seen, dout: Tensor, owed: tuple[Tensor, Tensor]) -> Tensor:
-        """dL/draw from dL/dout; `owed` holds dL/dk and dL/dv, to which this layer has added."""
+    def turn_back(self, raw: Tensor, dq: Tensor, owed: tuple[Tensor, Tensor]) -> Tensor:
+        """dL/draw from dL/dq and, where keys are the layer's own, from all that is owed to them."""
         layer = self.layer
         draw = self.passes.recorder.scratch(*raw.shape)
-        self._turned_back(raw, 0, layer.heads, 0, dout, draw)
+        self._turned_back(raw, 0, layer.heads, 0, dq, draw)
         if not layer.shares_kv:
             dk, dv = owed
             self._turned_back(raw, layer.heads, layer.kv_heads, layer.head_dim, dk, draw)
@@ -162,7 +162,8 @@ class Looking:
         rows = (some.end - some.first) * group
         times = Times(some.sequences, layer.kv_heads)
         s, dp = (passes.recorder.scratch(*times, rows, keys) for _ in range(2))
-        scores, slopes = (Matrix(x, keys, 0, 1, 0, times.inner * rows * keys, rows * keys) for x in (s, dp))
+        steps = (times.inner * rows * keys, rows * keys)
+        scores, slopes = (Matrix(x, keys, 0, 1, 0, *steps) for x in (s, dp))
         queries, steep, to_queries = (self._queries(x, some) for x in (seen.q, dout, dq))
         k, v, dk, dv = (self._keys(x, some) for x in (seen.k, seen.v, *owed))
         shape = (rows, keys, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from webgemma.gemma.config import Layer
@@ -134,9 +135,9 @@ class Passes(TextRecorder):
         self.call(
             "cross_entropy",
             (count,),
-            [vocab, first, float(self.config.softcap)],
+            [vocab, first, float(self.config.softcap), math.nan],
             *(data.pace, data.targets, z, data.losses),
-            pieces=("sum", "largest", "pace"),
+            pieces=("sum", "largest", "pace", "finite"),
             THREADS=self.row_threads(ROW_THREADS),
         )
 
@@ -220,7 +221,7 @@ class Passes(TextRecorder):
             owed = self.recorder.scratch(*shape), self.recorder.scratch(*shape)
             self.owed[layer.kv_donor] = owed
         dq = looking.softmax_back(kept.seen, da, owed, add=not new)
-        return looking.back(kept.heads.y, kept.seen, dq, owed)
+        return looking.turn_back(kept.heads.y, dq, owed)
 
     # What layers are made of
 
@@ -228,8 +229,8 @@ class Passes(TextRecorder):
         """The projections to raw heads, and where each adapter's columns begin."""
         name, size = f"blk.{layer.index}.", layer.head_dim
         own = () if layer.shares_kv else (("attn_k",) if layer.k_is_v else ("attn_k", "attn_v"))
-        names, firsts = ("attn_q", *own), (0, layer.heads, layer.heads + layer.kv_heads)
-        places = [(f"{name}{part}.weight", first * size) for part, first in zip(names, firsts)]
+        firsts = {"attn_q": 0, "attn_k": layer.heads, "attn_v": layer.heads + layer.kv_heads}
+        places = [(f"{name}{part}.weight", firsts[part] * size) for part in ("attn_q", *own)]
         return self._weights(name, "attn_qkv", *own), self._adapted(*places)
 
     def _weights(self, name: str, *parts: str) -> list[Weight]:

@@ -85,8 +85,11 @@ class Matrix(NamedTuple):
 class Times(NamedTuple):
     """How many matrices a product has: `outer` times `inner` of them."""
 
-    outer: int = 1
-    inner: int = 1
+    outer: int
+    inner: int
+
+
+ONCE = Times(1, 1)
 
 
 def product(
@@ -100,7 +103,7 @@ def product(
     b_turned: bool = False,
     scale: float = 1.0,
     add: bool = False,
-    times: Times = Times(),
+    times: Times = ONCE,
 ) -> None:
     """c (+)= scale · a b for `shape` = (m, n, k); turned matrices are read by columns."""
     m, n, k = shape
