@@ -21,6 +21,8 @@ from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
+from webgemma.lora.fresh import PARTS, fresh_adapter
+from webgemma.lora.train import Options, Trainer
 from webgemma.pictures import Picture
 from webgemma.selftest import selftest
 from webgemma.session import BATCHES, Session
@@ -59,6 +61,7 @@ def programs(features: frozenset[str]) -> set[Kernel]:
         for model in models(device):
             for kv, precision in (("f32", "exact"), ("f16", "int16"), ("f16", "int8")):
                 record_all(Session(model, 512, kv=kv, precision=precision))
+            learn(model)
         look_at_pictures(device)
         found |= device.kernels
     return found
@@ -93,6 +96,15 @@ def look_at_pictures(device: NullDevice) -> None:
         side = vision.patch * vision.pool
         with finish(Eyes.load(gguf, vision, device)) as eyes:
             see(eyes, Picture(1, 2, bytes(6)), 2 * side, side).close()
+
+
+def learn(model: Model) -> None:
+    """Steps of training, of narrow adapters and of wide ones, with dropout and without."""
+    for rank, dropout in ((4, 0.0), (40, 0.1)):
+        adapter = fresh_adapter(model.config, PARTS, rank=rank, layers=range(2))
+        trainer = Trainer(model, adapter, Options(sequences=2, dropout=dropout))
+        trainer.reserve(2, 32)
+        trainer.close()
 
 
 def only(format: str) -> Callable[[str], str]:

@@ -134,6 +134,14 @@ def test_everything_in_parts_that_fit_a_binding(nbytes: int, monkeypatch) -> Non
     assert_close(found, reference_of(SMALL).gradients(EXAMPLES)[1], GPU_GRADIENTS)
 
 
+@pytest.mark.parametrize("kind", ["moe", "parted"])
+def test_experts_whose_weights_are_in_parts(kind: str) -> None:
+    limited = copy.copy(device())
+    limited.limits = replace(limited.limits, binding_nbytes=30_000)
+    found = gradients_of(trainer_of(MODELS[kind], on=limited), [EXAMPLES])
+    assert_close(found, reference_of(MODELS[kind]).gradients(EXAMPLES)[1], GPU_GRADIENTS)
+
+
 def test_a_table_on_the_host() -> None:
     found = gradients_of(trainer_of(SMALL, table="host"), [EXAMPLES])
     assert_close(found, gradients_of(trainer_of(SMALL), [EXAMPLES]), GPU_GRADIENTS_OF_ITSELF)

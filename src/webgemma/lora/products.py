@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from webgemma.device import Kernel
 from webgemma.gemma.matrices import Weight
 from webgemma.gemma.steps import Steps
 from webgemma.graph import Tensor
@@ -15,7 +16,9 @@ from webgemma.lora.parameters import Trained
 FEW = 32  # rows or columns that a narrow tile serves better
 BUSY_GROUPS = 256  # workgroups that fill a large GPU
 MANY_ROWS = 512  # of a matrix, that are worth a share of their own
-SOFTWARE_ROWS = 4096  # that software adds up before it ends an invocation, see gemma/loops.py
+# In software: threads that need not wait, tokens that a decoded weight serves, and how much is
+# added up before an invocation ends (see gemma/loops.py): rows of a matrix, and of other products.
+SOFTWARE_THREADS, SOFTWARE_TOKENS, SOFTWARE_ROWS, SOFTWARE_SUMS = 8, 4, 512, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,10 @@ class Outer:
     def for_product(cls, m: int, n: int, software: bool) -> Outer:
         """Narrow tiles for narrow results; in software, threads that need not wait."""
         if software:
-            return cls(8, 8, 64, 2, 2) if m <= 8 else cls(8, 16, 32, 2, 2)
+            short = next((size for size in (8, 16) if min(m, n) <= size), 16)
+            return (
+                cls(8, 512 // short, short, 2, 2) if n <= m else cls(8, short, 512 // short, 2, 2)
+            )
         if n <= FEW:
             return cls(64, 64, 16, 1, 1)
         if m <= FEW:
@@ -41,9 +47,9 @@ class Outer:
         return cls(128, 64, 128, 2, 2)
 
     @classmethod
-    def for_weights(cls, software: bool) -> Outer:
-        """As wide as the longest unit of a format."""
-        return cls(8, 8, 64, 2, 2) if software else cls(128, 64, 128, 2, 2)
+    def for_weights(cls) -> Outer:
+        """Wider than the longest unit of a format."""
+        return cls(128, 64, 128, 2, 2)
 
     @classmethod
     def for_places(cls, places: int, software: bool) -> Outer:
@@ -108,10 +114,12 @@ def product(
     """c (+)= scale · a b for `shape` = (m, n, k); turned matrices are read by columns."""
     m, n, k = shape
     tile = Outer.for_product(m, n, steps.software)
-    turned = {"A_TURNED": int(a_turned), "B_TURNED": int(b_turned)}
-    kernel = steps.link("product", "", ("outer",), **tile.constants, **turned)
+    forms = {"A_TURNED": int(a_turned), "B_TURNED": int(b_turned)}
+    heads = (("A_HEADS", a), ("B_HEADS", b), ("C_HEADS", c))
+    forms |= {name: int(matrix.inner > 1) for name, matrix in heads}
+    kernel = steps.link("product", "", ("outer",), **tile.constants, **forms)
     grid = (-(-n // tile.n), -(-m // tile.m), times.outer * times.inner)
-    most = SOFTWARE_ROWS if steps.software else k
+    most = SOFTWARE_SUMS if steps.software else k
     for first in range(0, k, most):
         numbers = [m, n, first, min(k, first + most), times.inner, int(add or first > 0)]
         params = [*numbers, float(scale), *a.place, *b.place, *c.place]
@@ -123,26 +131,40 @@ def matmul_back(
 ) -> None:
     """dx (+)= dy W for matrices on top of each other; dy may have columns to spare at its end."""
     tokens, width = dx.shape
-    tile = Outer.for_weights(steps.software)
-    grid = (-(-width // tile.n), -(-tokens // tile.m))
+    tile = Outer.for_weights()
     parts = [
         (weight, part, first + part.first_row)
         for weight, first in zip(weights, _firsts(weights), strict=True)
         for part in weight.parts
     ]
-    shares = [_shares(steps, part.rows, grid[0] * grid[1] * len(parts)) for _, part, _ in parts]
+    groups = -(-width // tile.n) * -(-tokens // tile.m) * len(parts)
+    shares = [_shares(steps, part.rows, groups) for _, part, _ in parts]
     total = sum(shares)
     out = dx if total == 1 else steps.recorder.scratch(total, tokens, width)
     for i, ((weight, part, first), count) in enumerate(zip(parts, shares, strict=True)):
-        kernel = steps.link("matmul_back", weight.format.name, ("outer",), **tile.constants)
         blocks, units = width // weight.format.block, width // unit_of(weight.format.name)
         share_rows = -(-part.rows // (count * tile.slice)) * tile.slice
         own = [first, part.rows, units, dy.shape[1], tokens, share_rows, sum(shares[:i])]
         params = [blocks, *part.planes, *own, int(add and total == 1)]
+        kernel, grid = _multiplier(steps, weight, tokens, tile)
         steps.recorder.call(kernel, (*grid, count), params, part.data, dy, out)
     if total > 1:
         fours = tokens * width // 4
         steps.call("sum_shares", steps.flat(fours), [fours, total, int(add)], out, dx)
+
+
+def _multiplier(
+    steps: Steps, weight: Weight, tokens: int, tile: Outer
+) -> tuple[Kernel, tuple[int, int]]:
+    """A kernel for dy W, and its grid for all columns and tokens."""
+    name, width = weight.format.name, weight.width
+    if steps.software:
+        units = width // unit_of(name)
+        shape = {"THREADS": SOFTWARE_THREADS, "TOKENS": SOFTWARE_TOKENS}
+        kernel = steps.link("matmul_back_units", name, (), **shape)
+        return kernel, (-(-units // SOFTWARE_THREADS), -(-tokens // SOFTWARE_TOKENS))
+    kernel = steps.link("matmul_back", name, ("outer",), **tile.constants)
+    return kernel, (-(-width // tile.n), -(-tokens // tile.m))
 
 
 def _firsts(weights: Sequence[Weight]) -> list[int]:
