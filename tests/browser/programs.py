@@ -7,6 +7,7 @@ from itertools import product
 
 from blank import BlankGguf, a4b, e2b, q4_k_m
 from tiny import KINDS, tiny_gguf
+from tiny_ears import EARS, RAW_EARS, audio_of, ears_gguf, ears_tensors
 from tiny_eyes import EMBEDDER, LARGE_EYES, SMALL_EYES, eyes_gguf
 
 from webgemma.blocking import finish
@@ -14,6 +15,7 @@ from webgemma.device import Kernel
 from webgemma.device.neighbours import probe
 from webgemma.device.null import NullDevice
 from webgemma.errors import DeviceError
+from webgemma.gemma.audio import Ears, hear
 from webgemma.gemma.config import Config, Experts
 from webgemma.gemma.towers import Towers
 from webgemma.gemma.vision import Eyes, see
@@ -60,6 +62,7 @@ def programs(features: frozenset[str]) -> set[Kernel]:
             for kv, precision in (("f32", "exact"), ("f16", "int16"), ("f16", "int8")):
                 record_all(Session(model, 512, kv=kv, precision=precision))
         look_at_pictures(device)
+        hear_sounds(device)
         found |= device.kernels
     return found
 
@@ -92,7 +95,16 @@ def look_at_pictures(device: NullDevice) -> None:
         assert vision is not None
         side = vision.patch * vision.pool
         with finish(Eyes.load(gguf, vision, device)) as eyes:
-            see(eyes, Picture(1, 2, bytes(6)), 2 * side, side).close()
+            finish(see(eyes, Picture(1, 2, bytes(6)), 2 * side, side)).close()
+
+
+def hear_sounds(device: NullDevice) -> None:
+    """Both kinds of ears, and those of the true width."""
+    wide = replace(EARS, width=1024, layers=1, heads=8, features=1536)
+    for shape in (EARS, wide, RAW_EARS):
+        gguf = ears_gguf(shape, ears_tensors(shape))
+        with finish(Ears.load(gguf, audio_of(gguf), device)) as ears:
+            finish(hear(ears, bytes(4 * 8000))).close()
 
 
 def only(format: str) -> Callable[[str], str]:
