@@ -56,6 +56,7 @@ ROOMS: dict[str, set[str]] = {
         "engines",
         "models",
         "pieces",
+        "lora",
     },
     "check": {"gguf", "device", "kernels", "graph", "gemma", "session", "reference"},
     "bench": {"gguf", "device", "kernels", "graph", "gemma", "session", "sampler", "reference"},

@@ -11,6 +11,7 @@ from webgemma.engines import Engine, EngineOptions, GpuEngine, open_engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gguf.sources import Source
+from webgemma.lora.adapter import Choices, chosen
 from webgemma.media import place_media, read_picture, read_sound
 from webgemma.models import find_model, is_address, not_at_once, with_mmproj
 from webgemma.pictures import BUDGET
@@ -70,6 +71,7 @@ class Gemma:
         memory_gb: float | None = None,
         progress: Callable[[int, int], None] | None = None,
         mmproj: str | os.PathLike[str] | Source | None = None,
+        lora: Choices = None,
     ) -> Self:
         """Load an Ollama name, a path to a .gguf, an http(s) address, or (None) the bundled model.
 
@@ -84,7 +86,7 @@ class Gemma:
         embeddings stays in the file, which makes each token a little slower; a model that still
         does not fit is refused before it is loaded. `mmproj` is the file that holds the model's
         eyes and ears, where that is not the model's own or one that Ollama's store names; they are
-        loaded when the first picture or sound comes."""
+        loaded when the first picture or sound comes. `lora` is what `set_lora` takes."""
         found = with_mmproj(find_model(model), mmproj)
         defaults, opening, asked = ollama_defaults(found)
         gguf = await found.aopen()
@@ -93,11 +95,14 @@ class Gemma:
             has_words = "tokenizer.ggml.tokens" in gguf.metadata
             tokenizer = Tokenizer.from_gguf(gguf) if has_words else None
             positions = context_of(config, context, asked)
+            adapters = chosen(lora, config)
             options = EngineOptions(
                 *(device, kv, precision, adapter, memory_gb, progress, found.label),
                 projectors=found.projectors,
             )
             engine = await open_engine(gguf, config, positions, options)
+            if adapters:
+                _put_on(engine, adapters)
         except BaseException:
             gguf.close()
             raise
@@ -125,6 +130,7 @@ class Gemma:
         memory_gb: float | None = None,
         progress: Callable[[int, int], None] | None = None,
         mmproj: str | os.PathLike[str] | Source | None = None,
+        lora: Choices = None,
     ) -> Self:
         """As `aload`, from plain code; nothing there can wait for a server."""
         for file in (model, mmproj):
@@ -140,8 +146,17 @@ class Gemma:
             memory_gb=memory_gb,
             progress=progress,
             mmproj=mmproj,
+            lora=lora,
         )
         return finish(loading)
+
+    def set_lora(self, lora: Choices) -> None:
+        """Have these low-rank adapters on from now on and no others; None takes all off.
+
+        Each is a path (a folder of PEFT's, or a GGUF file), "path:0.5" or a tuple with how much of
+        it is added. The weights stay where they are; forks have the same adapters on, and what was
+        read of a conversation is read again."""
+        self._engine.set_adapters(chosen(lora, self.config))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -436,3 +451,12 @@ def _check_ids(ids: Sequence[int], vocab: int, what: str) -> list[int]:
             )
         checked.append(token)
     return checked
+
+
+def _put_on(engine: Engine, adapters: Sequence[tuple[Mapping[str, Any], float]]) -> None:
+    """Put adapters on an engine; one that cannot have them is closed."""
+    try:
+        engine.set_adapters(adapters)
+    except BaseException:
+        engine.close()
+        raise

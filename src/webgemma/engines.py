@@ -15,6 +15,7 @@ from webgemma.errors import (
     InputError,
     WebgemmaError,
 )
+from webgemma.gemma.adapters import Scaled
 from webgemma.gemma.cache import ELEMENT_NBYTES
 from webgemma.gemma.config import Config
 from webgemma.gemma.integers import chosen_precision
@@ -41,6 +42,8 @@ class Engine(Protocol):
     def generate(
         self, ids: Sequence[int], sampling: Sampling, seed: int, placed: Sequence[Placed] = ()
     ) -> AsyncIterator[Chosen]: ...
+
+    def set_adapters(self, adapters: Sequence[Scaled]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -111,6 +114,10 @@ class GpuEngine:
                 soft.append(Soft(first, part.tokens, digest, both_ways and sensed.picture))
                 first = soft[-1].end
         return self._session.generate(ids, sampling, seed, soft)
+
+    def set_adapters(self, adapters: Sequence[Scaled]) -> None:
+        """Have these on from now on; forks too."""
+        self._session.model.set_adapters(adapters)
 
     def fork(self) -> "GpuEngine":
         """An engine on the same model whose session goes on from here."""
