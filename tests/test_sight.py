@@ -24,7 +24,7 @@ from webgemma.gguf.writer import gguf_bytes
 from webgemma.pictures import Picture
 from webgemma.reference.pictures import pixel_values
 from webgemma.reference.vision import VisionTower
-from webgemma.seeing import KEPT
+from webgemma.senses import KEPT
 from webgemma.text.chat import Chat
 from webgemma.text.markup import Media
 
@@ -70,6 +70,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         metadata = tiny_metadata(tiny) | eyes_metadata(eyes, "gemma4.")
         tensors = [*tiny_tensors(tiny), *eyes_tensors(eyes)]
         (made / f"{kind}.one").write_bytes(gguf_bytes(metadata, tensors))
+    tiny = replace(KINDS["embedder"][0], context=1200)
+    metadata = tiny_metadata(tiny) | eyes_metadata(KINDS["embedder"][1], "gemma4.")
+    tensors = [*tiny_tensors(tiny), *eyes_tensors(KINDS["embedder"][1])]
+    (made / "wide.one").write_bytes(gguf_bytes(metadata, tensors))
     (made / "cat.png").write_bytes(file_bytes(CAT))
     return made
 
@@ -91,14 +95,14 @@ def gemma(request: pytest.FixtureRequest, folder: Path) -> Iterator[Gemma]:
 def looks(gemma: Gemma, monkeypatch: pytest.MonkeyPatch) -> list[Picture]:
     """What the tower is given to encode from now on."""
     gemma.encode_image(CAT, budget=140)
-    tower = gemma._engine.seeing._tower
+    tower = gemma._engine.senses._eyes.tower
     assert tower is not None
     given: list[Picture] = []
     look = tower.look
 
-    def counted(picture: Picture, width: int, height: int) -> object:
+    async def counted(picture: Picture, *rest: object) -> object:
         given.append(picture)
-        return look(picture, width, height)
+        return await look(picture, *rest)
 
     monkeypatch.setattr(tower, "look", counted)
     return given
@@ -107,10 +111,9 @@ def looks(gemma: Gemma, monkeypatch: pytest.MonkeyPatch) -> list[Picture]:
 @pytest.fixture
 def fresh(gemma: Gemma) -> None:
     """Nothing seen so far."""
-    seeing = gemma._engine.seeing
-    assert not any(seen.users for seen in seeing._seen.values())
-    while seeing._seen:
-        seeing._free(seeing._seen.popitem()[1])
+    senses = gemma._engine.senses
+    assert not any(seen.users for seen in senses._sensed.values())
+    senses._free_idle(0)
 
 
 @pytest.mark.parametrize("on", DEVICES)
@@ -174,7 +177,7 @@ def test_pictures_stand_where_their_placeholders_do(gemma: Gemma) -> None:
         del gemma._engine.generate
     ((ids, pictures),) = taken
     special = gemma.tokenizer.special_ids
-    assert [place.seen.count for place in pictures] == [SIZES["cat"], SIZES["dog"]]
+    assert [place.sensed.count for place in pictures] == [SIZES["cat"], SIZES["dog"]]
     for place in pictures:
         assert ids[place.first - 1] == special["<|image>"]
         assert set(ids[place.first : place.end]) == {special["<|image|>"]}
@@ -226,7 +229,7 @@ def test_the_next_turn_does_not_encode_again(gemma: Gemma, looks: list[Picture])
 
 @pytest.mark.usefixtures("fresh")
 def test_only_a_handful_is_kept(gemma: Gemma, looks: list[Picture]) -> None:
-    seen = gemma._engine.seeing._seen
+    seen = gemma._engine.senses._sensed
     many = [CAT ^ np.uint8(number) for number in range(KEPT + 2)]
     for rgb in many:
         gemma.encode_image(rgb, budget=70)
@@ -247,9 +250,9 @@ def test_a_failed_chat_lets_its_pictures_go(gemma: Gemma) -> None:
         reply(gemma, [user(*[image(CAT)] * 17)])
     pieces = gemma.chat([user(image(CAT), "this?")])
     next(pieces)
-    assert [seen.users for seen in gemma._engine.seeing._seen.values()] == [1]
+    assert [seen.users for seen in gemma._engine.senses._sensed.values()] == [1]
     pieces.close()
-    assert [seen.users for seen in gemma._engine.seeing._seen.values()] == [0]
+    assert [seen.users for seen in gemma._engine.senses._sensed.values()] == [0]
 
 
 @pytest.mark.parametrize(
@@ -261,13 +264,10 @@ def test_a_failed_chat_lets_its_pictures_go(gemma: Gemma) -> None:
         ({"type": "image", "url": "cat.png"}, "must be a data: URL; a file is given as 'path'"),
         ({"type": "image_url", "image_url": {}}, "has no picture"),
         (image("data:image/png"), "without a comma"),
-        (image("data:image/png;base64,ä"), "neither a file nor a picture in base64"),
+        (image("data:image/png;base64,ä"), "neither a file nor base64"),
         (image("data:text/plain,hello"), r"content\[0\].image: The picture holds nothing"),
         (image("no such file.png"), "'no such file.png' cannot be opened"),
         (image({}), "A picture is a path, .* not dict"),
-        ({"type": "audio", "audio": "a.wav"}, "sees, but cannot hear yet"),
-        ({"type": "input_audio", "input_audio": {}}, "sees, but cannot hear yet"),
-        ({"type": "video", "path": "a.mp4"}, "sees, but cannot watch videos yet"),
     ],
 )
 def test_pictures_that_cannot_be_taken(gemma: Gemma, part: dict, sentence: str) -> None:
@@ -373,3 +373,39 @@ def test_llama_cpps_files_as_transformers(on: str) -> None:
     with Gemma.load(files / "mm-f16.gguf", on, mmproj=files / "mmproj-mm-f16.gguf") as gemma:
         found = gemma.encode_image(rgb, resize=False)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["large", "embedder"])
+def test_pictures_larger_than_a_chunk(
+    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models that look both ways read them whole: their session grows, its forks and files too."""
+    monkeypatch.setattr("webgemma.session.CHUNK", 32)
+    monkeypatch.setattr("webgemma.session.BATCHES", (1, 8, 32))
+    monkeypatch.setattr("webgemma.session.LARGEST_CHUNK", 72)
+    path = folder / f"{kind}.one"
+    asked = [user("the dog sees ", image(CAT), "and the cat?")]
+    with Gemma.load(path, "cpu") as gemma:
+        wanted = reply(gemma, asked)
+    with Gemma.load(path, "gpu", **EXACT) as gemma:
+        reply(gemma, [user("the dog sees a cat")])
+        before = gemma.memory_nbytes
+        assert reply(gemma, asked) == wanted
+        assert gemma.memory_nbytes > before
+        with gemma.fork() as fork:
+            assert reply(fork, asked) == wanted
+        gemma.save(tmp_path / "saved")
+    with Gemma.load(path, "gpu", **EXACT) as gemma:
+        gemma.restore(tmp_path / "saved")
+        assert reply(gemma, asked) == wanted
+
+
+def test_the_largest_picture(folder: Path) -> None:
+    tall = RNG.integers(0, 256, (40, 28, 3), np.uint8)
+    asked = [user({**image(tall), "budget": 1120})]
+    answers = []
+    for on in DEVICES:
+        with Gemma.load(folder / "wide.one", on, **EXACT) as gemma:
+            assert len(gemma.encode_image(tall, budget=1120)) == 1120
+            answers.append(reply(gemma, asked, 2))
+    assert answers[0] == answers[1]

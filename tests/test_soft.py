@@ -14,6 +14,7 @@ from tolerance import GPU_SOFT_LOGITS
 
 from webgemma import InputError
 from webgemma.blocking import each, finish
+from webgemma.gemma.audio import Ears, Sound, hear
 from webgemma.gemma.config import Config
 from webgemma.gemma.soft import Soft, marked
 from webgemma.gemma.towers import Towers
@@ -42,7 +43,7 @@ def look(gguf: Gguf, pictures: list[np.ndarray]) -> list[Sight]:
     with finish(DeviceEyes.load(gguf, vision, device())) as eyes:
         sizes = [rgb.shape[1::-1] for rgb in pictures]
         return [
-            see(eyes, Picture(*size, rgb.tobytes()), *size)
+            finish(see(eyes, Picture(*size, rgb.tobytes()), *size))
             for size, rgb in zip(sizes, pictures, strict=True)
         ]
 
@@ -114,19 +115,34 @@ def test_in_chunks(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> No
         sight.close()
 
 
+def listen(gguf: Gguf, samples: np.ndarray) -> Sound:
+    """What the device makes of a sound."""
+    audio = Towers.from_gguf(gguf).audio
+    assert audio is not None
+    with finish(Ears.load(gguf, audio, device())) as ears:
+        return finish(hear(ears, samples))
+
+
 @needs_shared
-def test_llama_cpps_files() -> None:
+@pytest.mark.parametrize(
+    ("name", "place"), [("image240x192", 20), ("audio24000", 21), ("audio40123", 21)]
+)
+def test_llama_cpps_files(name: str, place: int) -> None:
     folder = SHARED / "mm"
     ids, wanted = (
-        [int(word) for word in (folder / f"image240x192.{name}.txt").read_text().split()]
-        for name in ("ids", "greedy")
+        [int(word) for word in (folder / f"{name}.{kind}.txt").read_text().split()]
+        for kind in ("ids", "greedy")
     )
-    rgb = np.fromfile(folder / "image-240x192.rgb", np.uint8).reshape(192, 240, 3)
+    sight: Sight | Sound
     with Gguf.open(folder / "mmproj-mm-f16.gguf") as mmproj:
-        (sight,) = look(mmproj, [rgb])
+        if name.startswith("image"):
+            rgb = np.fromfile(folder / "image-240x192.rgb", np.uint8).reshape(192, 240, 3)
+            (sight,) = look(mmproj, [rgb])
+        else:
+            sight = listen(mmproj, np.fromfile(folder / f"audio-{name[5:]}.f32", np.float32))
     with Gguf.open(folder / "mm-f16.gguf") as gguf, session_of(gguf) as session:
-        soft = [Soft(ids.index(20), sight.tokens, 1)]
-        truth = np.load(folder / "image240x192.logits.npy")
+        soft = [Soft(ids.index(place), sight.tokens, 1)]
+        truth = np.load(folder / f"{name}.logits.npy")
         logits = np.frombuffer(finish(session.logits(ids, soft)), np.float32).reshape(truth.shape)
         assert_logits(logits, truth)
         assert written(session, ids, soft, len(wanted)) == wanted
@@ -144,8 +160,8 @@ def test_soft_tokens_that_do_not_fit() -> None:
             ([Soft(0, rows(2, 8), 1)], "do not fit a model of"),
             ([Soft(3, rows(2), 1)], "are not in their prompt"),
             ([Soft(1, rows(2), 1), Soft(2, rows(1), 2)], "are not in their prompt"),
-            ([Soft(0, rows(600), 1, True)], "take a smaller budget"),
+            ([Soft(0, rows(1200), 1, True)], "take a smaller budget"),
         ):
-            ids = [2] * (700 if "budget" in sentence else 4)
+            ids = [2] * (1200 if "budget" in sentence else 4)
             with pytest.raises(InputError, match=sentence):
                 finish(anext(session.generate(ids, GREEDY, 0, soft)))

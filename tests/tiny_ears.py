@@ -56,16 +56,26 @@ def as_ollama(tensors: list[NewTensor]) -> list[NewTensor]:
     return renamed
 
 
-def ears_gguf(audio: Audio, tensors: list[NewTensor], architecture: str = "clip") -> Gguf:
-    """The file, open."""
+def ears_metadata(audio: Audio, architecture: str = "clip") -> dict[str, object]:
+    """What an mmproj says of them, or a model's own file."""
     prefix = "clip.audio." if architecture == "clip" else "gemma4.audio."
-    metadata: dict[str, object] = {
+    return {
         "general.architecture": architecture,
         prefix + "embedding_length": audio.width,
         prefix + "feed_forward_length": audio.ffn,
         prefix + "attention.head_count": audio.heads,
     }
-    return finish(Gguf.aopen(BytesSource(gguf_bytes(metadata, tensors), "ears.gguf")))
+
+
+def ears_bytes(audio: Audio, tensors: list[NewTensor], architecture: str = "clip") -> bytes:
+    """The whole file."""
+    return gguf_bytes(ears_metadata(audio, architecture), tensors)
+
+
+def ears_gguf(audio: Audio, tensors: list[NewTensor], architecture: str = "clip") -> Gguf:
+    """The file, open."""
+    data = ears_bytes(audio, tensors, architecture)
+    return finish(Gguf.aopen(BytesSource(data, "ears.gguf")))
 
 
 def audio_of(gguf: Gguf) -> Audio:

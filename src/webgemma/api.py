@@ -1,10 +1,8 @@
 """Gemma: load a model, ask it for logits, text or a chat, from plain or asynchronous code."""
 
-import math
 import os
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, Unpack
 
 from webgemma.blocking import each, finish
@@ -13,12 +11,15 @@ from webgemma.engines import Engine, EngineOptions, GpuEngine, open_engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gguf.sources import Source
-from webgemma.media import place_pictures, read_picture
+from webgemma.lora.adapter import Choices, chosen
+from webgemma.media import place_media, read_picture, read_sound
 from webgemma.models import find_model, is_address, not_at_once, with_mmproj
 from webgemma.pictures import BUDGET
 from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText, top_tokens
+from webgemma.progress import Progress, unwatched
+from webgemma.rows import are_numbers, rows_of
 from webgemma.sampler import Sampling
-from webgemma.seeing import Placed
+from webgemma.senses import Placed, Sensed
 from webgemma.session import no_numbers
 from webgemma.text.chat import Chat, opens_thought
 from webgemma.text.parser import ReplyParser
@@ -69,7 +70,8 @@ class Gemma:
         adapter: str | None = None,
         memory_gb: float | None = None,
         progress: Callable[[int, int], None] | None = None,
-        mmproj: str | os.PathLike[str] | None = None,
+        mmproj: str | os.PathLike[str] | Source | None = None,
+        lora: Choices = None,
     ) -> Self:
         """Load an Ollama name, a path to a .gguf, an http(s) address, or (None) the bundled model.
 
@@ -82,9 +84,9 @@ class Gemma:
         what weights and cache may take of the GPU's memory (10**9 bytes each; a step works in some
         hundred megabytes more). Above it, or above what the GPU has, the table of per-layer
         embeddings stays in the file, which makes each token a little slower; a model that still
-        does not fit is refused before it is loaded. `mmproj` is the path of the file that holds
-        the model's eyes, where that is not the model's own file or one that Ollama's store names;
-        they are loaded when the first picture comes."""
+        does not fit is refused before it is loaded. `mmproj` is the file that holds the model's
+        eyes and ears, where that is not the model's own or one that Ollama's store names; they are
+        loaded when the first picture or sound comes. `lora` is what `set_lora` takes."""
         found = with_mmproj(find_model(model), mmproj)
         defaults, opening, asked = ollama_defaults(found)
         gguf = await found.aopen()
@@ -93,11 +95,14 @@ class Gemma:
             has_words = "tokenizer.ggml.tokens" in gguf.metadata
             tokenizer = Tokenizer.from_gguf(gguf) if has_words else None
             positions = context_of(config, context, asked)
+            adapters = chosen(lora, config)
             options = EngineOptions(
                 *(device, kv, precision, adapter, memory_gb, progress, found.label),
                 projectors=found.projectors,
             )
             engine = await open_engine(gguf, config, positions, options)
+            if adapters:
+                _put_on(engine, adapters)
         except BaseException:
             gguf.close()
             raise
@@ -124,11 +129,13 @@ class Gemma:
         adapter: str | None = None,
         memory_gb: float | None = None,
         progress: Callable[[int, int], None] | None = None,
-        mmproj: str | os.PathLike[str] | None = None,
+        mmproj: str | os.PathLike[str] | Source | None = None,
+        lora: Choices = None,
     ) -> Self:
         """As `aload`, from plain code; nothing there can wait for a server."""
-        if is_address(model):
-            raise not_at_once(str(model))
+        for file in (model, mmproj):
+            if is_address(file):
+                raise not_at_once(file)
         loading = cls.aload(
             model,
             device,
@@ -139,8 +146,17 @@ class Gemma:
             memory_gb=memory_gb,
             progress=progress,
             mmproj=mmproj,
+            lora=lora,
         )
         return finish(loading)
+
+    def set_lora(self, lora: Choices) -> None:
+        """Have these low-rank adapters on from now on and no others; None takes all off.
+
+        Each is a path (a folder of PEFT's, or a GGUF file), "path:0.5" or a tuple with how much of
+        it is added. The weights stay where they are; forks have the same adapters on, and what was
+        read of a conversation is read again."""
+        self._engine.set_adapters(chosen(lora, self.config))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -157,8 +173,8 @@ class Gemma:
         checked = self._checked(ids)
         values = await self._engine.logits(checked)
         if isinstance(values, bytes):
-            values = _rows(values, self.config.vocab)
-            if not _are_numbers(values, self.config.suppressed):
+            values = rows_of(values, self.config.vocab)
+            if not are_numbers(values, self.config.suppressed):
                 raise no_numbers(self.name, self.device)
         result: NDArray[np.float32] = values
         return result
@@ -190,12 +206,17 @@ class Gemma:
         tools: Sequence[Tool] | None = None,
         think: bool = False,
         continue_last: bool = False,
+        progress: Progress | None = None,
         **settings: Unpack[Settings],
     ) -> AsyncGenerator[Piece, None]:
         """The model's reply to a conversation (or to one text), as pieces.
 
         A picture is a part of a message's content, `{"type": "image", "image": …}`, with what
-        `encode_image` takes, or an OpenAI `image_url` or one of Ollama's `images`."""
+        `encode_image` takes (and perhaps a `budget`), a sound is `{"type": "audio", "audio": …}`,
+        with what `encode_audio` takes; OpenAI's `image_url` and `input_audio` and Ollama's
+        `images` will do, too. A film is `{"type": "video", "video": …}`: a list of pictures with
+        their `fps`, or an animated GIF, WebP or PNG. `progress` is told how far encoding them is,
+        and may raise to end it."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         messages = self._opened(messages)
@@ -203,13 +224,13 @@ class Gemma:
         chosen = self._settings(settings)
         parser = ReplyParser(think, tools, in_thought=opens_thought(parts))
         reader = ReplyReader(self.tokenizer, parser, StopText(chosen.get("stop", ())))
-        seeing = self._engine.seeing
-        ids, pictures = await place_pictures(parts, self.tokenizer, seeing)
+        senses = self._engine.senses
+        ids, placed = await place_media(parts, self.tokenizer, senses, progress or unwatched)
         try:
-            async for piece in self._pieces(self._checked(ids), reader, chosen, pictures):
+            async for piece in self._pieces(self._checked(ids), reader, chosen, placed):
                 yield piece
         finally:
-            seeing.release(*(picture.seen for picture in pictures))
+            senses.release(*(each.sensed for each in placed))
 
     def chat(
         self,
@@ -218,39 +239,64 @@ class Gemma:
         tools: Sequence[Tool] | None = None,
         think: bool = False,
         continue_last: bool = False,
+        progress: Progress | None = None,
         **settings: Unpack[Settings],
     ) -> Iterator[Piece]:
         """As `achat`, from plain code."""
-        return each(
-            self.achat(messages, tools=tools, think=think, continue_last=continue_last, **settings)
+        reply = self.achat(
+            messages,
+            tools=tools,
+            think=think,
+            continue_last=continue_last,
+            progress=progress,
+            **settings,
         )
+        return each(reply)
 
     async def aencode_image(
-        self, image: Any, resize: bool = True, budget: int = BUDGET
+        self,
+        image: Any,
+        resize: bool = True,
+        budget: int = BUDGET,
+        progress: Progress | None = None,
     ) -> "NDArray[np.float32]":
         """The soft tokens that the model reads in place of a picture: [n, width].
 
         A picture is a path, the bytes of a file, a data: URL, a PIL image or uint8 [H, W, 3]. It
         is resized to become at most `budget` soft tokens (70, 140, 280, 560 or 1120), or not at
         all: then its sides are to be multiples of 48."""
-        picture = read_picture(image, "The picture")
-        seen = await self._engine.seeing.see(picture, budget if resize else None)
-        try:
-            values = await self._engine.seeing.read(seen)
-        finally:
-            self._engine.seeing.release(seen)
-        if isinstance(values, bytes):
-            values = _rows(values, self.config.width)
-            if not _are_numbers(values, ()):
-                raise no_numbers(self.name, self.device)
-        result: NDArray[np.float32] = values
-        return result
+        picture = await read_picture(image, "The picture")
+        senses = self._engine.senses
+        wanted = budget if resize else None
+        return await self._soft(await senses.see(picture, wanted, progress or unwatched))
 
     def encode_image(
-        self, image: Any, resize: bool = True, budget: int = BUDGET
+        self,
+        image: Any,
+        resize: bool = True,
+        budget: int = BUDGET,
+        progress: Progress | None = None,
     ) -> "NDArray[np.float32]":
         """As `aencode_image`, from plain code."""
-        return finish(self.aencode_image(image, resize, budget))
+        return finish(self.aencode_image(image, resize, budget, progress))
+
+    async def aencode_audio(
+        self, audio: Any, progress: Progress | None = None
+    ) -> "NDArray[np.float32]":
+        """The soft tokens that the model reads in place of a sound, 25 a second: [n, width].
+
+        A sound is a path, the bytes of a file (WAV, FLAC, OGG, MP3), a data: URL, or float samples
+        at 16 kHz. Each 30 s are heard on their own."""
+        samples = await read_sound(audio, "The sound")
+        return await self._soft(await self._engine.senses.hear(samples, progress or unwatched))
+
+    def encode_audio(self, audio: Any, progress: Progress | None = None) -> "NDArray[np.float32]":
+        """As `aencode_audio`, from plain code."""
+        return finish(self.aencode_audio(audio, progress))
+
+    def free_towers(self) -> None:
+        """Give back the memory of the model's eyes and ears; the next picture loads them again."""
+        self._engine.senses.free()
 
     async def asave(self, path: str | os.PathLike[str] | BinaryIO) -> None:
         """Write what the GPU keeps of the last conversation to a file, for `restore`.
@@ -308,7 +354,7 @@ class Gemma:
         ids: list[int],
         reader: PlainReader | ReplyReader,
         settings: Settings,
-        pictures: Sequence[Placed] = (),
+        placed: Sequence[Placed] = (),
     ) -> AsyncGenerator[Piece, None]:
         room = self.context - len(ids)
         most = settings.get("max_tokens")
@@ -323,7 +369,7 @@ class Gemma:
         seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         ends = self._tokenizer.ends if self._tokenizer else frozenset[int]()
         count = 0
-        stream = self._engine.generate(ids, sampling, seed, pictures)
+        stream = self._engine.generate(ids, sampling, seed, placed)
         async for token, logprob, likeliest in stream:
             count += 1
             top = top_tokens(self._tokenizer, likeliest)
@@ -337,6 +383,20 @@ class Gemma:
             yield piece
             if piece.finish:
                 return
+
+    async def _soft(self, sensed: Sensed) -> "NDArray[np.float32]":
+        """What was sensed, as numbers."""
+        senses = self._engine.senses
+        try:
+            values = await senses.read(sensed)
+        finally:
+            senses.release(sensed)
+        if isinstance(values, bytes):
+            values = rows_of(values, self.config.width)
+            if not are_numbers(values):
+                raise no_numbers(self.name, self.device)
+        result: NDArray[np.float32] = values
+        return result
 
     def _gpu(self, what: str) -> GpuEngine:
         if not isinstance(self._engine, GpuEngine):
@@ -377,29 +437,6 @@ class Gemma:
         return {**self.defaults, **settings}
 
 
-def _rows(values: bytes, width: int) -> Any:
-    """Float32 numbers as an array of rows or, without numpy, as a list of rows."""
-    try:
-        import numpy as np
-    except ImportError:
-        flat = memoryview(values).cast("f")
-        return [flat[at : at + width] for at in range(0, len(flat), width)]
-    return np.frombuffer(values, np.float32).reshape(-1, width)
-
-
-def _are_numbers(rows: Any, but: Sequence[int]) -> bool:
-    """Whether all are finite, except in columns `but`, which are at -inf."""
-    if isinstance(rows, list):
-        # A sum of float32 in float64 is finite if and only if all of them are.
-        edges = sorted({-1, *but, len(rows[0])})
-        return all(math.isfinite(sum(row[a + 1 : b])) for row in rows for a, b in pairwise(edges))
-    import numpy as np
-
-    wrong = ~np.isfinite(rows)
-    wrong[:, list(but)] = False
-    return not wrong.any()
-
-
 def _check_ids(ids: Sequence[int], vocab: int, what: str) -> list[int]:
     checked = []
     for position, token in enumerate(ids):
@@ -414,3 +451,12 @@ def _check_ids(ids: Sequence[int], vocab: int, what: str) -> list[int]:
             )
         checked.append(token)
     return checked
+
+
+def _put_on(engine: Engine, adapters: Sequence[tuple[Mapping[str, Any], float]]) -> None:
+    """Put adapters on an engine; one that cannot have them is closed."""
+    try:
+        engine.set_adapters(adapters)
+    except BaseException:
+        engine.close()
+        raise

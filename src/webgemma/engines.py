@@ -4,7 +4,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from webgemma.defaults import context_of
@@ -16,20 +15,19 @@ from webgemma.errors import (
     InputError,
     WebgemmaError,
 )
+from webgemma.gemma.adapters import Scaled
 from webgemma.gemma.cache import ELEMENT_NBYTES
 from webgemma.gemma.config import Config
 from webgemma.gemma.integers import chosen_precision
 from webgemma.gemma.saved import SavedPath
 from webgemma.gemma.soft import Soft
 from webgemma.gemma.stacks import weights_nbytes
-from webgemma.gemma.towers import Vision
-from webgemma.gemma.vision import Eyes, Sight, see
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
-from webgemma.pictures import Picture
+from webgemma.gpu_senses import gpu_senses
 from webgemma.sampler import Chosen, Sampling
-from webgemma.seeing import EyeFiles, Placed, Seeing
 from webgemma.selftest import selftest
+from webgemma.senses import Placed, Senses, TowerFile, TowerFiles
 from webgemma.session import Session
 
 
@@ -37,13 +35,15 @@ class Engine(Protocol):
     """What computes: the reference on the CPU, or the GPU."""
 
     name: str
-    seeing: Seeing
+    senses: Senses
 
     async def logits(self, ids: Sequence[int]) -> Any: ...
 
     def generate(
-        self, ids: Sequence[int], sampling: Sampling, seed: int, pictures: Sequence[Placed] = ()
+        self, ids: Sequence[int], sampling: Sampling, seed: int, placed: Sequence[Placed] = ()
     ) -> AsyncIterator[Chosen]: ...
+
+    def set_adapters(self, adapters: Sequence[Scaled]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -59,11 +59,11 @@ class EngineOptions:
     memory_gb: float | None = None
     progress: Callable[[int, int], None] | None = None
     label: str = ""  # the model's name, where it is not that of its file
-    projectors: Callable[[], Sequence[Path]] = tuple
+    projectors: Callable[[], Sequence[TowerFile]] = tuple
 
-    def eyes(self, gguf: Gguf, config: Config) -> EyeFiles:
-        """Where a model's eyes may be."""
-        return EyeFiles(self.label or gguf.name, gguf, config.width, self.projectors)
+    def towers(self, gguf: Gguf, config: Config) -> TowerFiles:
+        """Where a model's eyes and ears may be."""
+        return TowerFiles(self.label or gguf.name, gguf, config.width, self.projectors)
 
     def check(self) -> None:
         """InputError for what does not exist, before anything is loaded."""
@@ -76,30 +76,6 @@ class EngineOptions:
             raise InputError(f"memory_gb is {self.memory_gb}; it must be a number above zero.")
 
 
-class GpuTower:
-    """Eyes on a device, as `Seeing` uses them."""
-
-    def __init__(self, eyes: Eyes) -> None:
-        self.vision = eyes.vision
-        self._eyes = eyes
-
-    def look(self, picture: Picture, width: int, height: int) -> Sight:
-        """Have the device encode a picture."""
-        return see(self._eyes, picture, width, height)
-
-    async def read(self, rows: Sight) -> bytes:
-        """Float32 soft tokens: [n, width]."""
-        return await self._eyes.device.read(rows.tokens.buffer, 0, rows.tokens.nbytes).bytes()
-
-    def free(self, rows: Sight) -> None:
-        """Give a picture's memory back."""
-        rows.close()
-
-    def close(self) -> None:
-        """Give the weights' memory back."""
-        self._eyes.close()
-
-
 class GpuEngine:
     """A session as `api.Gemma` uses it, with the model it runs on; forks share the model."""
 
@@ -107,11 +83,11 @@ class GpuEngine:
         self,
         gguf: Gguf,
         session: Session,
-        seeing: Seeing,
+        senses: Senses,
         sharing: "list[GpuEngine] | None" = None,
     ) -> None:
         self.name = session.device.name
-        self.seeing = seeing  # shared too
+        self.senses = senses  # shared too
         self._gguf = gguf
         self._session = session
         self._sharing = [] if sharing is None else sharing  # every open engine on this model
@@ -127,16 +103,25 @@ class GpuEngine:
         return await self._session.logits(ids)
 
     def generate(
-        self, ids: Sequence[int], sampling: Sampling, seed: int, pictures: Sequence[Placed] = ()
+        self, ids: Sequence[int], sampling: Sampling, seed: int, placed: Sequence[Placed] = ()
     ) -> AsyncIterator[Chosen]:
         """Token after token with its log-probability."""
         both_ways = self._session.model.config.images_attend_both_ways
-        soft = [Soft(at, seen.rows.tokens, seen.digest, both_ways) for at, seen in pictures]
+        soft = []
+        for first, sensed in placed:
+            for number, part in enumerate(sensed.rows):  # of a long sound there are several
+                digest = sensed.digest + number
+                soft.append(Soft(first, part.tokens, digest, both_ways and sensed.picture))
+                first = soft[-1].end
         return self._session.generate(ids, sampling, seed, soft)
+
+    def set_adapters(self, adapters: Sequence[Scaled]) -> None:
+        """Have these on from now on; forks too."""
+        self._session.model.set_adapters(adapters)
 
     def fork(self) -> "GpuEngine":
         """An engine on the same model whose session goes on from here."""
-        return GpuEngine(self._gguf, self._session.fork(), self.seeing, self._sharing)
+        return GpuEngine(self._gguf, self._session.fork(), self.senses, self._sharing)
 
     async def save(self, path: SavedPath) -> None:
         """Write the session to a file."""
@@ -154,7 +139,7 @@ class GpuEngine:
         self._sharing.remove(self)
         self._session.close()
         if not self._sharing:
-            self.seeing.close()
+            self.senses.close()
             self._session.model.close()
             self._session.device.close()
             self._gguf.close()
@@ -181,7 +166,7 @@ async def open_engine(gguf: Gguf, config: Config, context: int, options: EngineO
             return await _gpu_engine(gguf, config, device, context, options)
     from webgemma.reference.engine import ReferenceEngine  # numpy: natively only
 
-    return ReferenceEngine(gguf, config, options.eyes(gguf, config))
+    return ReferenceEngine(gguf, config, options.towers(gguf, config))
 
 
 async def _gpu_engine(
@@ -203,11 +188,8 @@ async def _gpu_engine(
         if sys.platform == "emscripten":
             session.prepare()
         await session.model.fill(gguf, advance)
-
-        async def open_tower(file: Gguf, vision: Vision) -> GpuTower:
-            return GpuTower(await Eyes.load(file, vision, device))
-
-        return GpuEngine(gguf, session, Seeing(options.eyes(gguf, config), open_tower))
+        senses = gpu_senses(options.towers(gguf, config), device, options.memory_gb)
+        return GpuEngine(gguf, session, senses)
     except BaseException:
         device.close()
         raise

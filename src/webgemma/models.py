@@ -25,13 +25,14 @@ class FoundModel:
     path: Path | None  # None: it is what `source` opens
     ollama: OllamaModel | None = None
     source: Callable[[], Awaitable[Source]] | None = None
-    mmproj: Path | None = None
+    mmproj: "FoundModel | None" = None
 
-    def projectors(self) -> tuple[Path, ...]:
+    def projectors(self) -> "tuple[FoundModel, ...]":
         """Files of its towers: the one that was named, else those of Ollama's manifest."""
         if self.mmproj is not None:
             return (self.mmproj,)
-        return self.ollama.projectors if self.ollama else ()
+        paths = self.ollama.projectors if self.ollama else ()
+        return tuple(FoundModel(path.name, path) for path in paths)
 
     async def aopen(self) -> Gguf:
         """As `open`; a source may make us wait."""
@@ -44,16 +45,18 @@ class FoundModel:
         return Gguf.open(self.path)
 
 
-def with_mmproj(found: FoundModel, mmproj: str | os.PathLike[str] | None) -> FoundModel:
+def with_mmproj(
+    found: FoundModel, mmproj: "str | os.PathLike[str] | Source | Any | None"
+) -> FoundModel:
     """The model with the file of its towers, which must be there."""
     if mmproj is None:
         return found
-    if not isinstance(mmproj, str | os.PathLike):
-        raise InputError(f"mmproj must be a path, not {type(mmproj).__name__}.")
-    path = Path(mmproj).expanduser()
-    if not path.is_file():
-        raise ModelNotFoundError(f"There is no file {path}." + _models_in(path.parent))
-    return replace(found, mmproj=path)
+    if isinstance(mmproj, str | os.PathLike) and not is_address(mmproj):
+        path = Path(mmproj).expanduser()
+        if not path.is_file():
+            raise ModelNotFoundError(f"There is no file {path}." + _models_in(path.parent))
+        return replace(found, mmproj=FoundModel(path.name, path))
+    return replace(found, mmproj=find_model(mmproj))
 
 
 def is_address(model: Any) -> TypeGuard[str]:

@@ -3,7 +3,7 @@
 import io
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TypeAlias
 
@@ -28,12 +28,44 @@ def decode(source: Source) -> Picture:
     if not isinstance(source, str | os.PathLike):
         return _array(source)
     path = os.fspath(source)
+    with _opening(path), open(path, "rb") as file:
+        return _read(file, path)
+
+
+@contextmanager
+def _opening(path: str) -> Iterator[None]:
     try:
-        with open(path, "rb") as file:
-            return _read(file, path)
+        yield
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path!r} cannot be opened: {reason}.") from None
+
+
+def decode_frames(
+    source: str | os.PathLike[str] | bytes | bytearray, chosen: Callable[[int], Sequence[int]]
+) -> list[tuple[float, Picture]]:
+    """The chosen ones of the frames of an animated GIF, WebP or PNG, each with its seconds."""
+    if isinstance(source, bytes | bytearray):
+        return _frames(io.BytesIO(source), "The film", chosen)
+    path = os.fspath(source)
+    with _opening(path), open(path, "rb") as file:
+        return _frames(file, path, chosen)
+
+
+def _frames(
+    file: IO[bytes], name: str, chosen: Callable[[int], Sequence[int]]
+) -> list[tuple[float, Picture]]:
+    frames, seconds = [], 0.0
+    known = "an animated picture; give the frames of a film as a list of pictures"
+    with _sentences(name, known), Image.open(file) as image:
+        count = getattr(image, "n_frames", 1)
+        wanted = set(chosen(count))
+        for number in range(count):
+            image.seek(number)
+            if number in wanted:
+                frames.append((seconds, _flatten(image, name)))
+            seconds += float(image.info.get("duration", 0)) / 1000
+    return frames
 
 
 def _read(file: IO[bytes], name: str) -> Picture:
@@ -42,7 +74,7 @@ def _read(file: IO[bytes], name: str) -> Picture:
 
 
 @contextmanager
-def _sentences(name: str) -> Iterator[None]:
+def _sentences(name: str, known: str = "a picture") -> Iterator[None]:
     """Make InputErrors of what goes wrong: Pillow meets damage with almost any exception."""
     try:
         with warnings.catch_warnings():
@@ -53,7 +85,7 @@ def _sentences(name: str) -> Iterator[None]:
     except Image.DecompressionBombError:
         raise InputError(_too_large(name, "far more")) from None
     except UnidentifiedImageError:
-        raise InputError(f"{name} holds nothing that Pillow knows as a picture.") from None
+        raise InputError(f"{name} holds nothing that Pillow knows as {known}.") from None
     except Exception as error:
         raise InputError(f"{name} is damaged or cut short: {error}.") from None
 

@@ -10,7 +10,8 @@ from webgemma.errors import InputError
 
 BUDGETS = (70, 140, 280, 560, 1120)  # soft tokens that a picture may become
 BUDGET = 280
-FRAME_BUDGET = 70  # of a frame of a video
+FRAME_BUDGET = 70  # of a frame of a film
+MOST_FRAMES = 32  # of a film that a model sees
 WEIGHT_BITS = 22  # after the point of a weight in resizing
 SIDE = 48  # pixels of a soft token's side: 3 patches of 16
 
@@ -30,14 +31,19 @@ class Taps(NamedTuple):
     weights: tuple[int, ...]
 
 
+def check_budget(budget: int) -> None:
+    """InputError for one that no model was made for."""
+    if budget not in BUDGETS:
+        known = ", ".join(map(str, BUDGETS))
+        raise InputError(f"A picture can become at most one of {known} soft tokens, not {budget}.")
+
+
 def target_size(width: int, height: int, budget: int = BUDGET, side: int = SIDE) -> tuple[int, int]:
     """(width, height) that fills the budget: near the picture's shape, multiples of `side`.
 
     Small pictures grow as large ones shrink. A strip too thin for one row of soft tokens gets
     one, as long as the budget allows."""
-    if budget not in BUDGETS:
-        known = ", ".join(map(str, BUDGETS))
-        raise InputError(f"A picture can become at most one of {known} soft tokens, not {budget}.")
+    check_budget(budget)
     if width < 1 or height < 1:
         raise InputError(f"A picture of {width} x {height} pixels holds nothing to see.")
     factor = math.sqrt(budget * side * side / (width * height))
@@ -48,6 +54,19 @@ def target_size(width: int, height: int, budget: int = BUDGET, side: int = SIDE)
     elif not columns:
         columns, rows = 1, min(height // width, budget)
     return columns * side, rows * side
+
+
+def chosen_frames(count: int) -> list[int]:
+    """Which frames of a film a model sees: all of a short one, else evenly spaced ones."""
+    if count <= MOST_FRAMES:
+        return list(range(count))
+    return [at * count // MOST_FRAMES for at in range(MOST_FRAMES)]
+
+
+def clock(seconds: float) -> str:
+    """The time of a frame, as a model reads it: minutes and seconds."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes:02}:{rest:02}"
 
 
 def soft_tokens(width: int, height: int, side: int = SIDE) -> int:

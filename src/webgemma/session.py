@@ -15,14 +15,15 @@ from webgemma.gemma.cache import ELEMENT_NBYTES, Cache, cache_shapes
 from webgemma.gemma.integers import chosen_precision
 from webgemma.gemma.sampling import GpuSampler
 from webgemma.gemma.saved import Saved, SavedFile, SavedPath, write_saved
-from webgemma.gemma.soft import Soft, bring, check_soft, end_of_chunk, ends, marked, plain
+from webgemma.gemma.soft import MARKS, Soft, bring, check_soft, end_of_chunk, ends, marked, plain
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
 from webgemma.sampler import Chosen, Sampling
 
-CHUNK = 512  # tokens that one prefill plan reads at most
+CHUNK = 512  # tokens that one prefill plan reads at most, unless a picture asks for more
 BATCHES = (1, 8, 32, 128, CHUNK)  # a chunk runs on the smallest plan that holds it
+LARGEST_CHUNK = 1152  # holds the largest picture
 AHEAD = 2  # steps that are submitted before the host has seen the first one's result
 IMPOSSIBLE = 1e30  # no log-probability: the mark that a logit was no number (partial.wgsl)
 LOGITS_NBYTES = 1 << 27  # of the logits that are computed at once
@@ -51,20 +52,26 @@ class Session:
         self._logits: dict[int, Tensor] = {}
         self._plans: dict[tuple[str, int], Plan] = {}
         self._compiling = False  # whether their kernels may still be
+        self._adapters = model.adapters  # that the plans and the cache were made with
         self._check_open()
+        self._make_room(CHUNK)
+
+    def _make_room(self, chunk: int) -> None:
+        """All memory of a session that reads so many tokens at once."""
         with ExitStack() as owned:
             self._owned = owned
-            self._make_room()
+            self._chunk = chunk
+            self._make_tensors()
             self._owned = owned.pop_all()  # `close` frees it; what raises before has freed it
 
-    def _make_room(self) -> None:
-        config = self.model.config
-        self._cache = Cache(self.device, config, self.context, self.kv, CHUNK)
+    def _make_tensors(self) -> None:
+        config, chunk = self.model.config, self._chunk
+        self._cache = Cache(self.device, config, self.context, self.kv, chunk)
         self._owned.callback(self._cache.close)
         self._inputs = Inputs(
-            self._keep(4 + CHUNK), self._keep(CHUNK), self._cache.tensors, self._cache.rings
+            self._keep(4 + chunk), self._keep(chunk), self._cache.tensors, self._cache.rings
         )
-        self._hidden = self._keep(CHUNK, config.width)  # of the last chunk
+        self._hidden = self._keep(chunk, config.width)  # of the last chunk
         self._sampler = GpuSampler(
             self.device, config.vocab, self.context, config.suppressed, config.softcap
         )
@@ -102,9 +109,11 @@ class Session:
         What the cache holds of the ids is not read again. The caller may stop at any token; the
         few steps that are under way by then are forgotten. Where there are `soft` tokens, their
         rows are read in place of the ids."""
-        check_soft(soft, len(ids), self.model.config.width, CHUNK)
+        check_soft(soft, len(ids), self.model.config.width, LARGEST_CHUNK)
         known = marked(ids, soft)
         turn = await self._begin(known)
+        if any(each.both_ways and each.rows.shape[0] > self._chunk for each in soft):
+            self._grow()
         self._forget(self._kept(known, soft))
         self._sampler.set(sampling, seed)
         self._sampler.tell(plain(known))
@@ -150,7 +159,10 @@ class Session:
     def fork(self) -> "Session":
         """Another session that goes on from here, with a cache of its own."""
         self._check_open()
+        self._take_adapters()
         other = Session(self.model, self.context, kv=self.kv, precision=self.precision)
+        if other._chunk != self._chunk:
+            other._grow()
         other._cache.copy(self._cache, len(self.tokens))
         other.tokens = list(self.tokens)
         return other
@@ -158,6 +170,7 @@ class Session:
     async def save(self, path: SavedPath) -> None:
         """Write tokens and cache to a file, so that `restore` can go on without reading them."""
         self._check_open()
+        self._take_adapters()
         saved = Saved(
             fingerprint=self.model.fingerprint,
             shapes=cache_shapes(self.model.config),
@@ -198,9 +211,7 @@ class Session:
             return
         self.closed = True
         self._turn += 1
-        self._owned.close()
-        self._plans.clear()
-        self._logits.clear()
+        self._let_go()
         self._unread.clear()
 
     async def _begin(self, ids: list[int]) -> int:
@@ -218,8 +229,18 @@ class Session:
         """End what is under way; gives the number of the turn that begins."""
         await self._pace(0)
         self._check_open()
+        self._take_adapters()
         self._turn += 1
         return self._turn
+
+    def _take_adapters(self) -> None:
+        """Begin anew if the model's adapters are others than before."""
+        if self._adapters is not self.model.adapters:
+            self._adapters = self.model.adapters
+            self._forget(0)
+            while self._plans:
+                self._plans.popitem()[1].close(self.device)
+            self._logits.clear()
 
     async def _pace(self, most: int) -> None:
         """Wait until at most so many submitted steps are unfinished."""
@@ -234,6 +255,8 @@ class Session:
 
     def _check_turn(self, turn: int) -> None:
         self._check_open()
+        if self._adapters is not self.model.adapters:
+            raise InputError("The adapters were changed meanwhile: begin again.")
         if turn != self._turn:
             raise InputError(
                 "Something else was begun on this session meanwhile; "
@@ -258,12 +281,27 @@ class Session:
             length = self._cache.lost = 0
         del self.tokens[length:]
 
+    def _grow(self) -> None:
+        """Make room for pictures that are read whole; what was read before is forgotten."""
+        self._let_go()
+        try:
+            self._make_room(LARGEST_CHUNK)
+        except BaseException:
+            self.closed = True  # there is no cache any more
+            raise
+
+    def _let_go(self) -> None:
+        self.tokens.clear()
+        self._owned.close()
+        self._plans.clear()
+        self._logits.clear()
+
     def _chunks(
         self, known: list[int], most: int | None = None, soft: Sequence[Soft] = ()
     ) -> Iterator[tuple[int, int]]:
         """Hand what is not read yet to the device chunk by chunk: (batch of the plan, tokens)."""
         while (at := len(self.tokens)) < len(known):
-            end = end_of_chunk(at, min(at + (most or CHUNK), len(known)), soft)
+            end = end_of_chunk(at, min(at + (most or self._chunk), len(known)), soft)
             chunk = known[at:end]
             state = struct.pack("<2I", at, len(chunk)) + (ends(at, end, soft) or bytes(8))
             self.device.write(self._inputs.state.buffer, state)
@@ -271,7 +309,9 @@ class Session:
             self.device.write(self._inputs.ids.buffer, ids)
             self._cache.write_to(end)
             least = 2 if len(state) > 16 else 1  # soft tokens are read as many are
-            yield next(batch for batch in BATCHES if batch >= max(len(chunk), least)), len(chunk)
+            least = max(len(chunk), least)
+            batches = sorted({*BATCHES, self._chunk})
+            yield next(batch for batch in batches if batch >= least), len(chunk)
             self.tokens += chunk
 
     async def _read_chunk(
@@ -291,7 +331,8 @@ class Session:
     def _soft_rows(self) -> Tensor:
         """Where a chunk's soft tokens lie; there is room for them once there are any."""
         if self._inputs.soft is None:
-            self._inputs = replace(self._inputs, soft=self._keep(CHUNK, self.model.config.width))
+            soft = self._keep(self._chunk, self.model.config.width)
+            self._inputs = replace(self._inputs, soft=soft)
         assert self._inputs.soft is not None
         return self._inputs.soft
 
@@ -380,6 +421,8 @@ class Session:
             )
         turn = await self._take_turn()
         self._forget(0)
+        if length - saved.lost > self._cache.ring and self._chunk < LARGEST_CHUNK:
+            self._grow()
         self._cache.lost = saved.lost
         try:
             if length - saved.lost > self._cache.ring or self._cache.nbytes(length) != file.nbytes:
@@ -418,6 +461,6 @@ def _check_saved(file: SavedFile, model: Model) -> None:
         saved.kv in ELEMENT_NBYTES
         and max(1, length) <= saved.context <= config.context
         and saved.lost <= max(0, length - config.window + 1)
-        and all(token < config.vocab for token in saved.tokens)
+        and all(token < config.vocab or token >= MARKS for token in saved.tokens)
     ):
         raise file.damaged("its header makes no sense")

@@ -1,6 +1,7 @@
 """What the tests have run inside the tab, by Pyodide's Python: only JSON goes in and comes out."""
 
 import asyncio
+from array import array
 from typing import Any
 
 from pyodide.http import pyfetch
@@ -9,6 +10,10 @@ from webgemma import Gemma
 from webgemma.device import Kernel, Plan, aopen_device
 from webgemma.device.browser import BrowserDevice
 from webgemma.errors import DeviceError
+from webgemma.gemma.audio import Ears, hear
+from webgemma.gemma.towers import Towers
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import BytesSource
 from webgemma.graph import Recorder, Tensor
 
 COUNT = """
@@ -55,6 +60,29 @@ async def continued(kind: str, ids: list[int], count: int) -> list[list[int]]:
         assert kept[: len(ids)] == ids
         found.append([piece.token async for piece in gemma.agenerate(ids, **settings)])
     return found
+
+
+async def heard(kind: str, samples: list[float]) -> list[list[list[float]]]:
+    """Rows of mel bins and the soft tokens of a sound, by ears that the test's server has."""
+    source = BytesSource(await (await pyfetch(f"{kind}.gguf")).bytes(), "ears.gguf")
+    gguf, device = await Gguf.aopen(source), await opened()
+    audio = Towers.from_gguf(gguf).audio
+    assert audio is not None
+    with await Ears.load(gguf, audio, device) as ears:
+        sound = await hear(ears, array("f", samples))
+        found = [await rows(device, tensor) for tensor in (sound.mel, sound.tokens)]
+        sound.close()
+    assert device.nbytes == 0
+    device.close()
+    return found
+
+
+async def rows(device: BrowserDevice, tensor: Tensor) -> list[list[float]]:
+    """The numbers of a matrix on the device."""
+    values = array("f", await device.read(tensor.buffer, 0, tensor.nbytes).bytes())
+    return [
+        list(values[at : at + tensor.shape[1]]) for at in range(0, len(values), tensor.shape[1])
+    ]
 
 
 async def bundled(text: str) -> str:

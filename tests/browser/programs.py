@@ -6,7 +6,9 @@ from dataclasses import replace
 from itertools import product
 
 from blank import BlankGguf, a4b, e2b, q4_k_m
-from tiny import KINDS, tiny_gguf
+from tiny import KINDS, MIXED, tiny_gguf
+from tiny_adapter import tiny_adapter, tiny_pairs
+from tiny_ears import EARS, RAW_EARS, audio_of, ears_gguf, ears_tensors
 from tiny_eyes import EMBEDDER, LARGE_EYES, SMALL_EYES, eyes_gguf
 
 from webgemma.blocking import finish
@@ -14,6 +16,7 @@ from webgemma.device import Kernel
 from webgemma.device.neighbours import probe
 from webgemma.device.null import NullDevice
 from webgemma.errors import DeviceError
+from webgemma.gemma.audio import Ears, hear
 from webgemma.gemma.config import Config, Experts
 from webgemma.gemma.towers import Towers
 from webgemma.gemma.vision import Eyes, see
@@ -63,6 +66,7 @@ def programs(features: frozenset[str]) -> set[Kernel]:
                 record_all(Session(model, 512, kv=kv, precision=precision))
             learn(model)
         look_at_pictures(device)
+        hear_sounds(device)
         found |= device.kernels
     return found
 
@@ -72,11 +76,21 @@ def models(device: NullDevice) -> Iterator[Model]:
     for tiny in KINDS.values():
         gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
         yield finish(Model.load(gguf, Config.from_gguf(gguf), device))
+    yield adapted_model(device)
     dense, experts = few_layers(e2b(), (0, 4, 15, 19)), few_layers(a4b(), (0, 5))
     few_experts = replace(experts, experts=Experts(count=16, used=8, ffn=768, fused=True))
     yield blank_model(experts, q4_k_m, device)
     for config, format in product((dense, few_experts), USABLE):
         yield blank_model(config, only(format), device)
+
+
+def adapted_model(device: NullDevice) -> Model:
+    """A tiny model of two formats with an adapter on all that can have one."""
+    tiny = replace(MIXED, pattern="sf", formats=("Q8_0", "F16"))
+    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+    model = finish(Model.load(gguf, Config.from_gguf(gguf), device))
+    model.set_adapters([(tiny_adapter(tiny_pairs(gguf)).pairs, 1.0)])
+    return model
 
 
 def blank_model(config: Config, format_of: Callable[[str], str], device: NullDevice) -> Model:
@@ -95,7 +109,16 @@ def look_at_pictures(device: NullDevice) -> None:
         assert vision is not None
         side = vision.patch * vision.pool
         with finish(Eyes.load(gguf, vision, device)) as eyes:
-            see(eyes, Picture(1, 2, bytes(6)), 2 * side, side).close()
+            finish(see(eyes, Picture(1, 2, bytes(6)), 2 * side, side)).close()
+
+
+def hear_sounds(device: NullDevice) -> None:
+    """Both kinds of ears, and those of the true width."""
+    wide = replace(EARS, width=1024, layers=1, heads=8, features=1536)
+    for shape in (EARS, wide, RAW_EARS):
+        gguf = ears_gguf(shape, ears_tensors(shape))
+        with finish(Ears.load(gguf, audio_of(gguf), device)) as ears:
+            finish(hear(ears, bytes(4 * 8000))).close()
 
 
 def learn(model: Model) -> None:

@@ -14,10 +14,13 @@ from browser.serving import serving
 from conftest import FIXTURES
 from gpu import device
 from tiny import KINDS, tiny_gguf
-from tolerance import GPU_LOGITS_OF_TRANSFORMERS
+from tiny_ears import EARS, ears_bytes, ears_gguf, ears_tensors
+from tolerance import GPU_LOGITS_OF_TRANSFORMERS, GPU_SOFT_TOKENS, MEL_OF_TRANSFORMERS
 
 import webgemma
 from webgemma import Gemma
+from webgemma.reference.audio import AudioTower
+from webgemma.reference.weights import Weights
 
 SOURCE = Path(webgemma.__file__).parent
 HERE = Path(__file__).resolve().parent
@@ -60,7 +63,8 @@ class Tab:
 def tab(chromium: Any) -> Iterator[Tab]:
     files = {f"pyodide/{path.name}": path for path in PYODIDE.iterdir() if path.is_file()}
     models = {f"{kind}.gguf": tiny_gguf(KINDS[kind]) for kind in MODELS}
-    with serving({**files, **models, "webgemma.whl": wheel()}) as origin:
+    ears = {"ears.gguf": ears_bytes(EARS, ears_tensors(EARS))}
+    with serving({**files, **models, **ears, "webgemma.whl": wheel()}) as origin:
         page, asked = chromium.new_page(), []
         page.context.on("request", lambda request: asked.append(request.url))
         page.goto(f"{origin}/python.html")
@@ -110,6 +114,17 @@ def test_the_same_tokens_are_drawn_as_natively(tab: Tab, tmp_path: Path) -> None
 def test_a_conversation_goes_on_after_a_stop_and_after_a_restore(tab: Tab) -> None:
     ids, wanted = truth("small")
     assert tab.call("continued", "small", ids, 8) == [wanted[:8]] * 3
+
+
+def test_a_sound_is_heard_as_by_transformers_and_the_reference(tab: Tab) -> None:
+    sound = np.fromfile(FIXTURES / "mm" / "audio-24000.f32", "<f4")[:9000]
+    mel, tokens = (np.array(rows) for rows in tab.call("heard", "ears", sound.tolist()))
+    frames = np.load(FIXTURES / "mm" / "audio24000.mel.npy").reshape(-1, 128)[: len(mel)]
+    np.testing.assert_allclose(mel, frames, rtol=0, atol=MEL_OF_TRANSFORMERS)
+    tower = AudioTower(EARS, Weights(ears_gguf(EARS, ears_tensors(EARS))))
+    wanted = tower.hear(sound)
+    bound = GPU_SOFT_TOKENS * np.abs(wanted).max()
+    np.testing.assert_allclose(tokens, wanted, rtol=0, atol=bound)
 
 
 def test_the_bundled_model_replies(tab: Tab) -> None:

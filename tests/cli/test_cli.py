@@ -135,10 +135,11 @@ def test_run_with_pictures(model: Path, tmp_path: Path) -> None:
     assert [answers.index(answer) for answer in answers] == [0, 1, 2, 1]
     assert "small.gguf cannot see: there is no vision" in refused(*options, "--image", cat)
     missing = refused(*options, "--image", cat, "--image", tmp_path / "missing.png")
-    assert f"There is no picture {tmp_path / 'missing.png'}." in missing
+    assert f"There is no file {tmp_path / 'missing.png'}." in missing
     assert "holds nothing that Pillow knows" in refused(*options, "--image", eyes)
     assert "There is no file" in refused(*options, "--mmproj", tmp_path / "none.gguf")
-    assert "--image needs a chat" in refused(*options, "--image", cat, "--raw")
+    assert "need a chat" in refused(*options, "--image", cat, "--raw")
+    assert "at most one of 70, 140" in refused(*options, "--image", cat, "--image-budget", 71)
 
 
 def test_an_ollama_model_brings_its_settings(store: dict[str, str]) -> None:

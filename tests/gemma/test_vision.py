@@ -13,10 +13,11 @@ from tolerance import GPU_SOFT_TOKENS
 from webgemma.blocking import finish
 from webgemma.device.null import NullDevice
 from webgemma.errors import DeviceError, InputError
-from webgemma.gemma.pixels import Bench, pixels_of, words
+from webgemma.gemma.pixels import pixels_of, words
 from webgemma.gemma.towers import Towers
 from webgemma.gemma.vision import Eyes as DeviceEyes
 from webgemma.gemma.vision import see
+from webgemma.gemma.workbench import Bench
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.pictures import Picture
@@ -38,7 +39,7 @@ def seen(gguf: Gguf, rgb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     height, width, _ = rgb.shape
     held = device().nbytes
     with finish(DeviceEyes.load(gguf, vision, device())) as eyes:
-        sight = see(eyes, Picture(width, height, rgb.tobytes()), width, height)
+        sight = finish(see(eyes, Picture(width, height, rgb.tobytes()), width, height))
         found = get(sight.pooled), get(sight.tokens)
         sight.close()
     assert device().nbytes == held

@@ -1,5 +1,8 @@
 """What we write is what we, and the gguf package, read."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -275,3 +278,24 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
         write_gguf(tmp_path / "none" / "a.gguf", {}, [])
     write_gguf(path, METADATA, tensors())
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_data_that_is_made_when_it_is_written(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def data(name: str, nbytes: int) -> Callable[[], bytes]:
+        def give() -> bytes:
+            made.append(name)
+            return name.encode() * nbytes
+
+        return give
+
+    tensors = [NewTensor(name, (4,), "F32", data(name, 16)) for name in "ab"]
+    write_gguf(tmp_path / "lazy.gguf", {}, tensors)
+    assert made == ["a", "b"]
+    with Gguf.open(tmp_path / "lazy.gguf") as found:
+        assert bytes(finish(found.read(found.tensors["b"]))) == b"b" * 16
+    short = NewTensor("c", (4,), "F32", data("c", 15))
+    with pytest.raises(InputError, match="takes 16 bytes, not 15"):
+        write_gguf(tmp_path / "short.gguf", {}, [short])
+    assert [path.name for path in tmp_path.iterdir()] == ["lazy.gguf"]

@@ -1,16 +1,14 @@
 """`webgemma run`: one answer, or a chat that goes on until the user leaves."""
 
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from webgemma.api import Gemma
-from webgemma.cli.terminal import err, out, progress, sentences, write_json
+from webgemma.cli.talk import Talk, print_reply
+from webgemma.cli.terminal import err, progress, sentences
 from webgemma.cli.words import (
     AdapterOption,
     Device,
@@ -18,20 +16,15 @@ from webgemma.cli.words import (
     JsonOption,
     Kv,
     KvOption,
+    LoraOption,
     ModelArgument,
     Precision,
     PrecisionOption,
+    gpu_and_lora,
     read_stdin,
 )
-from webgemma.defaults import Settings
 from webgemma.errors import InputError
-from webgemma.pieces import Piece, TopToken
-
-HELP = """/clear    forget the conversation
-/think    let the model think before it answers, or not
-/bye      leave (also Ctrl-D)
-\"\"\"       begin and end a message of several lines
-Ctrl-C    stop the answer"""
+from webgemma.pictures import BUDGET, check_budget
 
 
 def run(
@@ -81,9 +74,21 @@ def run(
     image: Annotated[
         list[Path] | None, typer.Option(help="A picture to ask about; may repeat.")
     ] = None,
-    mmproj: Annotated[
-        Path | None, typer.Option(help="The file of the model's eyes, where that is another one.")
+    audio: Annotated[
+        list[Path] | None, typer.Option(help="A sound to ask about; may repeat.")
     ] = None,
+    video: Annotated[
+        list[Path] | None,
+        typer.Option(help="A film to ask about: an animated GIF, WebP or PNG; may repeat."),
+    ] = None,
+    image_budget: Annotated[
+        int, typer.Option(help="Soft tokens of a picture at most: 70, 140, 280, 560 or 1120.")
+    ] = BUDGET,
+    mmproj: Annotated[
+        Path | None,
+        typer.Option(help="The file of the model's eyes and ears, where that is another one."),
+    ] = None,
+    lora: LoraOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Chat with a model, or get one answer.
@@ -91,7 +96,7 @@ def run(
     Examples:
       webgemma run
       webgemma run gemma4:e2b "Why is the sky blue?"
-      webgemma run gemma4:e2b "What is this?" --image cat.jpg
+      webgemma run gemma4:e2b "What is this?" --image cat.jpg --audio note.wav
       cat letter.txt | webgemma run gemma4:e2b "Summarise this:"
       webgemma run gemma4:e2b "Is ice cold? Yes or no." --max-tokens 1 --top-logprobs 5 --json
     """
@@ -111,8 +116,11 @@ def run(
     with sentences():
         if top_logprobs and not as_json:
             raise InputError("--top-logprobs needs --json, which is where they are printed.")
-        _check_images(image or [], raw)
+        media = _media(image, audio, video, image_budget)
+        if media and raw:
+            raise InputError("Pictures and sounds need a chat, and --raw is none.")
         question = _question(prompt)
+        adapter, lora = gpu_and_lora(adapter, lora)
         with progress("loading") as show:
             gemma = Gemma.load(
                 model,
@@ -123,28 +131,34 @@ def run(
                 adapter=adapter,
                 progress=show,
                 mmproj=mmproj,
+                lora=lora,
             )
         with gemma:
             if device == Device.auto and gemma.device.startswith("CPU") and err.is_terminal:
                 err.print("No GPU found: computing on the CPU, in numpy.", style="dim")
-            talk = Talk(gemma, settings, system, think, image or [])
+            talk = Talk(gemma, settings, system, think, media)
             if question is None and not as_json:
                 talk.go_on()
             elif question is None:
                 raise InputError("--json needs a prompt, as an argument or on standard input.")
             elif raw:
-                _print_reply(gemma.generate(question, **settings), as_json)
+                print_reply(gemma.generate(question, **settings), as_json)
             else:
-                _print_reply(talk.ask(question), as_json)
+                print_reply(talk.ask(question), as_json)
 
 
-def _check_images(images: list[Path], raw: bool) -> None:
-    """What is wrong is said before a model is loaded."""
-    if images and raw:
-        raise InputError("--image needs a chat, and --raw is none: leave one of them out.")
-    for path in images:
-        if not path.is_file():
-            raise InputError(f"There is no picture {path}.")
+def _media(
+    images: list[Path] | None, sounds: list[Path] | None, films: list[Path] | None, budget: int
+) -> list[dict[str, Any]]:
+    """Parts of the question; what is wrong is said before a model is loaded."""
+    check_budget(budget)
+    kinds = {"image": images or [], "audio": sounds or [], "video": films or []}
+    for paths in kinds.values():
+        for path in paths:
+            if not path.is_file():
+                raise InputError(f"There is no file {path}.")
+    parts = [{"type": kind, "path": path} for kind, some in kinds.items() for path in some]
+    return [{**part, "budget": budget} for part in parts]
 
 
 def _question(prompt: str | None) -> str | None:
@@ -158,137 +172,3 @@ def _question(prompt: str | None) -> str | None:
             "There is nothing to answer: standard input is empty and no prompt was given."
         )
     return "\n\n".join(parts)
-
-
-class Talk:
-    """A conversation in the terminal."""
-
-    def __init__(
-        self,
-        gemma: Gemma,
-        settings: Settings,
-        system: str | None,
-        think: bool,
-        images: Sequence[Path] = (),
-    ) -> None:
-        self.gemma = gemma
-        self.settings = settings
-        self.think = think
-        self.system = [{"role": "system", "content": system}] if system else []
-        self.messages: list[dict[str, Any]] = list(self.system)
-        self.images = [{"type": "image", "path": path} for path in images]  # of the next question
-
-    def ask(self, question: str) -> Iterator[Piece]:
-        """The answer's pieces; question and answer become part of the conversation."""
-        parts = [*self.images, {"type": "text", "text": question}]
-        self.messages.append({"role": "user", "content": parts if self.images else question})
-        self.images = []
-        answer = ""
-        try:
-            for piece in self.gemma.chat(self.messages, think=self.think, **self.settings):
-                answer += piece.text
-                yield piece
-        finally:
-            self.messages.append({"role": "assistant", "content": answer})
-
-    def go_on(self) -> None:
-        """Read, answer, again, until the user leaves."""
-        _enable_line_editing()
-        out.print(f"{self.gemma.name} · /help for help, Ctrl-D to leave", style="dim", markup=False)
-        while (line := _read_message()) is not None:
-            if line in ("/bye", "/exit", "/quit"):
-                return
-            if not line.startswith("/"):
-                if line:
-                    self._answer(line)
-            elif line == "/clear":
-                self.messages = list(self.system)
-                out.print("The conversation is forgotten.", style="dim")
-            elif line == "/think":
-                self.think = not self.think
-                out.print(f"Thinking is {'on' if self.think else 'off'}.", style="dim")
-            else:
-                out.print(HELP, style="dim", markup=False)
-
-    def _answer(self, question: str) -> None:
-        before = len(self.messages)
-        try:
-            _print_reply(self.ask(question), as_json=False)
-        except KeyboardInterrupt:
-            out.print()
-        except InputError as error:  # the conversation has outgrown the context, say
-            del self.messages[before:]
-            err.print(f"[bold red]error:[/] {error}", soft_wrap=True)
-
-
-def _read_message() -> str | None:
-    """A line, or several between triple quotes; None at the end of input."""
-    try:
-        line = input(">>> ").strip()
-        if not line.startswith('"""'):
-            return line
-        lines = [line[3:]]
-        while not lines[-1].rstrip().endswith('"""'):
-            lines.append(input("... "))
-        lines[-1] = lines[-1].rstrip()[:-3]
-        return "\n".join(lines).strip()
-    except EOFError:
-        out.print()
-        return None
-    except KeyboardInterrupt:
-        out.print()
-        return ""
-
-
-def _enable_line_editing() -> None:
-    with suppress(ImportError):  # not on Windows
-        import readline  # noqa: F401  (importing it gives input() history and editing)
-
-
-def _print_reply(pieces: Iterator[Piece], as_json: bool) -> None:
-    """Show an answer as it comes, or all of it as JSON at the end."""
-    start = time.perf_counter()
-    got: list[Piece] = []
-    thinking = False
-    for piece in pieces:
-        got.append(piece)
-        if as_json:
-            continue
-        if piece.thinking:
-            out.print(piece.thinking, end="", style="dim italic", markup=False, soft_wrap=True)
-            thinking = True
-        if piece.text:
-            out.print("\n\n" * thinking + piece.text, end="", markup=False, soft_wrap=True)
-            thinking = False
-        for call in piece.tool_calls:
-            out.print(
-                f"[calls {call.name} {call.arguments}]", style="cyan", markup=False, soft_wrap=True
-            )
-        out.file.flush()
-    if as_json:
-        write_json(_reply_facts(got, time.perf_counter() - start))
-    else:
-        out.print()
-
-
-def _reply_facts(pieces: list[Piece], seconds: float) -> dict[str, Any]:
-    facts = {
-        "text": "".join(piece.text for piece in pieces),
-        "thinking": "".join(piece.thinking for piece in pieces),
-        "tool_calls": [
-            {"name": call.name, "arguments": call.arguments}
-            for p in pieces
-            for call in p.tool_calls
-        ],
-        "finish": pieces[-1].finish if pieces else "length",
-        "tokens": [piece.token for piece in pieces],
-        "logprobs": [round(piece.logprob, 6) for piece in pieces],
-        "seconds": round(seconds, 3),
-    }
-    if any(piece.top for piece in pieces):
-        facts["top_logprobs"] = [[_top_facts(top) for top in piece.top] for piece in pieces]
-    return facts
-
-
-def _top_facts(top: TopToken) -> dict[str, Any]:
-    return {"token": top.token, "text": top.text, "logprob": round(top.logprob, 6)}

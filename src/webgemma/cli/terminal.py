@@ -13,6 +13,7 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -72,6 +73,34 @@ def progress(label: str, total_nbytes: int | None = None) -> Iterator[Any]:
         yield lambda nbytes, total=None: bars.update(
             task, completed=nbytes, total=total, visible=True
         )
+
+
+class StepsBar:
+    """A bar that appears when it is first moved."""
+
+    def __init__(self, bars: Progress, label: str) -> None:
+        self._bars = bars
+        self._task = bars.add_task(label, total=None, visible=False)
+
+    def show(self, done: int, total: int) -> None:
+        """Move it to so many steps of so many."""
+        self._bars.start()
+        self._bars.update(self._task, completed=done, total=total, visible=True)
+
+    def hide(self) -> None:
+        """Take it away."""
+        self._bars.stop()
+
+
+@contextmanager
+def steps_bar(label: str) -> Iterator[StepsBar]:
+    """A progress bar on standard error that counts steps."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    bars = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    try:
+        yield StepsBar(bars, label)
+    finally:
+        bars.stop()
 
 
 def human_nbytes(nbytes: int) -> str:

@@ -1,46 +1,14 @@
 """A picture on the device: its pixels, four bytes each, made larger or smaller there."""
 
 import struct
-from collections.abc import Sequence
 
-from webgemma.device import Buffer, Device
 from webgemma.errors import InputError
-from webgemma.graph import Recorder, Tensor
+from webgemma.gemma.workbench import Bench
+from webgemma.graph import Tensor
 from webgemma.kernels import link
 from webgemma.pictures import WEIGHT_BITS, Picture, Taps, resize_taps, starts_with_y
 
 THREADS = 64
-
-
-class Bench:
-    """Where one picture is worked on: buffers that live until it is cleared."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.recorder = Recorder(device)
-        self._buffers: list[Buffer] = []
-
-    def put(self, data: bytes, label: str) -> Tensor:
-        """Words that the host brings."""
-        tensor = self.room(len(data) // 4, label=label)
-        self.device.write(tensor.buffer, data)
-        return tensor
-
-    def room(self, *shape: int, label: str) -> Tensor:
-        """Words that a kernel writes."""
-        nbytes = 4
-        for size in shape:
-            nbytes *= size
-        self._buffers.append(self.device.buffer(nbytes, label))
-        return Tensor(shape, nbytes, self._buffers[-1])
-
-    def clear(self, but: Sequence[Tensor] = ()) -> None:
-        """Give the memory back, except that of some tensors."""
-        kept = [tensor.buffer for tensor in but]
-        for buffer in self._buffers:
-            if buffer not in kept:
-                self.device.free(buffer)
-        self._buffers = kept
 
 
 def pixels_of(bench: Bench, picture: Picture, width: int, height: int) -> Tensor:

@@ -79,6 +79,16 @@ class Towers:
         )
 
 
+def tower_nbytes(gguf: Gguf, kind: str) -> int:
+    """What the weights of a file's "vision" or "audio" tower take."""
+    hearing = kind == "audio"
+    return sum(
+        tensor.nbytes
+        for name, tensor in gguf.tensors.items()
+        if name.startswith(("a.", "v.", "mm.")) and name.startswith(("a.", "mm.a.")) == hearing
+    )
+
+
 def vision_tensors(vision: Vision) -> Iterator[Wanted]:
     """All tensors of a picture encoder except the bounds of its clipped linears."""
     width, side = vision.width, vision.patch

@@ -2,49 +2,29 @@
 
 import math
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 from webgemma.device import Device
 from webgemma.errors import DeviceError, GgufError
 from webgemma.gemma.attention import EVERYTHING, Heads, attend
+from webgemma.gemma.clipped import EPS, Bounds, ClippedSteps, read_bounds
 from webgemma.gemma.matrices import Matrices
-from webgemma.gemma.pixels import Bench, pixels_of
-from webgemma.gemma.steps import ROW_THREADS, THREADS, Steps
+from webgemma.gemma.pixels import pixels_of
+from webgemma.gemma.steps import ROW_THREADS
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats
 from webgemma.gemma.towers import Vision, vision_tensors
+from webgemma.gemma.workbench import Bench
 from webgemma.gguf.reader import Gguf, TensorInfo
-from webgemma.graph import Recorder, Tensor
+from webgemma.graph import Tensor
 from webgemma.pictures import Picture
+from webgemma.progress import Progress, unwatched
 
-EPS = 1e-6  # of every rms
 LAYER_NORM_EPS = 1e-5  # of the 12B's patch embedder
 ROPE_BASE = 100.0
 # The order in which `v.clamp_data` keeps the bounds of a block's linears.
 CLIPPED = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
-SIDES = ("input_min", "input_max", "output_min", "output_max")
 HEAD_DIMS = (16, 24, 32, 64, 72, 128)  # that attention_prefill.wgsl can cut up
-LARGEST = 3.4e38  # a bound that bounds nothing
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Between which values a clipped linear keeps what goes in and what comes out."""
-
-    low_in: float = -LARGEST
-    high_in: float = LARGEST
-    low_out: float = -LARGEST
-    high_out: float = LARGEST
-
-    @property
-    def clips_in(self) -> bool:
-        """Whether there is anything to do before the product."""
-        return self.low_in > -LARGEST or self.high_in < LARGEST
-
-    @property
-    def clips_out(self) -> bool:
-        """And after it."""
-        return self.low_out > -LARGEST or self.high_out < LARGEST
 
 
 class Eyes(Matrices):
@@ -88,13 +68,13 @@ class Eyes(Matrices):
             self.bounds = await _bounds(gguf, self.vision, tensors)
 
 
-class VisionRecorder(Steps):
+class VisionRecorder(ClippedSteps):
     """Records what becomes of one picture of so many patches."""
 
-    def __init__(
-        self, eyes: Eyes, recorder: Recorder, state: Tensor, columns: int, rows: int
-    ) -> None:
-        super().__init__(eyes, recorder, state, columns * rows, EPS)
+    def __init__(self, eyes: Eyes, bench: Bench, columns: int, rows: int) -> None:
+        state = bench.state(columns * rows)
+        super().__init__(eyes, eyes.bounds, bench.recorder, state, columns * rows)
+        self.bench = bench
         self.eyes = eyes
         self.vision = eyes.vision
         self.columns, self.rows = columns, rows  # patches
@@ -110,7 +90,7 @@ class VisionRecorder(Steps):
             x = self.layer_norm(x, 2, "v.patch_embd.bias")
         table = self.eyes.matrices["v.position_embd.weight"]
         added = (self.rows_of(table, x_ids), self.rows_of(table, y_ids), x)
-        self.call("sum_rows", self._fours(width), [width], self.state, *added, pieces=("state",))
+        self.call("sum_rows", self.fours(width), [width], self.state, *added, pieces=("state",))
         return self.layer_norm(x, 3) if large else x
 
     def patches(self, pixels: Tensor, scale: float, shift: float) -> Tensor:
@@ -119,7 +99,7 @@ class VisionRecorder(Steps):
         p = self.recorder.scratch(self.batch, 3 * side * side)
         self.call(
             "patches",
-            self._fours(side * side),
+            self.fours(side * side),
             [self.columns, scale, shift],
             *(self.state, pixels, p),
             pieces=("state",),
@@ -127,9 +107,10 @@ class VisionRecorder(Steps):
         )
         return p
 
-    def body(self, x: Tensor) -> None:
+    async def body(self, x: Tensor) -> None:
         """All layers, in place."""
         for index in range(self.vision.layers):
+            await self.bench.run(x)
             name = f"v.blk.{index}."
             a = self.attention(index, self.norm(x, name + "ln1.weight"))
             n = self.residual(x, a, name + "attn_post_norm.weight", name + "ln2.weight")
@@ -144,10 +125,10 @@ class VisionRecorder(Steps):
         raw = self.recorder.scratch(self.batch, 3 * vision.width)
         limits: list[float] = []
         for number, part in enumerate(CLIPPED[:3]):
-            bounds = self.eyes.bounds.get(name + part, Bounds())
+            bounds = self.bounds_of(name + part)
             weight = self.eyes.matrices[f"{name}{part}.weight"]
-            self.linear(self._clipped_in(h, bounds), weight, raw, number * vision.width)
-            limits += [bounds.low_out, bounds.high_out]
+            self.linear(self.clip(h, bounds.input), weight, raw, number * vision.width)
+            limits += bounds.output
         q, k, v = (self.recorder.scratch(self.batch, vision.width) for _ in range(3))
         self.call(
             "sight_heads",
@@ -169,22 +150,6 @@ class VisionRecorder(Steps):
         ffn = self.vision.ffn
         return self.clipped(self.geglu(gate, ffn, up, ffn, 0, ffn), name + "ffn_down")
 
-    def clipped(self, x: Tensor, name: str) -> Tensor:
-        """W x; a clipped linear keeps what goes in and what comes out between its bounds."""
-        bounds = self.eyes.bounds.get(name, Bounds())
-        y = self.linear(self._clipped_in(x, bounds), self.eyes.matrices[name + ".weight"])
-        return self._clip(y, bounds.low_out, bounds.high_out) if bounds.clips_out else y
-
-    def _clipped_in(self, x: Tensor, bounds: Bounds) -> Tensor:
-        return self._clip(x, bounds.low_in, bounds.high_in) if bounds.clips_in else x
-
-    def _clip(self, x: Tensor, low: float, high: float) -> Tensor:
-        h = self.recorder.scratch(*x.shape)
-        grid, width = self._fours(x.shape[1]), x.shape[1]
-        pieces = ("state", "put_float")
-        self.call("clip", grid, [width, low, high], self.state, x, h, pieces=pieces)
-        return h
-
     def layer_norm(self, x: Tensor, number: int, shift: str = "") -> Tensor:
         """(y − mean) / √(variance + eps), times the weight, plus the bias; y = x + shift."""
         name = f"v.patch_norm.{number}."
@@ -201,9 +166,6 @@ class VisionRecorder(Steps):
         )
         return h
 
-    def _fours(self, width: int) -> tuple[int, int]:
-        return -(-width // (4 * THREADS)), self.batch
-
 
 class ProjectionRecorder(VisionRecorder):
     """Records the end of the way, where a soft token is what was a square of patches."""
@@ -216,7 +178,7 @@ class ProjectionRecorder(VisionRecorder):
         h = self.recorder.scratch(self.batch, vision.width)
         self.call(
             "pool",
-            self._fours(vision.width),
+            self.fours(vision.width),
             [vision.width, self.columns, math.sqrt(vision.width)],
             *(self.state, x, vector("v.std_bias"), vector("v.std_scale"), h),
             pieces=("state",),
@@ -252,31 +214,27 @@ class Sight:
         self._bench.clear()
 
 
-def see(eyes: Eyes, picture: Picture, width: int, height: int) -> Sight:
+async def see(
+    eyes: Eyes, picture: Picture, width: int, height: int, progress: Progress = unwatched
+) -> Sight:
     """Have the device look at a picture in a size that the tower takes."""
-    bench, vision = Bench(eyes.device), eyes.vision
+    vision = eyes.vision
+    bench = Bench(eyes.device, vision.layers + 1, progress)
     try:
         columns, rows = width // vision.patch, height // vision.patch
         pixels = pixels_of(bench, picture, width, height)
-        first = VisionRecorder(eyes, bench.recorder, _state(bench, columns * rows), columns, rows)
+        first = VisionRecorder(eyes, bench, columns, rows)
         x = first.embed(pixels, *_places(bench, vision, columns, rows))
-        first.body(x)
+        await first.body(x)
         columns, rows = columns // vision.pool, rows // vision.pool
-        state = _state(bench, columns * rows)
-        last = ProjectionRecorder(eyes, bench.recorder, state, columns, rows)
+        last = ProjectionRecorder(eyes, bench, columns, rows)
         pooled = last.pool(x)
         tokens = last.project(pooled)
-        sight = Sight(bench, *(bench.room(*t.shape, label="sight") for t in (pooled, tokens)))
-        plan = bench.recorder.plan()
-        eyes.device.run(plan)
-        for kept, made in ((sight.pooled, pooled), (sight.tokens, tokens)):
-            eyes.device.copy(made.buffer, kept.buffer, kept.nbytes)
-        plan.close(eyes.device)
-        bench.clear(but=(sight.pooled, sight.tokens))
+        await bench.finish(pooled, tokens)
+        return Sight(bench, pooled, tokens)
     except BaseException:
         bench.clear()
         raise
-    return sight
 
 
 def _check_kernels_fit(gguf: Gguf, vision: Vision) -> None:
@@ -293,10 +251,6 @@ def _check_kernels_fit(gguf: Gguf, vision: Vision) -> None:
                 f"{gguf.name}: its eyes have {what} of {count}, but the GPU reads four at a time; "
                 "use device='cpu'."
             )
-
-
-def _state(bench: Bench, count: int) -> Tensor:
-    return bench.put(struct.pack("<4I", 0, count, 0, 0), "state")
 
 
 def _places(bench: Bench, vision: Vision, columns: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -327,14 +281,7 @@ async def _bounds(gguf: Gguf, vision: Vision, tensors: dict[str, TensorInfo]) ->
     """Of each clipped linear; four zeros in Ollama's older table say that one is not."""
     names = [f"v.blk.{index}.{part}" for index in range(vision.layers) for part in CLIPPED]
     names.append("mm.input_projection")
-    found = {}
-    for name in names:
-        values = [-LARGEST, LARGEST, -LARGEST, LARGEST]
-        for at, side in enumerate(SIDES):
-            if f"{name}.{side}" in tensors:
-                (value,) = await read_floats(gguf, tensors[f"{name}.{side}"])
-                values[at] = _bounded(value)
-        found[name] = Bounds(*values)
+    found = await read_bounds(gguf, names, tensors)
     if "v.clamp_data" in tensors:
         table = await read_floats(gguf, tensors["v.clamp_data"])
         if len(table) != 4 * len(names):
@@ -345,10 +292,5 @@ async def _bounds(gguf: Gguf, vision: Vision, tensors: dict[str, TensorInfo]) ->
         for at, name in enumerate(names):
             four = table[4 * at : 4 * at + 4]
             if any(four):
-                found[name] = Bounds(*map(_bounded, four))
+                found[name] = Bounds.of(four)
     return found
-
-
-def _bounded(value: float) -> float:
-    """WGSL has no infinity."""
-    return max(-LARGEST, min(LARGEST, value))

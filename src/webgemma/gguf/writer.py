@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from math import prod
 from pathlib import Path
 from struct import pack
@@ -29,12 +30,14 @@ from webgemma.gguf.sources import Bytes
 
 @dataclass(frozen=True, slots=True)
 class NewTensor:
-    """A tensor to write: its shape in ggml order, fastest first, and its bytes as stored."""
+    """A tensor to write: its shape in ggml order, fastest first, and its bytes as stored.
+
+    A function is asked for the bytes when they are written, so that not all need be in memory."""
 
     name: str
     shape: Sequence[int]
     format: str
-    data: Bytes
+    data: Bytes | Callable[[], Bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +89,32 @@ def gguf_bytes(
 
 def _pieces(
     metadata: Mapping[str, object], tensors: Iterable[NewTensor], alignment: int, version: int
-) -> list[bytes | memoryview]:
+) -> Iterator[bytes | memoryview]:
     """The file in pieces, none of the tensor data copied."""
     if version not in VERSIONS:
         raise InputError(f"GGUF version {version} cannot be written, only 2 and 3.")
     values = _with_alignment(metadata, alignment)
     tensors = list(tensors)
-    datas = [_check_tensor(tensor) for tensor in tensors]
+    sizes = [_check_tensor(tensor) for tensor in tensors]
     if len({tensor.name for tensor in tensors}) < len(tensors):
         raise InputError("Two tensors have the same name.")
     header = [MAGIC, pack("<IQQ", version, len(tensors), len(values))]
     header += [_string(key, "key", MAX_KEY_NBYTES) + _value(key, values[key]) for key in values]
     offset = 0
-    for tensor, data in zip(tensors, datas, strict=True):
+    for tensor, nbytes in zip(tensors, sizes, strict=True):
         header.append(_tensor_info(tensor, offset))
-        offset += data.nbytes + -data.nbytes % alignment
+        offset += nbytes + -nbytes % alignment
     head = b"".join(header)
-    pieces: list[bytes | memoryview] = [head, bytes(-len(head) % alignment)]
-    for data in datas:
-        pieces += [data, bytes(-data.nbytes % alignment)]
-    return pieces
+    return chain((head, bytes(-len(head) % alignment)), _datas(tensors, sizes, alignment))
+
+
+def _datas(
+    tensors: list[NewTensor], sizes: list[int], alignment: int
+) -> Iterator[bytes | memoryview]:
+    for tensor, nbytes in zip(tensors, sizes, strict=True):
+        data = tensor.data() if callable(tensor.data) else tensor.data
+        yield _check_data(tensor, data, nbytes)
+        yield bytes(-nbytes % alignment)
 
 
 def _with_alignment(metadata: Mapping[str, object], alignment: int) -> dict[str, object]:
@@ -185,7 +194,8 @@ def _content(key: str, kind: str, items: list[Any]) -> bytes:
 # Tensors
 
 
-def _check_tensor(tensor: NewTensor) -> memoryview:
+def _check_tensor(tensor: NewTensor) -> int:
+    """How many bytes its data has, or is to have."""
     what = f"Tensor {tensor.name!r}"
     shape, fmt = tuple(tensor.shape), FORMATS.get(tensor.format)
     if fmt is None:
@@ -195,13 +205,23 @@ def _check_tensor(tensor: NewTensor) -> memoryview:
     width = shape[0] if shape else 1
     if width % fmt.block:
         raise InputError(f"{what}: rows of {width} are not a multiple of {fmt}'s {fmt.block}.")
+    nbytes = fmt.row_nbytes(width) * prod(shape[1:])
+    if not callable(tensor.data):
+        _check_data(tensor, tensor.data, nbytes)
+    return nbytes
+
+
+def _check_data(tensor: NewTensor, given: Bytes, nbytes: int) -> memoryview:
+    what = f"Tensor {tensor.name!r}"
     try:
-        data = memoryview(tensor.data).cast("B")
+        data = memoryview(given).cast("B")
     except TypeError as error:
         raise InputError(f"{what}: its data cannot be used: {error}.") from None
-    nbytes = fmt.row_nbytes(width) * prod(shape[1:])
     if data.nbytes != nbytes:
-        raise InputError(f"{what}: {fmt} {shape} takes {nbytes} bytes, not {data.nbytes}.")
+        shape = tuple(tensor.shape)
+        raise InputError(
+            f"{what}: {tensor.format} {shape} takes {nbytes} bytes, not {data.nbytes}."
+        )
     return data
 
 
@@ -209,3 +229,11 @@ def _tensor_info(tensor: NewTensor, offset: int) -> bytes:
     name = _string(tensor.name, "tensor name", MAX_NAME_NBYTES)
     dims, fmt = len(tensor.shape), FORMATS[tensor.format]
     return name + pack(f"<I{dims}QIQ", dims, *tensor.shape, fmt.id, offset)
+
+
+def gguf_head(
+    metadata: Mapping[str, object], tensors: Iterable[NewTensor], alignment: int
+) -> list[bytes | memoryview]:
+    """All that stands before the data, for one who writes that himself, piece by piece: each
+    tensor's as many bytes as its format takes, then zeros up to the alignment."""
+    return list(islice(_pieces(metadata, tensors, alignment, 3), 2))

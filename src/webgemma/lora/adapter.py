@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from webgemma.errors import GgufError, InputError
 from webgemma.gemma.config import Config
@@ -134,6 +135,45 @@ class Adapter:
                 )
             pairs[name] = pair
         return replace(self, pairs=pairs)
+
+
+Choice: TypeAlias = "str | os.PathLike[str] | Adapter"
+Choices: TypeAlias = (
+    "Choice | tuple[Choice, float] | Sequence[Choice | tuple[Choice, float]] | None"
+)
+
+
+def chosen(lora: Choices, config: Config) -> list[tuple[Mapping[str, Pair], float]]:
+    """The adapters that are asked for, fitted to a model, each with how much of it.
+
+    One or several of: a path, "path:0.5", an Adapter, or a tuple of such a thing and a number."""
+    if lora is None:
+        return []
+    several = isinstance(lora, Sequence) and not isinstance(lora, str | tuple)
+    listed: Any = lora if several else [lora]
+    found = []
+    for each in listed:
+        thing, scale = each if isinstance(each, tuple) and len(each) == 2 else (each, 1.0)
+        if isinstance(thing, str) and not isinstance(each, tuple):
+            thing, scale = _path_and_scale(thing)
+        if not isinstance(thing, str | os.PathLike | Adapter):
+            raise InputError(f"An adapter must be a path, not {type(thing).__name__}.")
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not isfinite(scale):
+            raise InputError(f"The scale of an adapter must be a number, not {scale!r}.")
+        adapter = thing if isinstance(thing, Adapter) else Adapter.open(thing)
+        found.append((adapter.fitted(config).pairs, float(scale)))
+    return found
+
+
+def _path_and_scale(text: str) -> tuple[str, float]:
+    """("adapter", 0.5) of "adapter:0.5"; a path that exists is one."""
+    path, colon, number = text.rpartition(":")
+    if not colon or Path(text).expanduser().exists():
+        return text, 1.0
+    try:
+        return path, float(number)
+    except ValueError:
+        return text, 1.0
 
 
 def adaptable(name: str) -> bool:

@@ -1,36 +1,32 @@
 """The reference as an engine: one conversation's cache, reused where the next prompt agrees."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import takewhile
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
-from webgemma.gemma.towers import Vision
+from webgemma.gemma.towers import Audio, Vision
 from webgemma.gguf.reader import Gguf
 from webgemma.pictures import Picture
+from webgemma.progress import Progress
+from webgemma.reference.audio import AudioTower
+from webgemma.reference.lora import AdaptedWeights, Pair
 from webgemma.reference.pictures import patches, resize, rgb_of
 from webgemma.reference.sampling import sample
 from webgemma.reference.text import PADDING, Cache, Soft, TextModel
 from webgemma.reference.vision import VisionTower
 from webgemma.reference.weights import Floats, Weights
 from webgemma.sampler import Chosen, Sampling
-from webgemma.seeing import EyeFiles, Placed, Seeing
+from webgemma.senses import Placed, Senses, TowerFiles
 
-Mark: TypeAlias = int | tuple[int, int]  # a token or, of a picture's, its digest and number
+Mark: TypeAlias = int | tuple[int, int]  # a token or, of something sensed, digest and number
 
 
 class ReferenceTower:
-    """The picture encoder on the CPU, as `Seeing` uses it."""
-
-    def __init__(self, vision: Vision, weights: Weights) -> None:
-        self.vision = vision
-        self._tower = VisionTower(vision, weights)
-
-    def look(self, picture: Picture, width: int, height: int) -> Floats:
-        """The soft tokens of a picture: [n, output]."""
-        rgb = resize(rgb_of(picture), width, height)
-        return self._tower.encode(patches(rgb, self.vision.patch))
+    """What the encoders on the CPU have in common."""
 
     async def read(self, rows: Floats) -> Floats:
         """The same."""
@@ -43,9 +39,45 @@ class ReferenceTower:
         """Nothing is to be done."""
 
 
-async def open_tower(gguf: Gguf, vision: Vision) -> ReferenceTower:
-    """The tower of a file."""
-    return ReferenceTower(vision, Weights(gguf))
+class ReferenceEyes(ReferenceTower):
+    """The picture encoder, as `Senses` uses it."""
+
+    def __init__(self, vision: Vision, weights: Weights) -> None:
+        self.vision = vision
+        self._tower = VisionTower(vision, weights)
+
+    async def look(self, picture: Picture, width: int, height: int, progress: Progress) -> Floats:
+        """The soft tokens of a picture: [n, output]."""
+        rgb = resize(rgb_of(picture), width, height)
+        soft = self._tower.encode(patches(rgb, self.vision.patch))
+        progress(1, 1)
+        return soft
+
+
+class ReferenceEars(ReferenceTower):
+    """The sound encoder, as `Senses` uses it."""
+
+    def __init__(self, audio: Audio, weights: Weights) -> None:
+        self.audio = audio
+        self._tower = AudioTower(audio, weights)
+
+    async def listen(self, samples: memoryview, progress: Progress) -> Floats:
+        """The soft tokens of a sound, each 30 s heard on their own: [n, output]."""
+        heard, parts = [], self.audio.parts(len(samples))
+        for part in parts:
+            heard.append(self._tower.hear(np.frombuffer(samples[part], np.float32)))
+            progress(len(heard), len(parts))
+        return np.concatenate(heard)
+
+
+async def open_eyes(gguf: Gguf, vision: Vision) -> ReferenceEyes:
+    """The picture encoder of a file."""
+    return ReferenceEyes(vision, Weights(gguf))
+
+
+async def open_ears(gguf: Gguf, audio: Audio) -> ReferenceEars:
+    """The sound encoder of a file."""
+    return ReferenceEars(audio, Weights(gguf))
 
 
 class ReferenceEngine:
@@ -53,12 +85,13 @@ class ReferenceEngine:
 
     name = "CPU (numpy)"
 
-    def __init__(self, gguf: Gguf, config: Config, eyes: EyeFiles | None = None) -> None:
+    def __init__(self, gguf: Gguf, config: Config, towers: TowerFiles | None = None) -> None:
         self.gguf = gguf
         self.closed = False
         self.model = TextModel(config, Weights(gguf))
         self.cache = Cache(config)
-        self.seeing = Seeing(eyes or EyeFiles(gguf.name, gguf, config.width), open_tower)
+        towers = towers or TowerFiles(gguf.name, gguf, config.width)
+        self.senses = Senses(towers, open_eyes, open_ears)
         self.held: list[Mark] = []  # whose keys and values the cache holds
 
     async def logits(self, ids: Sequence[int]) -> Floats:
@@ -67,39 +100,51 @@ class ReferenceEngine:
         return self.model.forward(ids)
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, seed: int, pictures: Sequence[Placed] = ()
+        self, ids: Sequence[int], sampling: Sampling, seed: int, placed: Sequence[Placed] = ()
     ) -> AsyncIterator[Chosen]:
         """Token after token with its log-probability, without end: the caller stops it."""
         marks: list[Mark] = list(ids)
-        for at, seen in pictures:
-            marks[at : at + seen.count] = [(seen.digest, number) for number in range(seen.count)]
+        for at, sensed in placed:
+            numbers = range(sensed.count)
+            marks[at : at + sensed.count] = [(sensed.digest, number) for number in numbers]
         while True:
-            logits = self._read(marks, pictures)
+            logits = self._read(marks, placed)
             chosen = sample(logits, sampling, _plain(marks), seed)
             yield chosen
             marks.append(chosen.token)
 
-    def _read(self, marks: list[Mark], pictures: Sequence[Placed]) -> Floats:
+    def _read(self, marks: list[Mark], placed: Sequence[Placed]) -> Floats:
         """Logits [vocab] after the last token; only what the cache does not hold is computed."""
         self._check_open()
         pairs = zip(self.held, marks, strict=False)
         agreed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         agreed = min(agreed, len(marks) - 1)  # the last one is computed, for its logits
-        for picture in pictures:
-            if picture.first < agreed < picture.end:  # one is read whole
-                agreed = picture.first
+        for each in placed:
+            if each.first < agreed < each.end:  # one is read whole
+                agreed = each.first
         self.cache.truncate(agreed)
         self.held = marks[:agreed]
-        soft = [Soft(at - agreed, seen.rows, True) for at, seen in pictures if at >= agreed]
+        soft = [Soft(at - agreed, x.rows, x.picture) for at, x in placed if at >= agreed]
         tokens = _plain(marks[agreed:])
         logits = self.model.forward(tokens, self.cache, soft=soft, last_only=True)[0]
         self.held = list(marks)
         return logits
 
+    def set_adapters(self, adapters: Sequence[tuple[Mapping[str, Any], float]]) -> None:
+        """Have these on from now on; what was read without them is read again."""
+        self._check_open()
+        made = [
+            {name: Pair.of_bytes(name, pair, scale) for name, pair in pairs.items()}
+            for pairs, scale in adapters
+        ]
+        weights = AdaptedWeights(self.gguf, made)
+        self.model, self.held = TextModel(self.model.config, weights), []
+        self.cache.truncate(0)
+
     def close(self) -> None:
         """Let the file go."""
         self.closed = True
-        self.seeing.close()
+        self.senses.close()
         self.gguf.close()
 
     def _check_open(self) -> None:

@@ -1,7 +1,7 @@
 """Low-rank adapters in the reference: W x + scale · B (A x), for any matrix of the text model."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,17 @@ class Pair(NamedTuple):
     a: Floats  # [rank, in] or [experts, rank, in]; of the embedding [vocab, rank]: a row a token
     b: Floats  # [out, rank] or [experts, out, rank]
     scale: float
+
+    @classmethod
+    def of_bytes(cls, name: str, stored: Any, scale: float) -> "Pair":
+        """What an adapter has for a tensor (see lora/adapter.py), times a scale."""
+        experts = (stored.experts,) if name.endswith("_exps.weight") else ()
+        shape = (stored.rank, stored.inputs)
+        a = np.frombuffer(stored.a, "<f4").reshape(
+            *experts, *shape[:: -1 if name == EMBEDDING else 1]
+        )
+        b = np.frombuffer(stored.b, "<f4").reshape(*experts, stored.outputs, stored.rank)
+        return cls(a, b, scale * stored.scale)
 
     def of(self, part: int) -> tuple[Floats, Floats]:
         """A [rank, in] and B [out, rank] of one expert, or of the only matrix there is."""

@@ -17,10 +17,16 @@ MEDIA = {
     "image": IMAGE,
     "image_url": IMAGE,
     "audio": AUDIO,
+    "audio_url": AUDIO,
     "input_audio": AUDIO,
     "video": VIDEO,
+    "video_url": VIDEO,
 }
-SOURCE_FIELDS = ("image", "path", "url", "image_url")  # where a part may have its picture
+SOURCE_FIELDS = {  # where a part may have its picture, sound or film
+    IMAGE: ("image", "path", "url", "image_url"),
+    AUDIO: ("audio", "path", "url", "audio_url", "input_audio"),
+    VIDEO: ("video", "path", "url", "video_url"),
+}
 THINKING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 
 
@@ -202,11 +208,12 @@ def _part(given: object, where: str) -> list[Part]:
         return [as_text(part.get("text"), f"{where}.text")]
     if kind not in MEDIA:
         return []  # the template passes over parts it does not know
-    field = next((name for name in SOURCE_FIELDS if part.get(name) is not None), "")
+    names = SOURCE_FIELDS[MEDIA[kind]]
+    field = next((name for name in names if part.get(name) is not None), "")
     source = part.get(field)
-    if field == "image_url" and isinstance(source, Mapping):  # OpenAI's
+    if field.endswith("_url") and isinstance(source, Mapping):  # OpenAI's
         source = source.get("url")
-    return [Media(MEDIA[kind], source, field, f"{where}.{field}" if field else where)]
+    return [Media(MEDIA[kind], source, field, f"{where}.{field}" if field else where, part)]
 
 
 def _call(given: object, where: str) -> Call:

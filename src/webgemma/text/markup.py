@@ -1,8 +1,8 @@
 """The special tokens that give a conversation its form, kept apart from ordinary text."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import groupby
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 
 class Markup(str):
@@ -14,18 +14,27 @@ class Markup(str):
 class Media(Markup):
     """The placeholder of a picture or a sound, with what was handed in for it."""
 
-    __slots__ = ("field", "source", "where")
+    __slots__ = ("field", "given", "source", "where")
 
-    def __new__(cls, markup: Markup, source: object, field: str, where: str) -> Self:
+    def __new__(
+        cls,
+        markup: Markup,
+        source: object,
+        field: str,
+        where: str,
+        given: Mapping[str, Any] | None = None,
+    ) -> Self:
         made = super().__new__(cls, markup)
         made.source = source  # as it was given; None: nothing was
         made.field = field  # what it was called
         made.where = where
+        made.given = given or {}  # what else was said of it
         return made
 
     source: object
     field: str
     where: str
+    given: Mapping[str, Any]
 
 
 Part: TypeAlias = Markup | str
@@ -39,6 +48,7 @@ CALL_OPEN, CALL_CLOSE = Markup("<|tool_call>"), Markup("<tool_call|>")
 RESPONSE_OPEN, RESPONSE_CLOSE = Markup("<|tool_response>"), Markup("<tool_response|>")
 QUOTE = Markup('<|"|>')
 IMAGE_OPEN, IMAGE_CLOSE = Markup("<|image>"), Markup("<image|>")
+AUDIO_OPEN, AUDIO_CLOSE = Markup("<|audio>"), Markup("<audio|>")
 IMAGE, AUDIO, VIDEO = Markup("<|image|>"), Markup("<|audio|>"), Markup("<|video|>")
 
 THOUGHT = "thought\n"  # the name of the channel that holds the model's thinking

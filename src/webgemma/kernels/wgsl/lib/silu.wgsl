@@ -1,0 +1,9 @@
+// sigmoid and silu, by a tanh that overflows on some devices far from zero, where sigmoid is 0 or 1.
+
+fn sigmoid(x: vec4<f32>) -> vec4<f32> {
+    return 0.5 + 0.5 * tanh(clamp(0.5 * x, vec4(-15.0), vec4(15.0)));
+}
+
+fn silu(x: vec4<f32>) -> vec4<f32> {
+    return x * sigmoid(x);
+}

@@ -1,0 +1,55 @@
+// h[t] = silu(rms(c) * norm), held between two bounds, where c = sum over i of taps[i] g[t + i - 4] and
+// g = value * sigmoid(gate), both halves of a row of u held between two others; before the first row g is
+// zero. One workgroup for each row, whose threads keep their EACH fours of it.
+
+struct Params {
+    eps: f32,
+    u_low: f32,
+    u_high: f32,
+    h_low: f32,
+    h_high: f32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> u: array<vec4<f32>>; // of a token: values, then gates
+@group(0) @binding(2) var<storage, read> taps: array<vec4<f32>>; // [5, WIDTH]
+@group(0) @binding(3) var<storage, read> norm: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read_write> h: array<vec4<f32>>;
+
+const FOURS: u32 = WIDTH / 4u;
+const EACH: u32 = (FOURS + THREADS - 1u) / THREADS;
+const PAST: u32 = 4u;
+
+fn bounded(at: u32) -> vec4<f32> {
+    return clamp(u[at], vec4(params.u_low), vec4(params.u_high));
+}
+
+fn convolved(t: u32, i: u32) -> vec4<f32> {
+    var sum = vec4(0.0);
+    for (var back = 0u; back <= min(PAST, t); back++) {
+        let at = (t - back) * 2u * FOURS + i;
+        sum += taps[(PAST - back) * FOURS + i] * bounded(at) * sigmoid(bounded(at + FOURS));
+    }
+    return sum;
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    var row: array<vec4<f32>, EACH>;
+    var squares = 0.0;
+    for (var each = 0u; each < EACH; each++) {
+        let i = each * THREADS + thread;
+        if (i < FOURS) {
+            row[each] = convolved(group.x, i);
+            squares += dot(row[each], row[each]);
+        }
+    }
+    let scale = inverseSqrt(workgroup_sum(squares, thread) / f32(WIDTH) + params.eps);
+    for (var each = 0u; each < EACH; each++) {
+        let i = each * THREADS + thread;
+        if (i < FOURS) {
+            let four = silu(row[each] * scale * norm[i]);
+            h[group.x * FOURS + i] = clamp(four, vec4(params.h_low), vec4(params.h_high));
+        }
+    }
+}
