@@ -64,7 +64,7 @@ ROOMS: dict[str, set[str]] = {
     "web": {"gguf", "device", "engines", "models", "api", "__version__"},
     "cli": {
         *("gguf", "text", "device", "gemma", "selftest", "models", "pieces", "pictures"),
-        *("defaults", "api", "check", "bench", "merge", "web", "__version__"),
+        *("defaults", "api", "check", "bench", "lora", "merge", "web", "__version__"),
     },
     "__main__": {"cli"},
 }

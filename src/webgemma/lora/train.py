@@ -67,6 +67,8 @@ class Trainer:
         self.options = options or Options()
         adapter = adapter.fitted(model.config)
         _check_trainable(adapter)
+        if model.low:
+            raise InputError("The model has adapters on: take them off before training.")
         self.steps = 0
         self._rooms: dict[tuple[int, int], _Room] = {}
         self._pool: list[Buffer] = []  # scratch of all plans
