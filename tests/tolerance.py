@@ -49,3 +49,13 @@ RANDOM_LOGITS = {"int16": 3e-3, "int8": 0.4}
 # Sampling on the GPU against the reference.
 LOGPROB = 1e-4
 QUANTILE = 1e-5
+
+# Gradients of adapters. Slopes of the loss in float64; transformers and autograd in float32, of the
+# largest gradient of the tensor.
+FINITE_DIFFERENCES = 1e-5
+GRADIENTS_OF_TRANSFORMERS = 1e-3
+# Logits of llama.cpp with its own float16 GELUs, absolute: 4e-3 was measured.
+LOGITS_OF_LLAMA_CPP = 1e-2
+# On the GPU, of the largest gradient of the tensor: against the reference; in parts or whole.
+GPU_GRADIENTS = 1e-3
+GPU_GRADIENTS_OF_ITSELF = 1e-4

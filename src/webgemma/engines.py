@@ -11,6 +11,7 @@ from webgemma.defaults import context_of
 from webgemma.denoising import Canvas, Denoising
 from webgemma.device import Device, aopen_device
 from webgemma.errors import DeviceError, DeviceMemoryError, InputError
+from webgemma.gemma.adapters import Scaled
 from webgemma.gemma.cache import ELEMENT_NBYTES
 from webgemma.gemma.config import Config
 from webgemma.gemma.integers import chosen_precision
@@ -41,6 +42,8 @@ class Engine(Protocol):
     def denoise(
         self, ids: Sequence[int], denoising: Denoising, seed: int, placed: Sequence[Placed] = ()
     ) -> AsyncIterator[Canvas]: ...
+
+    def set_adapters(self, adapters: Sequence[Scaled]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -121,6 +124,10 @@ class GpuEngine:
                 soft.append(Soft(first, part.tokens, digest, both_ways and sensed.picture))
                 first = soft[-1].end
         return soft
+
+    def set_adapters(self, adapters: Sequence[Scaled]) -> None:
+        """Have these on from now on; forks too."""
+        self._session.model.set_adapters(adapters)
 
     def fork(self) -> "GpuEngine":
         """An engine on the same model whose session goes on from here."""

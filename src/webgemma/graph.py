@@ -41,12 +41,20 @@ class Recorder:
     """Collects calls; `plan` gives scratch tensors their memory and binds everything."""
 
     device: Device
+    pool: list[Buffer] | None = None  # scratch of plans that never run at the same time
     calls: list[_Call] = field(default_factory=list)
     _made: list[Buffer] = field(default_factory=list)
 
     def scratch(self, *shape: int) -> Tensor:
         """A float32 tensor that lives from its first to its last use in this plan."""
         return Tensor(shape, 4 * prod(shape))
+
+    def rows(self, tensor: Tensor, first: int, count: int) -> Tensor:
+        """Some rows of a tensor; the first must begin where a binding may."""
+        nbytes = tensor.nbytes // tensor.shape[0]
+        whole = tensor.whole or (tensor if tensor.placed is None else None)
+        offset = tensor.offset + first * nbytes
+        return Tensor((count, *tensor.shape[1:]), count * nbytes, tensor.placed, offset, whole)
 
     def together(self, *tensors: Tensor) -> Tensor:
         """Put scratch tensors into one buffer, which has to become readable only once for all."""
@@ -114,7 +122,7 @@ class Recorder:
             for tensor in call.tensors:
                 if tensor.placed is None:
                     last[tensor.whole or tensor] = index
-        free: list[Buffer] = []
+        free = list(self.pool or ())
         for index, call in enumerate(self.calls):
             for tensor in call.tensors:
                 if tensor.placed is None:
@@ -126,6 +134,9 @@ class Recorder:
 
     def _take(self, free: list[Buffer], nbytes: int) -> Buffer:
         fitting = [b for b in free if nbytes <= b.nbytes <= 4 * nbytes + 4096]
+        if not fitting and self.pool is not None:
+            self.pool.append(self.device.buffer(nbytes, "scratch"))
+            return self.pool[-1]
         if not fitting:
             return self._make(nbytes, "scratch")
         best = min(fitting, key=lambda b: b.nbytes)

@@ -53,6 +53,7 @@ class Session:
         self._logits: dict[int, Tensor] = {}
         self._plans: dict[tuple[str, int], Plan] = {}
         self._compiling = False  # whether their kernels may still be
+        self._adapters = model.adapters  # that the plans and the cache were made with
         self._check_open()
         self._make_room(CHUNK)
 
@@ -154,6 +155,7 @@ class Session:
     def fork(self) -> Self:
         """Another session that goes on from here, with a cache of its own."""
         self._check_open()
+        self._take_adapters()
         other = type(self)(self.model, self.context, kv=self.kv, precision=self.precision)
         if other._chunk != self._chunk:
             other._grow()
@@ -164,6 +166,7 @@ class Session:
     async def save(self, path: SavedPath) -> None:
         """Write tokens and cache to a file, so that `restore` can go on without reading them."""
         self._check_open()
+        self._take_adapters()
         saved = Saved(
             fingerprint=self.model.fingerprint,
             shapes=cache_shapes(self.model.config),
@@ -232,8 +235,18 @@ class Session:
         """End what is under way; gives the number of the turn that begins."""
         await self._pace(0)
         self._check_open()
+        self._take_adapters()
         self._turn += 1
         return self._turn
+
+    def _take_adapters(self) -> None:
+        """Begin anew if the model's adapters are others than before."""
+        if self._adapters is not self.model.adapters:
+            self._adapters = self.model.adapters
+            self._forget(0)
+            while self._plans:
+                self._plans.popitem()[1].close(self.device)
+            self._logits.clear()
 
     async def _pace(self, most: int) -> None:
         """Wait until at most so many submitted steps are unfinished."""
@@ -248,6 +261,8 @@ class Session:
 
     def _check_turn(self, turn: int) -> None:
         self._check_open()
+        if self._adapters is not self.model.adapters:
+            raise InputError("The adapters were changed meanwhile: begin again.")
         if turn != self._turn:
             raise InputError(
                 "Something else was begun on this session meanwhile; "

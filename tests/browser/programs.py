@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import product
 
 from blank import BlankGguf, a4b, diffusion, e2b, q4_k_m
-from tiny import DIFFUSION, KINDS, tiny_gguf
+from tiny import DIFFUSION, KINDS, MIXED, tiny_gguf
+from tiny_adapter import tiny_adapter, tiny_pairs
 from tiny_ears import EARS, RAW_EARS, audio_of, ears_gguf, ears_tensors
 from tiny_eyes import EMBEDDER, LARGE_EYES, SMALL_EYES, eyes_gguf
 
@@ -24,6 +25,8 @@ from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
+from webgemma.lora.fresh import PARTS, fresh_adapter
+from webgemma.lora.train import Options, Trainer
 from webgemma.pictures import Picture
 from webgemma.selftest import selftest
 from webgemma.session import BATCHES, Session
@@ -62,6 +65,7 @@ def programs(features: frozenset[str]) -> set[Kernel]:
         for model in models(device):
             for kv, precision in (("f32", "exact"), ("f16", "int16"), ("f16", "int8")):
                 record_all(Session(model, 512, kv=kv, precision=precision))
+            learn(model)
         for model in canvases(device):
             for kv, precision in (("f32", "exact"), ("f16", "int16")):
                 session = BlockSession(model, 512, kv=kv, precision=precision)
@@ -77,6 +81,7 @@ def models(device: NullDevice) -> Iterator[Model]:
     for tiny in KINDS.values():
         gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
         yield finish(Model.load(gguf, Config.from_gguf(gguf), device))
+    yield adapted_model(device)
     dense, experts = few_layers(e2b(), (0, 4, 15, 19)), few_layers(a4b(), (0, 5))
     few_experts = replace(experts, experts=Experts(count=16, used=8, ffn=768, fused=True))
     yield blank_model(experts, q4_k_m, device)
@@ -96,6 +101,15 @@ def canvases(device: NullDevice) -> Iterator[Model]:
     for format in USABLE:
         config = replace(true, experts=few_experts, diffusion=wide)
         yield blank_model(config, only(format), device)
+
+
+def adapted_model(device: NullDevice) -> Model:
+    """A tiny model of two formats with an adapter on all that can have one."""
+    tiny = replace(MIXED, pattern="sf", formats=("Q8_0", "F16"))
+    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+    model = finish(Model.load(gguf, Config.from_gguf(gguf), device))
+    model.set_adapters([(tiny_adapter(tiny_pairs(gguf)).pairs, 1.0)])
+    return model
 
 
 def blank_model(config: Config, format_of: Callable[[str], str], device: NullDevice) -> Model:
@@ -124,6 +138,15 @@ def hear_sounds(device: NullDevice) -> None:
         gguf = ears_gguf(shape, ears_tensors(shape))
         with finish(Ears.load(gguf, audio_of(gguf), device)) as ears:
             finish(hear(ears, bytes(4 * 8000))).close()
+
+
+def learn(model: Model) -> None:
+    """Steps of training, of narrow adapters and of wide ones, with dropout and without."""
+    for rank, dropout in ((4, 0.0), (40, 0.1)):
+        adapter = fresh_adapter(model.config, PARTS, rank=rank, layers=range(2))
+        trainer = Trainer(model, adapter, Options(sequences=2, dropout=dropout))
+        trainer.reserve(2, 32)
+        trainer.close()
 
 
 def only(format: str) -> Callable[[str], str]:

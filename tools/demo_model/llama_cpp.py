@@ -34,7 +34,9 @@ class ContextParameters(C.Structure):
     """Likewise."""
 
     _fields_ = [("context", C.c_uint32), ("batch", C.c_uint32), ("micro_batch", C.c_uint32)]
-    _fields_ += [("rest", C.c_uint8 * 400)]
+    _fields_ += [("some", C.c_uint8 * 40), ("flash", C.c_int32), ("more", C.c_uint8 * 48)]
+    _fields_ += [("k_type", C.c_int32), ("v_type", C.c_int32)]
+    _fields_ += [("rest", C.c_uint8 * 300)]
 
 
 class Batch(C.Structure):
@@ -48,7 +50,7 @@ class Batch(C.Structure):
 class Peer:
     """A model in llama.cpp, on the CPU."""
 
-    def __init__(self, folder: Path, path: str) -> None:
+    def __init__(self, folder: Path, path: str, *, exact: bool = False) -> None:
         found = [sorted(folder.glob(p))[0] for p in ("libggml-base*", "libggml.*", "libllama.*")]
         _, ggml, self.c = (C.CDLL(str(library), mode=C.RTLD_GLOBAL) for library in found)
         ggml.ggml_backend_load_all_from_path(str(folder).encode())
@@ -66,6 +68,9 @@ class Peer:
         self.vocabulary = C.c_void_p(self.c.llama_model_get_vocab(C.c_void_p(self.model)))
         parameters = self.c.llama_context_default_params()
         parameters.context = parameters.batch = parameters.micro_batch = 1024
+        if exact:  # keys and values in float32 (0 of ggml's formats), no flash attention
+            assert (parameters.k_type, parameters.v_type, parameters.flash) == (1, 1, -1)
+            parameters.k_type = parameters.v_type = parameters.flash = 0
         made = self.c.llama_init_from_model(C.c_void_p(self.model), parameters)
         assert made, "llama.cpp cannot make a context"
         self.context = C.c_void_p(made)
@@ -78,6 +83,10 @@ class Peer:
 
     def best(self, ids: list[int]) -> np.ndarray:
         """The best token after each of the ids."""
+        return self.logits(ids).argmax(1)
+
+    def logits(self, ids: list[int]) -> np.ndarray:
+        """What it makes of each of the ids."""
         batch = self.c.llama_batch_init(len(ids), 0, 1)
         batch.n = len(ids)
         place = C.cast(batch.pos, C.POINTER(C.c_int32))
@@ -89,7 +98,7 @@ class Peer:
         assert self.c.llama_decode(self.context, batch) == 0
         size = self.c.llama_vocab_n_tokens(self.vocabulary)
         rows = [self.c.llama_get_logits_ith(self.context, at)[:size] for at in range(len(ids))]
-        return np.array(rows).argmax(1)
+        return np.array(rows)
 
 
 def main() -> None:

@@ -17,9 +17,11 @@ from webgemma.cli.words import (
     JsonOption,
     Kv,
     KvOption,
+    LoraOption,
     ModelArgument,
     Precision,
     PrecisionOption,
+    gpu_and_lora,
     read_stdin,
 )
 from webgemma.errors import InputError
@@ -102,6 +104,7 @@ def run(
         Path | None,
         typer.Option(help="The file of the model's eyes and ears, where that is another one."),
     ] = None,
+    lora: LoraOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Chat with a model, or get one answer.
@@ -139,6 +142,7 @@ def run(
         if media and raw:
             raise InputError("Pictures and sounds need a chat, and --raw is none.")
         question = _question(prompt)
+        adapter, lora = gpu_and_lora(adapter, lora)
         with progress("loading") as show:
             gemma = Gemma.load(
                 model,
@@ -149,6 +153,7 @@ def run(
                 adapter=adapter,
                 progress=show,
                 mmproj=mmproj,
+                lora=lora,
             )
         with gemma:
             if device == Device.auto and gemma.device.startswith("CPU") and err.is_terminal:

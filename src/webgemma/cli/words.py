@@ -64,10 +64,27 @@ AdapterOption = Annotated[
         "--adapter", metavar="NAME", help="The GPU whose name holds this (see webgemma adapters)."
     ),
 ]
+LoraOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora",
+        metavar="PATH[:SCALE]",
+        help="A low-rank adapter: a folder of PEFT's or a GGUF file; may repeat.",
+    ),
+]
 KvOption = Annotated[Kv, typer.Option("--kv", help="How the GPU keeps keys and values.")]
 PrecisionOption = Annotated[
     Precision, typer.Option("--precision", help="How exact activations are on the GPU.")
 ]
+
+
+def gpu_and_lora(
+    adapter: str | None, lora: list[str] | None
+) -> tuple[str | None, list[str] | None]:
+    """Both things that are called adapters: --adapter with the path of one is a --lora."""
+    if adapter is not None and Path(adapter).expanduser().exists():
+        return None, [adapter, *(lora or [])]
+    return adapter, lora
 
 
 def tokenize(

@@ -34,13 +34,14 @@ def attend(
     window: int,
     kv: str,
     sees: str = "sees_past",
+    out: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ) v for many rows: [batch, heads * size], in one dispatch or in a few."""
-    queries, shape = MANY["QUERIES"], {"HEAD_DIM": heads.size, **MANY}
-    out = steps.recorder.scratch(steps.batch, heads.queries * heads.size)
+    """softmax(q kᵀ) v for many rows: [rows, heads * size], in one dispatch or in a few."""
+    queries, shape, rows = MANY["QUERIES"], {"HEAD_DIM": heads.size, **MANY}, q.shape[0]
+    out = out or steps.recorder.scratch(rows, heads.queries * heads.size)
     group = heads.queries // heads.keys
-    grid = (heads.keys, -(-steps.batch * group // queries))
-    params = [heads.queries, heads.keys, ring, window, steps.batch]
+    grid = (heads.keys, -(-rows * group // queries))
+    params = [heads.queries, heads.keys, ring, window, rows]
     tensors = (steps.state, q, *cache, out)
     most = loops.attention_prefill_keys(*shape.values()) if steps.software else EVERYTHING
     together = steps.batch if sees == "sees_canvas" else queries  # that one workgroup sees for

@@ -39,7 +39,7 @@ def multiplies_integers(fmt: Format) -> bool:
 
 
 def pieces_of(role: str, tensor: Tensor) -> tuple[str, ...]:
-    """What of lib/ reads a tensor ("x", "tile") or writes it ("put", "row") in its form."""
+    """What of lib/ reads a tensor ("x", "tile", "four") or writes it ("put", "row") in its form."""
     if not isinstance(tensor, Integers):
         return (f"{role}_float",)
     below = {
@@ -47,5 +47,6 @@ def pieces_of(role: str, tensor: Tensor) -> tuple[str, ...]:
         "put": ("eight",),
         "x": ("integer",),
         "tile": ("integer",),
+        "four": (),
     }[role]
     return tensor.precision, *below, f"{role}_integer"

@@ -2,9 +2,9 @@
 
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from webgemma.device import Buffer, Device, Reading
 from webgemma.errors import DeviceError
@@ -14,6 +14,9 @@ from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.gguf.sources import Bytes
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
+
+if TYPE_CHECKING:
+    from webgemma.gemma.adapters import Low
 
 CHUNK_NBYTES = 8 << 20  # what passes through host memory at a time: larger ones are no faster
 CHUNKS_AHEAD = 8  # chunks that the device's queue may hold before it has copied them
@@ -57,6 +60,7 @@ class Matrices:
         self._copies: deque[Reading] = deque()  # each arrives when a chunk is copied
         self._uncounted_nbytes = 0  # written since the last of them
         self.one = self.vector_of([1.0])
+        self.low: Mapping[str, Low] = {}  # what adapters add, by the matrix
 
     def vector(self, name: str) -> Tensor:
         """A one-dimensional tensor; scales that a file leaves out are one."""

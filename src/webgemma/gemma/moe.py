@@ -47,7 +47,7 @@ def feed_forward_with_experts(text: "TextRecorder", layer: Layer, x: Tensor, a: 
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class Order:
     """A batch gathered by expert: see expert_sort.wgsl."""
 
     places: Tensor
@@ -184,7 +184,7 @@ class Mixture:
         _call(text, "expert_sum", grid, [self.width, used], tensors)
         return y
 
-    def _sort(self, ids: Tensor) -> _Order:
+    def _sort(self, ids: Tensor) -> Order:
         """The places expert by expert, in tiles about as large as an expert's average."""
         text, count, used = self.text, self.experts.count, self.experts.used
         most = text.batch * used
@@ -193,10 +193,10 @@ class Mixture:
         tiles = text.recorder.scratch(min(most, most // tokens + count), 4)
         params, tensors = [count, used, tiles.shape[0]], (text.inputs.state, ids, places, tiles)
         _call(text, "expert_sort", (1,), params, tensors, ("state",), {"TOKENS": tokens, **MOST})
-        return _Order(places, tiles, tokens)
+        return Order(places, tiles, tokens)
 
     def _matmul(
-        self, order: _Order, weight: Weight, x: Tensor, fan: int, y: Tensor, first: int = 0
+        self, order: Order, weight: Weight, x: Tensor, fan: int, y: Tensor, first: int = 0
     ) -> None:
         """Each expert's rows times its places' x, into a place's columns of y from `first` on.
 

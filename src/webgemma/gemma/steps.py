@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from webgemma.device import Kernel
+from webgemma.gemma.adapters import narrow, widen
 from webgemma.gemma.integers import Integers, multiplies_integers, pieces_of
 from webgemma.gemma.matrices import Matrices, Weight
 from webgemma.gemma.moe import Branches
@@ -63,25 +64,37 @@ class Steps:
 
         With `up` (a tensor, its stride, its first column) the result is gelu(x Wᵀ) * up."""
         tokens = x.shape[0]
+        low = self.weights.low.get(weight.name)
+        if low and up:
+            return self.geglu(self.linear(x, weight), weight.rows, *up, weight.rows, out)
+        inner = narrow(self, x, low) if low else None
+        # In a batch, finishing every value of a tile by itself would unroll into a monster.
+        fused = low if tokens <= FEW_TOKENS and not self.software else None
+        others: tuple[Tensor, ...] = (up[0],) if up else ()
+        if fused and inner:
+            others = (fused.b, inner)
         if tokens > FEW_TOKENS:
             x = self._as_integers(x, weight)
         y = out or self.recorder.scratch(tokens, weight.rows)
         finish = ("linear", "gelu", "finish_gated") if up else ("linear", "finish_plain")
+        finish = ("linear", "finish_adapted") if fused else finish
         kernel, rows_at_once, tokens_at_once = self._multiplier(x, weight, finish)
         units = weight.width // unit_of(weight.format.name)
-        others = (up[0],) if up else ()
         for part in weight.parts:
             params = [
                 *(weight.width // weight.format.block, *part.planes),
                 *(first + part.first_row, part.rows, units, y.shape[1]),
                 *(up[1:] if up else (0, 0)),
                 tokens,
+                *(fused.product_params(part.first_row) if fused else ()),
             ]
             columns, layers = self.fold(-(-part.rows // rows_at_once))
             grid = (columns, layers, tokens)
             if tokens_at_once:
                 grid = (columns, -(-tokens // tokens_at_once), layers)
             self.recorder.call(kernel, grid, params, part.data, self.state, x, y, *others)
+        if low and inner and not fused:
+            widen(self, y, first, low, inner)
         return y
 
     def _multiplier(

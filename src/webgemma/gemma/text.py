@@ -57,6 +57,7 @@ class TextRecorder(Steps):
     def opening(self) -> Tensor:
         """What the first layer reads: the tokens' embeddings, or soft tokens in their place."""
         x = self.embed("token_embd.weight", math.sqrt(self.config.width))
+        self._adapt_embedding(x)
         if self.inputs.soft is not None:
             width, tensors = self.config.width, (self.state, self.inputs.soft, x)
             grid = (-(-width // (4 * THREADS)), self.batch)
@@ -124,6 +125,15 @@ class TextRecorder(Steps):
         """Rows of a table for the ids, the batch's tokens if not told: [batch, width]."""
         return self.rows_of(self.model.matrices[name], ids or self.inputs.ids, scale)
 
+    def _adapt_embedding(self, x: Tensor) -> None:
+        """x[t] += √d B A[id], of the adapters that change it."""
+        low, width = self.model.adapters.embedding, self.config.width
+        if low is not None:
+            grid = (-(-width // THREADS), self.batch)
+            params = [width, low.ranks // 4, math.sqrt(width)]
+            tensors = (low.a, low.b, low.scales, self.inputs.state, self.inputs.ids, x)
+            self.call("adapter_embed", grid, params, *tensors, pieces=("state",))
+
     def _input_of(self, index: int) -> Tensor:
         """Where to put what a layer reads, or the head after the last one."""
         names = [f"blk.{index}.{part}.weight" for part in ("attn_qkv", "attn_k", "attn_v")]
@@ -145,8 +155,9 @@ class TextRecorder(Steps):
         matrices = self.model.matrices
         weight = matrices[name + "ffn_gate_up.weight"]
         both = weight.rows == 2 * layer.ffn
+        alone = len(weight.parts) == 1 and weight.name not in self.model.low
         hidden = self.room(layer.ffn, name + "ffn_down.weight")
-        if both and len(weight.parts) == 1 and self.batch <= FEW_TOKENS and not self.software:
+        if both and alone and self.batch <= FEW_TOKENS and not self.software:
             self.gate_up(n, weight, hidden)
         else:
             gate = self.linear(n, weight)

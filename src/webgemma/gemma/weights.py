@@ -8,6 +8,7 @@ from typing import Literal
 
 from webgemma.device import Device, Plan
 from webgemma.errors import InputError
+from webgemma.gemma.adapters import Adapters, Scaled
 from webgemma.gemma.config import Config
 from webgemma.gemma.matrices import Matrices, Weight, record_repack, whole_words
 from webgemma.gemma.stacks import TABLE, check_kernels_fit, stacks, wanted_tensors
@@ -25,8 +26,9 @@ class Model(Matrices):
     def __init__(self, config: Config, device: Device) -> None:
         super().__init__(device)
         self.config = config
+        self.adapters = Adapters(self)
         self.name = ""  # its file's
-        self.fingerprint = ""  # tells this model from others
+        self._fingerprint = ""
         self.table: HostTable | None = None  # if the per-layer embeddings stay in the file
         self.head_norms: dict[int, Tensor] = {}  # of each layer: q_norm, then k_norm
         self.fork_norms: dict[int, Tensor] = {}  # of layers with experts: see next_three.wgsl
@@ -86,11 +88,26 @@ class Model(Matrices):
                     await self.fill_tensors(gguf, name, tensors)
                 if progress is not None:
                     progress(sum(tensor.nbytes for tensor in tensors))
-            self.fingerprint = await _fingerprint(gguf, self.config)
+            self._fingerprint = await _fingerprint(gguf, self.config)
             await self.settle()
         except BaseException:
             self.close()
             raise
+
+    def set_adapters(self, adapters: Sequence[Scaled]) -> None:
+        """Have these on from now on, each as much as its number says, and no others.
+
+        Sessions begin anew: what they have read was read without them."""
+        if self.closed:
+            raise InputError("The model is closed: load it again.")
+        made = Adapters(self, adapters)
+        self.adapters.close()
+        self.adapters, self.low = made, made.low
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells this model, with what it has on, from others."""
+        return self._fingerprint + self.adapters.digest
 
     async def derive(self, gguf: Gguf) -> None:
         """Make what kernels want put together; with it, plans can be recorded."""
@@ -143,6 +160,7 @@ class Model(Matrices):
         if self.table is not None:
             self.table.close()
         self.table = None
+        self.adapters.close()
         super().close()
 
 

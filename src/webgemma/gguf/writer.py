@@ -7,7 +7,7 @@ import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from math import prod
 from pathlib import Path
 from struct import pack
@@ -229,3 +229,11 @@ def _tensor_info(tensor: NewTensor, offset: int) -> bytes:
     name = _string(tensor.name, "tensor name", MAX_NAME_NBYTES)
     dims, fmt = len(tensor.shape), FORMATS[tensor.format]
     return name + pack(f"<I{dims}QIQ", dims, *tensor.shape, fmt.id, offset)
+
+
+def gguf_head(
+    metadata: Mapping[str, object], tensors: Iterable[NewTensor], alignment: int
+) -> list[bytes | memoryview]:
+    """All that stands before the data, for one who writes that himself, piece by piece: each
+    tensor's as many bytes as its format takes, then zeros up to the alignment."""
+    return list(islice(_pieces(metadata, tensors, alignment, 3), 2))

@@ -1,8 +1,8 @@
 """The reference as an engine: one conversation's cache, reused where the next prompt agrees."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import takewhile
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from webgemma.pictures import Picture
 from webgemma.progress import Progress
 from webgemma.reference.audio import AudioTower
 from webgemma.reference.diffusion import DiffusionModel, SeededDraws
+from webgemma.reference.lora import AdaptedWeights, Pair
 from webgemma.reference.pictures import patches, resize, rgb_of
 from webgemma.reference.sampling import sample
 from webgemma.reference.text import PADDING, Cache, Soft, TextModel
@@ -146,6 +147,19 @@ class ReferenceEngine:
         logits = self.model.forward(tokens, self.cache, soft=soft, last_only=True)[0]
         self.held = list(marks)
         return logits
+
+    def set_adapters(self, adapters: Sequence[tuple[Mapping[str, Any], float]]) -> None:
+        """Have these on from now on; what was read without them is read again."""
+        self._check_open()
+        made = [
+            {name: Pair.of_bytes(name, pair, scale) for name, pair in pairs.items()}
+            for pairs, scale in adapters
+        ]
+        weights = AdaptedWeights(self.gguf, made)
+        config = self.model.config
+        self.model, self.held = TextModel(config, weights), []
+        self.diffusion = DiffusionModel(config, weights) if config.diffusion else None
+        self.cache.truncate(0)
 
     def close(self) -> None:
         """Let the file go."""

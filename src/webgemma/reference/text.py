@@ -63,7 +63,7 @@ class TextModel:
         # DiffusionGemma reads with other scales than it writes with: see diffusion.py.
         self.output_scale = "enc_" * bool(config.diffusion) + "layer_output_scale.weight"
         kinds = {layer.sliding: layer.head_dim for layer in config.layers}
-        self._frequencies = {kind: self._rope_frequencies(kind, kinds[kind]) for kind in kinds}
+        self.frequencies = {kind: self._rope_frequencies(kind, kinds[kind]) for kind in kinds}
 
     @np.errstate(over="ignore", invalid="ignore")  # `head` notices what came of it
     def forward(
@@ -185,7 +185,7 @@ class TextModel:
         return k, rms(v, None, self.config.eps)
 
     def _turned(self, layer: Layer, x: Floats, first: int) -> Floats:
-        angles = np.arange(first, first + len(x))[:, None] * self._frequencies[layer.sliding]
+        angles = np.arange(first, first + len(x))[:, None] * self.frequencies[layer.sliding]
         return rope(x, angles)
 
     def feed_forward(self, name: str, n: Floats) -> Floats:

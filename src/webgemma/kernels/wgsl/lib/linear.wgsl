@@ -11,6 +11,11 @@ struct Params {
     up_stride: u32,
     up_first: u32,
     batch: u32, // tokens of x
+    rank_fours: u32, // and for adapters: see finish_adapted.wgsl
+    matrix_row: u32,
+    second: u32,
+    third: u32,
+    segments: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -1,0 +1,41 @@
+// low[t, r] = scales[r] Σ_k A[r, k] x[t, k]: the narrow side of adapters. A workgroup takes EACH
+// ranks r of TOKENS tokens t; its LANES threads share k. four_float or four_integer says what x is.
+
+struct Params {
+    fours: u32, // of a row of x and of A
+    ranks: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> A: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read> state: State;
+@group(0) @binding(4) var<storage, read> scales: array<f32>;
+@group(0) @binding(5) var<storage, read_write> low: array<f32>;
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let first_rank = group.x * EACH;
+    let first_token = group.y * TOKENS;
+    var sums: array<array<f32, TOKENS>, EACH>;
+    for (var i = thread; i < params.fours; i += LANES) {
+        var values: array<vec4<f32>, TOKENS>;
+        for (var t = 0u; t < TOKENS; t++) {
+            values[t] = four_of(min(first_token + t, state.count - 1u), i);
+        }
+        for (var each = 0u; each < EACH; each++) {
+            let weights = A[(first_rank + each) * params.fours + i];
+            for (var t = 0u; t < TOKENS; t++) {
+                sums[each][t] += dot(weights, values[t]);
+            }
+        }
+    }
+    for (var each = 0u; each < EACH; each++) {
+        let rank = first_rank + each;
+        for (var t = 0u; t < TOKENS; t++) {
+            let sum = lanes_sum(sums[each][t], thread);
+            if (thread == 0u && first_token + t < state.count) {
+                low[(first_token + t) * params.ranks + rank] = scales[rank] * sum;
+            }
+        }
+    }
+}

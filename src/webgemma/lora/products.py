@@ -1,0 +1,277 @@
+"""Products of training over a Recorder: a frozen matrix with its adapters, forward and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from webgemma.device import Kernel
+from webgemma.gemma.matrices import Weight
+from webgemma.gemma.steps import Steps
+from webgemma.graph import Tensor
+from webgemma.kernels import unit as unit_of
+from webgemma.lora.parameters import Trained
+
+FEW = 32  # rows or columns that a narrow tile serves better
+BUSY_GROUPS = 256  # workgroups that fill a large GPU
+MANY_ROWS = 512  # of a matrix, that are worth a share of their own
+# In software: threads that need not wait, tokens that a decoded weight serves, and how much is
+# added up before an invocation ends (see gemma/loops.py): rows of a matrix, and of other products.
+SOFTWARE_THREADS, SOFTWARE_TOKENS, SOFTWARE_ROWS, SOFTWARE_SUMS = 8, 4, 512, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """How lib/outer.wgsl cuts a product: m and n of a workgroup, fours of a thread, step of k."""
+
+    threads: int
+    m: int
+    n: int
+    each_m: int
+    each_n: int
+    slice: int = 16
+
+    @classmethod
+    def for_product(cls, m: int, n: int, software: bool) -> Outer:
+        """Narrow tiles for narrow results; in software, threads that need not wait."""
+        if software:
+            short = next((size for size in (8, 16) if min(m, n) <= size), 16)
+            return (
+                cls(8, 512 // short, short, 2, 2) if n <= m else cls(8, short, 512 // short, 2, 2)
+            )
+        if n <= FEW:
+            return cls(64, 64, 16, 1, 1)
+        if m <= FEW:
+            return cls(64, 16, 64, 1, 1)
+        return cls(128, 64, 128, 2, 2)
+
+    @classmethod
+    def for_weights(cls) -> Outer:
+        """Wider than the longest unit of a format."""
+        return cls(128, 64, 128, 2, 2)
+
+    @classmethod
+    def for_places(cls, places: int, software: bool) -> Outer:
+        """For the experts' products, with 8, 16 or 32 places in a tile."""
+        each = 1 if places == 8 and not software else 2
+        n = 64 if software else 128
+        return cls(places // (4 * each) * n // 8, places, n, each, 2)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """As outer.wgsl names them."""
+        return {
+            "THREADS": self.threads,
+            "TILE_M": self.m,
+            "TILE_N": self.n,
+            "EACH_M": self.each_m,
+            "EACH_N": self.each_n,
+            "SLICE": self.slice,
+        }
+
+
+class Matrix(NamedTuple):
+    """Rows of a tensor, as product.wgsl finds them."""
+
+    tensor: Tensor
+    outer: int  # from row to row, or from token to token
+    first: int = 0
+    inner: int = 1  # rows of a token
+    step: int = 0  # from one of them to the next
+    z_outer: int = 0
+    z_step: int = 0
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """The numbers alone."""
+        return (self.first, self.inner, self.outer, self.step, self.z_outer, self.z_step)
+
+
+class Times(NamedTuple):
+    """How many matrices a product has: `outer` times `inner` of them."""
+
+    outer: int
+    inner: int
+
+
+ONCE = Times(1, 1)
+
+
+def product(
+    steps: Steps,
+    a: Matrix,
+    b: Matrix,
+    c: Matrix,
+    shape: tuple[int, int, int],
+    *,
+    a_turned: bool = False,
+    b_turned: bool = False,
+    scale: float = 1.0,
+    add: bool = False,
+    times: Times = ONCE,
+) -> None:
+    """c (+)= scale · a b for `shape` = (m, n, k); turned matrices are read by columns."""
+    m, n, k = shape
+    tile = Outer.for_product(m, n, steps.software)
+    forms = {"A_TURNED": int(a_turned), "B_TURNED": int(b_turned)}
+    heads = (("A_HEADS", a), ("B_HEADS", b), ("C_HEADS", c))
+    forms |= {name: int(matrix.inner > 1) for name, matrix in heads}
+    kernel = steps.link("product", "", ("outer",), **tile.constants, **forms)
+    grid = (-(-n // tile.n), -(-m // tile.m), times.outer * times.inner)
+    most = SOFTWARE_SUMS if steps.software else k
+    for first in range(0, k, most):
+        numbers = [m, n, first, min(k, first + most), times.inner, int(add or first > 0)]
+        params = [*numbers, float(scale), *a.place, *b.place, *c.place]
+        steps.recorder.call(kernel, grid, params, a.tensor, b.tensor, c.tensor)
+
+
+def matmul_back(
+    steps: Steps, dy: Tensor, weights: Sequence[Weight], dx: Tensor, *, add: bool = False
+) -> None:
+    """dx (+)= dy W for matrices on top of each other; dy may have columns to spare at its end."""
+    tokens, width = dx.shape
+    tile = Outer.for_weights()
+    parts = [
+        (weight, part, first + part.first_row)
+        for weight, first in zip(weights, _firsts(weights), strict=True)
+        for part in weight.parts
+    ]
+    groups = -(-width // tile.n) * -(-tokens // tile.m) * len(parts)
+    shares = [_shares(steps, part.rows, groups) for _, part, _ in parts]
+    total = sum(shares)
+    out = dx if total == 1 else steps.recorder.scratch(total, tokens, width)
+    for i, ((weight, part, first), count) in enumerate(zip(parts, shares, strict=True)):
+        blocks, units = width // weight.format.block, width // unit_of(weight.format.name)
+        share_rows = -(-part.rows // (count * tile.slice)) * tile.slice
+        own = [first, part.rows, units, dy.shape[1], tokens, share_rows, sum(shares[:i])]
+        params = [blocks, *part.planes, *own, int(add and total == 1)]
+        kernel, grid = _multiplier(steps, weight, tokens, tile)
+        steps.recorder.call(kernel, (*grid, count), params, part.data, dy, out)
+    if total > 1:
+        fours = tokens * width // 4
+        steps.call("sum_shares", steps.flat(fours), [fours, total, int(add)], out, dx)
+
+
+def _multiplier(
+    steps: Steps, weight: Weight, tokens: int, tile: Outer
+) -> tuple[Kernel, tuple[int, int]]:
+    """A kernel for dy W, and its grid for all columns and tokens."""
+    name, width = weight.format.name, weight.width
+    if steps.software:
+        units = width // unit_of(name)
+        shape = {"THREADS": SOFTWARE_THREADS, "TOKENS": SOFTWARE_TOKENS}
+        kernel = steps.link("matmul_back_units", name, (), **shape)
+        return kernel, (-(-units // SOFTWARE_THREADS), -(-tokens // SOFTWARE_TOKENS))
+    kernel = steps.link("matmul_back", name, ("outer",), **tile.constants)
+    return kernel, (-(-width // tile.n), -(-tokens // tile.m))
+
+
+def _firsts(weights: Sequence[Weight]) -> list[int]:
+    return [sum(weight.rows for weight in weights[:i]) for i in range(len(weights))]
+
+
+def _shares(steps: Steps, rows: int, groups: int) -> int:
+    """Into how many the rows are cut, to keep a GPU busy or software alive."""
+    if steps.software:
+        return -(-rows // SOFTWARE_ROWS)
+    return max(1, min(BUSY_GROUPS // groups, rows // MANY_ROWS, 16))
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """A pair, and the first column of the results that it adds to."""
+
+    trained: Trained
+    first: int
+
+
+@dataclass(slots=True)
+class Product:
+    """y = W x + scale · B A x, and what its way back reads."""
+
+    x: Tensor
+    y: Tensor
+    weights: Sequence[Weight]
+    adapted: Sequence[Adapted]
+    dropped: list[Tensor] = field(default_factory=list)  # of each pair, what of x it reads
+    inner: list[Tensor] = field(default_factory=list)  # and A x: [tokens, rank]
+
+
+class Linear:
+    """Makes products and their ways back; `pace` holds the step's seed for the dropout."""
+
+    def __init__(self, steps: Steps, pace: Tensor, dropout: float) -> None:
+        self.steps = steps
+        self.pace = pace
+        self.dropout = dropout
+
+    def forward(
+        self, x: Tensor, weights: Sequence[Weight], adapted: Sequence[Adapted], salt: int = 0
+    ) -> Product:
+        """The products of x with matrices on top of each other: [tokens, rows of all]."""
+        steps, tokens = self.steps, x.shape[0]
+        y = steps.recorder.scratch(tokens, sum(weight.rows for weight in weights))
+        for weight, first in zip(weights, _firsts(weights), strict=True):
+            steps.linear(x, weight, y, first)
+        made = Product(x, y, weights, adapted)
+        for trained, first in ((each.trained, each.first) for each in adapted):
+            pair = trained.pair
+            read = self._drop(x, trained, salt)
+            inner = steps.recorder.scratch(tokens, pair.rank)
+            a, b = Matrix(trained.a, pair.inputs), Matrix(trained.b, pair.rank)
+            rows, u, out = Matrix(read, pair.inputs), Matrix(inner, pair.rank), y.shape[1]
+            product(steps, rows, a, u, (tokens, pair.rank, pair.inputs), b_turned=True)
+            product(
+                steps,
+                *(u, b, Matrix(y, out, first), (tokens, pair.outputs, pair.rank)),
+                b_turned=True,
+                scale=pair.scale,
+                add=True,
+            )
+            made.dropped.append(read)
+            made.inner.append(inner)
+        return made
+
+    def back(
+        self, made: Product, dy: Tensor, dx: Tensor, *, add: bool = False, salt: int = 0
+    ) -> Tensor:
+        """dx (+)= dL/dx, given dy = dL/dy; the pairs' gradients grow."""
+        matmul_back(self.steps, dy, made.weights, dx, add=add)
+        for each, read, inner in zip(made.adapted, made.dropped, made.inner, strict=True):
+            self._pair_back(each, read, inner, dy, dx, salt)
+        return dx
+
+    def _pair_back(
+        self, each: Adapted, read: Tensor, inner: Tensor, dy: Tensor, dx: Tensor, salt: int
+    ) -> None:
+        """g = scale · dy B: dA += gᵀ x, dB += scale · dyᵀ (A x), dx += g A."""
+        steps, trained, pair = self.steps, each.trained, each.trained.pair
+        tokens, rank = inner.shape
+        g = steps.recorder.scratch(tokens, rank)
+        steep, u = Matrix(dy, dy.shape[1], each.first), Matrix(inner, rank)
+        dinner, rows = Matrix(g, rank), Matrix(read, pair.inputs)
+        b, db = Matrix(trained.b, rank), Matrix(trained.b_gradient, rank)
+        a, da = Matrix(trained.a, pair.inputs), Matrix(trained.a_gradient, pair.inputs)
+        product(steps, steep, b, dinner, (tokens, rank, pair.outputs), scale=pair.scale)
+        shape = (pair.outputs, rank, tokens)
+        product(steps, steep, u, db, shape, a_turned=True, scale=pair.scale, add=True)
+        product(steps, dinner, rows, da, (rank, pair.inputs, tokens), a_turned=True, add=True)
+        shape = (tokens, pair.inputs, rank)
+        if not self.dropout:
+            product(steps, dinner, a, Matrix(dx, pair.inputs), shape, add=True)
+            return
+        part = steps.recorder.scratch(tokens, pair.inputs)
+        product(steps, dinner, a, Matrix(part, pair.inputs), shape)
+        self._drop(part, trained, salt, dx)
+
+    def _drop(self, x: Tensor, trained: Trained, salt: int, into: Tensor | None = None) -> Tensor:
+        """x with some of it dropped, the same for the same step, pair and salt."""
+        if not self.dropout:
+            return x
+        y, count = into or self.steps.recorder.scratch(*x.shape), x.nbytes // 4
+        number = (trained.number << 12) + salt
+        params = [count, number, float(self.dropout), int(into is not None)]
+        grid = self.steps.flat(count)
+        self.steps.call("dropout", grid, params, self.pace, x, y, pieces=("pace",))
+        return y

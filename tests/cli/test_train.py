@@ -1,0 +1,121 @@
+"""`webgemma train`: data in, an adapter out, and going on with it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gpu
+import pytest
+from cli.test_check_bench import answer, refused, webgemma
+from tiny import SMALL, tiny_gguf
+
+from webgemma import Gemma
+from webgemma.cli.train import plot
+from webgemma.lora.adapter import Adapter
+from webgemma.lora.course import Course
+from webgemma.lora.train import Trainer
+
+GPU = ("--adapter", gpu.device().name)
+SMALL_ONE = ("--rank", 2, "--parts", "attn_q,ffn_down", "--batch", 2, *GPU)
+PLAIN = ("--schedule", "constant", "--warmup", 0)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(tiny_gguf(SMALL))
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rows = [{"prompt": f"the {x}", "completion": f"{x} in the {x}"} for x in "abcd"]
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_an_adapter_is_trained_and_can_be_run(model: Path, data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    told = answer("train", model, data, "--out", folder, *SMALL_ONE, "--epochs", 4, "--rate", 0.01)
+    assert told["steps"] == len(told["losses"]) == 8
+    assert not told["stopped"]
+    assert told["losses"][-1] < told["losses"][0]
+    assert min(told[f"{part}_nbytes"] for part in ("model", "adapter", "work")) > 0
+    pairs = Adapter.open(folder).pairs
+    assert len(pairs) == 12
+    assert all(pair.rank == 2 and any(pair.b) for pair in pairs.values())
+    with Gemma.load(model, lora=[folder]) as gemma:
+        assert list(gemma.generate("the a", max_tokens=2, temperature=0))
+
+
+def test_the_best_is_kept(model: Path, data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    options = ("--evaluation", 0.25, "--epochs", 2, *SMALL_ONE)
+    told = answer("train", model, data, "--out", folder, *options)
+    assert len(told["judged"]) == 2
+    assert Adapter.open(folder / "best").pairs.keys() == Adapter.open(folder).pairs.keys()
+
+
+def test_stopped_and_gone_on_with_is_as_in_one_go(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "parts"
+    options = ("--epochs", 2, *SMALL_ONE, *PLAIN)
+    wanted = answer("train", model, data, "--out", whole, *options)["losses"]
+    step = Trainer.step
+
+    async def interrupted(self: Trainer, *given: Any) -> Any:
+        if self.steps == 2:
+            raise KeyboardInterrupt
+        return await step(self, *given)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    first = webgemma("train", model, data, "--out", folder, *options)
+    assert first.exit_code == 0, first.output
+    assert "stopped after 2 steps" in first.stdout
+    assert "--resume goes on" in first.stdout
+    monkeypatch.undo()
+    rest = answer("train", model, data, "--out", folder, *options, "--resume")
+    assert rest["losses"] == pytest.approx(wanted[2:], rel=1e-4)
+
+
+def test_an_estimate_trains_nothing(model: Path, data: Path, tmp_path: Path) -> None:
+    result = webgemma("train", model, data, "--out", tmp_path / "a", *SMALL_ONE, "--estimate")
+    assert result.exit_code == 0, result.output
+    assert "4 rows: 4 examples" in result.stderr
+    assert "batches of 2 x 32" in result.stderr
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--parts", "attn_x"), "no part 'attn_x' to adapt; take of all, attention"),
+        (("--schedule", "square"), "no schedule 'square'"),
+        (("--rate", 3), "learning rate must be above 0"),
+        (("--rank", 0), "rank 0"),
+        (("--batch", 0), "at least one sequence"),
+        (("--dropout", 1), "dropout must be from 0"),
+        (("--epochs", 0), "at least one epoch"),
+        (("--resume",), "no file"),
+    ],
+)
+def test_what_cannot_be(model: Path, data: Path, tmp_path: Path, options: Any, said: str) -> None:
+    assert said in refused("train", model, data, "--out", tmp_path / "none", *GPU, *options)
+
+
+def test_a_plot_falls_with_the_loss() -> None:
+    assert plot([4.0, 3.0, 2.0, 1.0]) == "█▆▃▁"
+    assert len(plot([1.0] * 1000)) <= 60
+
+
+def test_a_course_counts_its_steps() -> None:
+    from webgemma.lora.data import Example
+
+    examples = [Example((2, 3), (True, True), line) for line in range(5)]
+    assert len(Course(epochs=2).steps(examples, 2)) == 6
+    assert len(Course(epochs=2, accumulate=2).steps(examples, 2)) == 4
+    assert len(Course(most_steps=3).steps(examples, 2)) == 3
+    schedule = Course(rate=0.1, warmup=0.5).schedule(10)
+    assert schedule.rate(4) == pytest.approx(0.1)

@@ -1,0 +1,186 @@
+"""Adapters on the GPU: the reference's logits and tokens; several at once, swapped, taken off."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gpu import device, hardware
+from tiny import LARGE, MIXED, MOE, SMALL, Tiny, tiny_gguf
+from tiny_adapter import ENDS, LAYER, tiny_adapter, tiny_pairs
+from tolerance import GPU_LOGITS, RANDOM_LOGITS
+
+from webgemma.blocking import finish
+from webgemma.errors import InputError
+from webgemma.gemma.config import Config
+from webgemma.gemma.weights import Model
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import BytesSource
+from webgemma.reference.lora import AdaptedWeights, Pair
+from webgemma.reference.text import TextModel
+from webgemma.sampler import Sampling
+from webgemma.session import Session
+
+KINDS = {
+    "small": replace(SMALL, pattern="sfsf", shared=2),
+    "large": replace(LARGE, pattern="sf", suppressed=()),
+    "mixed": replace(MIXED, pattern="sf", formats=("Q6_K", "Q4_K", "Q8_0")),
+    "moe": replace(MOE, pattern="sf"),
+    "integers": replace(MIXED, pattern="sf", formats=("Q8_0",)),
+}
+TARGETS = (*LAYER, "ffn_gate_inp", *ENDS)
+IDS = [2, *(24 + i * 7 % 280 for i in range(1, 24))]
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("webgemma.session.CHUNK", 16)
+        patch.setattr("webgemma.session.BATCHES", (1, 16))
+        yield
+
+
+def opened(tiny: Tiny) -> tuple[Gguf, Config]:
+    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+    return gguf, Config.from_gguf(gguf)
+
+
+def expected(tiny: Tiny, *adapters: dict[str, Pair]) -> np.ndarray:
+    gguf, config = opened(tiny)
+    return TextModel(config, AdaptedWeights(gguf, adapters)).forward(IDS)
+
+
+def times(pairs: dict[str, Pair], factor: float) -> dict[str, Pair]:
+    return {name: pair._replace(scale=factor * pair.scale) for name, pair in pairs.items()}
+
+
+def logits(session: Session) -> np.ndarray:
+    data = finish(session.logits(IDS))
+    return np.frombuffer(data, np.float32).reshape(len(IDS), -1)
+
+
+def greedy(session: Session, count: int) -> list[int]:
+    async def take() -> list[int]:
+        tokens = []
+        stream = session.generate(IDS, GREEDY, 1)
+        async for chosen in stream:
+            tokens.append(chosen.token)
+            if len(tokens) == count:
+                await stream.aclose()
+                break
+        return tokens
+
+    return finish(take())
+
+
+def close_to(got: np.ndarray, wanted: np.ndarray, bound: float = GPU_LOGITS) -> None:
+    assert np.abs(got - wanted).max() <= bound * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_and_tokens_are_the_references(kind: str) -> None:
+    gguf, config = opened(KINDS[kind])
+    pairs = tiny_pairs(gguf, TARGETS)
+    model = finish(Model.load(gguf, config, device()))
+    model.set_adapters([(tiny_adapter(pairs).pairs, 1.0)])
+    session = Session(model, 128, kv="f32")
+    close_to(logits(session), expected(KINDS[kind], pairs))
+    tokens = greedy(session, 5)
+    adapted = TextModel(config, AdaptedWeights(gguf, [pairs]))
+    for at in range(5):
+        assert tokens[at] == int(adapted.forward(IDS + tokens[:at], last_only=True).argmax())
+    model.close()
+
+
+@pytest.mark.parametrize(("kind", "precision"), [("moe", "exact"), ("integers", "int16")])
+def test_work_that_is_cut_as_for_a_real_gpu(kind: str, precision: str) -> None:
+    gguf, config = opened(KINDS[kind])
+    pairs = tiny_pairs(gguf, TARGETS, strength=0.1)
+    model = finish(Model.load(gguf, config, hardware()))
+    model.set_adapters([(tiny_adapter(pairs).pairs, 1.0)])
+    session = Session(model, 128, kv="f32", precision=precision)
+    bound = GPU_LOGITS if precision == "exact" else RANDOM_LOGITS[precision]
+    wanted = expected(KINDS[kind], pairs)
+    close_to(logits(session), wanted, bound)
+    assert greedy(session, 2)[0] == int(wanted[-1].argmax())
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return finish(Model.load(*opened(KINDS["small"]), device()))
+
+
+def test_several_with_scales_swapped_and_taken_off(model: Model) -> None:
+    gguf, tiny = opened(KINDS["small"])[0], KINDS["small"]
+    first = tiny_pairs(gguf, TARGETS)
+    second = tiny_pairs(gguf, ("attn_k", "ffn_up", "proj", *ENDS), seed=2, rank=6)
+    one, two = tiny_adapter(first).pairs, tiny_adapter(second).pairs
+    session = Session(model, 128, kv="f32")
+    plain = logits(session)
+    for adapters, wanted in (
+        ([(one, 0.5), (two, -0.75)], [times(first, 0.5), times(second, -0.75)]),
+        ([(two, 1.0)], [second]),
+        ([(one, 0.0)], []),
+        ([(one, 1.0)], [first]),
+        ([], []),
+    ):
+        model.set_adapters(adapters)
+        close_to(logits(session), expected(tiny, *wanted))
+    np.testing.assert_array_equal(logits(session), plain)
+    session.close()
+
+
+def test_what_was_read_without_an_adapter_is_read_again(model: Model) -> None:
+    """Also by sessions that were in the middle of something."""
+    gguf = opened(KINDS["small"])[0]
+    pairs = tiny_pairs(gguf, ("attn_k", "attn_v"))
+    session = Session(model, 128, kv="f32")
+    before = greedy(session, 3)
+    model.set_adapters([(tiny_adapter(pairs).pairs, 1.0)])
+    after = greedy(session, 3)
+    assert after[0] == int(expected(KINDS["small"], pairs)[-1].argmax())
+    model.set_adapters([])
+    assert greedy(session, 3) == before
+
+    async def swapped() -> None:
+        async for _ in session.generate(IDS, GREEDY, 1):
+            model.set_adapters([])
+
+    with pytest.raises(InputError, match="adapters were changed meanwhile"):
+        finish(swapped())
+    assert greedy(session, 3) == before
+    session.close()
+
+
+def test_a_fingerprint_tells_adapters_apart(model: Model) -> None:
+    pairs = tiny_adapter(tiny_pairs(opened(KINDS["small"])[0], ("attn_q",))).pairs
+    plain = model.fingerprint
+    seen = {plain}
+    for adapters in ([(pairs, 1.0)], [(pairs, 0.5)], [(pairs, 1.0), (pairs, 1.0)]):
+        model.set_adapters(adapters)
+        seen.add(model.fingerprint)
+    assert len(seen) == 4
+    model.set_adapters([])
+    assert model.fingerprint == plain
+
+
+def test_memory_is_given_back(model: Model) -> None:
+    held = device().nbytes
+    pairs = tiny_adapter(tiny_pairs(opened(KINDS["small"])[0], TARGETS)).pairs
+    model.set_adapters([(pairs, 1.0)])
+    assert device().nbytes > held
+    model.set_adapters([(pairs, 0.25)])
+    model.set_adapters([])
+    assert device().nbytes == held
+
+
+def test_what_the_gpu_cannot_adapt_is_said() -> None:
+    gguf, config = opened(KINDS["moe"])
+    moe = finish(Model.load(gguf, config, device()))
+    held = device().nbytes
+    with pytest.raises(InputError, match=r"blk\.0\.ffn_down_exps\.weight, which the GPU"):
+        moe.set_adapters([(tiny_adapter(tiny_pairs(gguf)).pairs, 1.0)])
+    assert device().nbytes == held
+    moe.close()

@@ -1,0 +1,74 @@
+"""Learning rates and AdamW: against their definitions."""
+
+from math import cos, pi
+
+import numpy as np
+import pytest
+
+from webgemma.errors import InputError
+from webgemma.lora.schedule import Schedule
+from webgemma.reference.adamw import AdamW, clip
+
+
+def test_warm_up_is_straight_and_reaches_the_peak() -> None:
+    schedule = Schedule(0.01, 100, warmup=4)
+    assert [schedule.rate(step) for step in range(5)] == pytest.approx(
+        [0.0025, 0.005, 0.0075, 0.01, 0.01]
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "middle", "last"),
+    [
+        ("cosine", 0.1 + 0.9 * (1 + cos(pi / 2)) / 2, 0.1),
+        ("linear", 0.55, 0.1),
+        ("constant", 1, 1),
+    ],
+)
+def test_shapes(shape: str, middle: float, last: float) -> None:
+    schedule = Schedule(0.01, 101, shape=shape, floor=0.1)
+    rates = [schedule.rate(step) for step in (0, 50, 100, 1000)]
+    assert rates == pytest.approx([0.01, 0.01 * middle, 0.01 * last, 0.01 * last])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"peak": 0.0}, "above 0"),
+        ({"peak": float("nan")}, "above 0"),
+        ({"warmup": 11}, "do not fit"),
+        ({"shape": "round"}, "no schedule 'round'"),
+        ({"floor": 2.0}, "floor"),
+    ],
+)
+def test_impossible_schedules(wrong: dict[str, float], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Schedule(**({"peak": 0.01, "steps": 10} | wrong))
+
+
+def test_a_single_step_is_the_peak() -> None:
+    assert Schedule(0.01, 1, shape="linear").rate(0) == 0.01
+
+
+def test_adamw_against_its_sums() -> None:
+    """The moments written out: m_t = (1 − β₁) Σ β₁^(t−i) g_i, v likewise."""
+    rng = np.random.default_rng(3)
+    gradients = rng.normal(size=(6, 5))
+    w = rng.normal(size=5)
+    expected, optimiser = w.copy(), AdamW(0.8, 0.9, 1e-8, decay=0.1)
+    for t in range(1, 7):
+        ages = np.arange(t)[::-1, None]
+        m = 0.2 * (0.8**ages * gradients[:t]).sum(axis=0) / (1 - 0.8**t)
+        v = 0.1 * (0.9**ages * gradients[:t] ** 2).sum(axis=0) / (1 - 0.9**t)
+        expected = expected - 0.01 * (m / (np.sqrt(v) + 1e-8) + 0.1 * expected)
+        optimiser.update([w], [gradients[t - 1]], 0.01)
+    np.testing.assert_allclose(w, expected, rtol=1e-12)
+
+
+def test_clipping_keeps_the_direction() -> None:
+    gradients = [np.array([3.0, 0.0]), np.array([[4.0]])]
+    assert clip(gradients, 1.0) == pytest.approx(5)
+    np.testing.assert_allclose(gradients[0], [0.6, 0], rtol=1e-6)
+    np.testing.assert_allclose(gradients[1], [[0.8]], rtol=1e-6)
+    assert clip(gradients, 2.0) == pytest.approx(1)
+    np.testing.assert_allclose(gradients[1], [[0.8]], rtol=1e-6)
