@@ -17,7 +17,7 @@ from webgemma.engines import Engine, EngineOptions, GpuEngine, open_engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gguf.sources import Source
-from webgemma.lora.adapter import Choices, chosen
+from webgemma.lora.adapter import Choices, fitted_adapters
 from webgemma.media import place_media, read_picture, read_sound
 from webgemma.models import find_model, is_address, not_at_once, with_mmproj
 from webgemma.pictures import BUDGET
@@ -101,7 +101,7 @@ class Gemma:
             has_words = "tokenizer.ggml.tokens" in gguf.metadata
             tokenizer = Tokenizer.from_gguf(gguf) if has_words else None
             positions = context_of(config, context, asked)
-            adapters = chosen(lora, config)
+            adapters = fitted_adapters(lora, config)
             options = EngineOptions(
                 *(device, kv, precision, adapter, memory_gb, progress, found.label),
                 projectors=found.projectors,
@@ -162,7 +162,7 @@ class Gemma:
         Each is a path (a folder of PEFT's, or a GGUF file), "path:0.5" or a tuple with how much of
         it is added. The weights stay where they are; forks have the same adapters on, and what was
         read of a conversation is read again."""
-        self._engine.set_adapters(chosen(lora, self.config))
+        self._engine.set_adapters(fitted_adapters(lora, self.config))
 
     @property
     def tokenizer(self) -> Tokenizer:

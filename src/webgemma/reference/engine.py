@@ -156,9 +156,7 @@ class ReferenceEngine:
             for pairs, scale in adapters
         ]
         weights = AdaptedWeights(self.gguf, made)
-        config = self.model.config
-        self.model, self.held = TextModel(config, weights), []
-        self.diffusion = DiffusionModel(config, weights) if config.diffusion else None
+        self.model, self.held = TextModel(self.model.config, weights), []
         self.cache.truncate(0)
 
     def close(self) -> None:
