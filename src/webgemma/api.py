@@ -18,6 +18,7 @@ from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gguf.sources import Source
 from webgemma.lora.adapter import Choices, fitted_adapters
+from webgemma.lora.data import Texts
 from webgemma.media import place_media, read_picture, read_sound
 from webgemma.models import find_model, is_address, not_at_once, with_mmproj
 from webgemma.pictures import BUDGET
@@ -171,6 +172,10 @@ class Gemma:
             raise InputError(f"{self.name} has no vocabulary; give token ids instead of text.")
         return self._tokenizer
 
+    def texts(self, max_tokens: int) -> Texts:
+        """How rows of data become examples for this model to learn from."""
+        return Texts(self.tokenizer, self._chat, max_tokens)
+
     async def alogits(self, ids: Sequence[int]) -> "NDArray[np.float32]":
         """Logits after each of the ids: [T, vocab] (nothing is put in front of them).
 
@@ -316,7 +321,7 @@ class Gemma:
         """Write what the GPU keeps of the last conversation to a file, for `restore`.
 
         In a browser `webgemma.gguf.opfs.open_stored` gives files that stay."""
-        await self._gpu("Saving a conversation").save(path)
+        await self.gpu("Saving a conversation").save(path)
 
     def save(self, path: str | os.PathLike[str] | BinaryIO) -> None:
         """As `asave`, from plain code."""
@@ -327,7 +332,7 @@ class Gemma:
 
         A chat or a prompt that begins with them goes on without reading them again. The file must
         come from the same model; the context may be another one that holds them."""
-        return await self._gpu("Restoring a conversation").restore(path)
+        return await self.gpu("Restoring a conversation").restore(path)
 
     def restore(self, path: str | os.PathLike[str] | BinaryIO) -> list[int]:
         """As `arestore`, from plain code."""
@@ -341,7 +346,7 @@ class Gemma:
             self.name,
             self.config,
             self._tokenizer,
-            self._gpu("A second conversation").fork(),
+            self.gpu("A second conversation").fork(),
             chat=self._chat,
             context=self.context,
             defaults=self.defaults,
@@ -377,7 +382,8 @@ class Gemma:
         result: NDArray[np.float32] = values
         return result
 
-    def _gpu(self, what: str) -> GpuEngine:
+    def gpu(self, what: str) -> GpuEngine:
+        """The engine on the GPU; InputError if the model is elsewhere, with `what` needs it."""
         if not isinstance(self._engine, GpuEngine):
             raise InputError(f"{what} needs the GPU; this model is loaded on the {self.device}.")
         return self._engine

@@ -88,7 +88,7 @@ class GpuEngine:
     ) -> None:
         self.name = session.device.name
         self.senses = senses  # shared too
-        self._gguf = gguf
+        self.gguf = gguf
         self._session = session
         self._sharing = [] if sharing is None else sharing  # every open engine on this model
         self._sharing.append(self)
@@ -97,6 +97,11 @@ class GpuEngine:
     def nbytes(self) -> int:
         """Memory of the device that is in use, by all engines on it."""
         return self._session.device.nbytes
+
+    @property
+    def model(self) -> Model:
+        """The weights it computes with."""
+        return self._session.model
 
     async def logits(self, ids: Sequence[int]) -> bytes:
         """Float32 logits after each of the ids: [len(ids), vocab]."""
@@ -131,7 +136,7 @@ class GpuEngine:
 
     def fork(self) -> "GpuEngine":
         """An engine on the same model whose session goes on from here."""
-        return GpuEngine(self._gguf, self._session.fork(), self.senses, self._sharing)
+        return GpuEngine(self.gguf, self._session.fork(), self.senses, self._sharing)
 
     async def save(self, path: SavedPath) -> None:
         """Write the session to a file."""
@@ -152,7 +157,7 @@ class GpuEngine:
             self.senses.close()
             self._session.model.close()
             self._session.device.close()
-            self._gguf.close()
+            self.gguf.close()
 
 
 async def open_engine(gguf: Gguf, config: Config, context: int, options: EngineOptions) -> Engine:

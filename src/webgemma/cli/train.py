@@ -25,7 +25,7 @@ from webgemma.gguf.reader import Gguf
 from webgemma.lora.adapter import Adapter
 from webgemma.lora.course import Course, Progress, Training
 from webgemma.lora.data import Example, Report, Texts, bucket, split
-from webgemma.lora.fresh import ALL_LINEAR, ATTENTION, FEED_FORWARD, PARTS, fresh_adapter
+from webgemma.lora.fresh import GROUPS, PARTS, fresh_adapter
 from webgemma.lora.memory import Memory, estimate
 from webgemma.lora.optimiser import AdamW
 from webgemma.lora.peft_folder import write_peft_folder
@@ -36,7 +36,6 @@ from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
 
 STATE_FILE = "training.safetensors"
-GROUPS = {"all": ALL_LINEAR, "attention": ATTENTION, "feed-forward": FEED_FORWARD}
 BARS = " ▁▂▃▄▅▆▇█"
 
 

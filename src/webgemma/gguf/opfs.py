@@ -45,12 +45,13 @@ class StoredModel:
 class OpfsStore:
     """The models of this origin; only a worker can copy one there."""
 
-    def __init__(self, files: Any = None) -> None:
+    def __init__(self, files: Any = None, folder: str = FOLDER) -> None:
         self._files = browser_files() if files is None else files
+        self._folder = folder
 
     async def list(self) -> list[StoredModel]:
         """All of them by name, also what is left of one that nothing describes: to be deleted."""
-        sizes = dict(await self._files.list(FOLDER))
+        sizes = dict(await self._files.list(self._folder))
         ids = {name.rpartition(".")[0] for name in sizes}
         found = [await self._described(id, sizes) for id in ids]
         return sorted(found, key=lambda model: (model.name, model.id))
@@ -90,7 +91,7 @@ class OpfsStore:
         if model.whole:
             return model
         tell = progress or _silence
-        path = f"{FOLDER}/{model.id}.gguf"
+        path = f"{self._folder}/{model.id}.gguf"
         await self._describe(model)
         try:
             file = await self._files.stored(path, True)
@@ -170,7 +171,7 @@ class OpfsStore:
         del facts["id"], facts["have"]  # the names and sizes of the files tell these
         text = json.dumps(facts).encode()
         try:
-            file = await self._files.stored(f"{FOLDER}/{model.id}.json", True)
+            file = await self._files.stored(f"{self._folder}/{model.id}.json", True)
             try:
                 file.write(text, 0)  # first: without room for it, what was there stays
                 file.truncate(len(text))
@@ -181,13 +182,13 @@ class OpfsStore:
 
     async def _opened(self, name: str) -> BrowserSource:
         try:
-            return BrowserSource(await self._files.stored(f"{FOLDER}/{name}", False))
+            return BrowserSource(await self._files.stored(f"{self._folder}/{name}", False))
         except Exception as error:  # JavaScript's, whatever it is
             raise file_error(name, error) from error
 
     async def _remove(self, name: str) -> None:
         try:
-            await self._files.remove(f"{FOLDER}/{name}")
+            await self._files.remove(f"{self._folder}/{name}")
         except Exception as error:  # JavaScript's, whatever it is
             if getattr(error, "name", "") != "NotFoundError":
                 raise StorageError(

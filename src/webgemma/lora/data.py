@@ -76,10 +76,13 @@ class Texts:
     def read(self, path: str | os.PathLike[str]) -> tuple[list[Example], Report]:
         """All examples of a file: JSON lines, a JSON list, or (.txt) one plain text."""
         file = Path(path)
-        text = _file_text(file)
-        if file.suffix.lower() == ".txt":
+        return self.parse(_file_text(file), file.name)
+
+    def parse(self, text: str, name: str) -> tuple[list[Example], Report]:
+        """All examples of a file's text; its name says which kind it is."""
+        if name.lower().endswith(".txt"):
             return self.document(text)
-        return self.examples(_rows(text), file.name)
+        return self.examples(_rows(text), name)
 
     def document(self, text: str) -> tuple[list[Example], Report]:
         """A plain text, cut into pieces of the longest length."""

@@ -18,6 +18,7 @@ FEED_FORWARD = ("ffn_gate", "ffn_up", "ffn_down")
 PER_LAYER = ("inp_gate", "proj")
 ALL_LINEAR = (*ATTENTION, *FEED_FORWARD, *PER_LAYER)
 PARTS = (*LAYER_MODULES, "output")
+GROUPS = {"all": ALL_LINEAR, "attention": ATTENTION, "feed-forward": FEED_FORWARD}
 
 
 def fresh_adapter(

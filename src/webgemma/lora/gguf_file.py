@@ -11,7 +11,7 @@ from webgemma.blocking import finish
 from webgemma.errors import GgufError, InputError
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.gguf.sources import FileSource, Source
-from webgemma.gguf.writer import NewTensor, Typed, write_gguf
+from webgemma.gguf.writer import NewTensor, Typed, gguf_bytes, write_gguf
 from webgemma.lora.adapter import EMBEDDING, MAX_RANK, Adapter, Pair, check_adaptable
 from webgemma.lora.floats import ELEMENT_NBYTES, scaled, to_float32
 
@@ -108,6 +108,15 @@ def write_gguf_adapter(adapter: Adapter, path: str | os.PathLike[str]) -> None:
     """Writes a file that llama.cpp and Ollama apply.
 
     It has one alpha: where a pair's differs, its B takes the difference."""
+    write_gguf(path, *_content(adapter))
+
+
+def gguf_adapter_bytes(adapter: Adapter) -> bytes:
+    """The same file in memory."""
+    return gguf_bytes(*_content(adapter))
+
+
+def _content(adapter: Adapter) -> tuple[dict[str, object], Iterator[NewTensor]]:
     if not adapter.pairs:
         raise InputError(f"The adapter {adapter.name} changes nothing: there is nothing to write.")
     alpha = Counter(pair.alpha for pair in adapter.pairs.values()).most_common(1)[0][0]
@@ -120,7 +129,7 @@ def write_gguf_adapter(adapter: Adapter, path: str | os.PathLike[str]) -> None:
     }
     if adapter.base:
         metadata |= {"general.base_model.count": 1, "general.base_model.0.name": adapter.base}
-    write_gguf(path, metadata, _tensors(adapter, alpha or 1.0))
+    return metadata, _tensors(adapter, alpha or 1.0)
 
 
 def _tensors(adapter: Adapter, alpha: float) -> Iterator[NewTensor]:

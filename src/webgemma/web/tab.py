@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from webgemma.api import Gemma
 from webgemma.denoising import Canvas
@@ -27,6 +27,9 @@ from webgemma.models import BUNDLED, BUNDLED_PATH
 from webgemma.pieces import spelled
 from webgemma.web.room import free_nbytes
 
+if TYPE_CHECKING:
+    from webgemma.web.tuning import Tuning
+
 FRAME_SECONDS = 1 / 60  # pieces of a reply are told no oftener
 PROGRESS_SECONDS = 0.1
 BLOCK_SETTINGS = ("max_tokens", "seed", "stop")  # that mean something to DiffusionGemma
@@ -46,6 +49,7 @@ class Tab:
         self._model: Gemma | None = None
         self._replies: dict[Any, asyncio.Future[None]] = {}
         self._copies: dict[str, asyncio.Future[None]] = {}
+        self._tuning: Tuning | None = None
 
     async def greet(self) -> None:
         """Find what computes, and say it."""
@@ -124,6 +128,18 @@ class Tab:
         finally:
             device.close()
         self._tell("room", nbytes=held + free)
+
+    @property
+    def tuning(self) -> "Tuning":
+        """Fine-tuning of the model; made when first asked for: who only chats need not wait."""
+        if self._tuning is None:
+            from webgemma.web.tuning import Tuning
+
+            def tell_error(error: WebgemmaError, what: str) -> None:
+                self._tell_error(error, _kind(error), tune=what)
+
+            self._tuning = Tuning(self._tell, tell_error, lambda: self._model, self._files)
+        return self._tuning
 
     # What is kept
 
