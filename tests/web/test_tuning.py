@@ -51,7 +51,7 @@ def test_examples_are_looked_through() -> None:
     data = f'{DATA}\nnot JSON\n{{"question": "?"}}'
     (told,) = of(tuned(lambda tab: tab.tuning.examine(data, asked(epochs=2))), "examined")
     assert (told["rows"], told["examples"], told["steps"], told["batch"]) == (8, 6, 6, 2)
-    assert (told["truncated"], told["skipped_count"]) == ([], 2)
+    assert (told["truncated"], told["skipped_count"]) == (0, 2)
     assert [line for line, _ in told["skipped"]] == [7, 8]
     assert "no JSON" in told["skipped"][0][1]
     assert 0 < told["targets"] < told["tokens"]

@@ -75,7 +75,7 @@ def _telling(act: _Act[_Given]) -> _Act[_Given]:
     """What goes wrong is told, with the name of what was asked."""
 
     @wraps(act)
-    async def telling(self: "Tuning", *given: _Given.args, **named: _Given.kwargs) -> None:
+    async def telling(self: "Tuning", /, *given: _Given.args, **named: _Given.kwargs) -> None:
         try:
             await act(self, *given, **named)
         except WebgemmaError as error:
@@ -108,10 +108,7 @@ class Tuning:
         report, skipped = task.report, task.report.skipped
         facts: dict[str, Any] = {"rows": report.rows, "examples": report.examples}
         facts |= {"tokens": report.tokens, "targets": report.targets}
-        facts |= {
-            "truncated": report.truncated[:NAMED_ROWS],
-            "truncated_count": len(report.truncated),
-        }
+        facts |= {"truncated": len(report.truncated)}
         facts |= {"skipped": list(skipped.items())[:NAMED_ROWS], "skipped_count": len(skipped)}
         facts |= {"batch": task.options.sequences, "steps": task.steps}
         facts |= {"nbytes": task.nbytes, "free_nbytes": task.free_nbytes}
