@@ -138,7 +138,61 @@ async function keep({ source: { kind, file, digest, ...source } }) {
   postMessage({ type: "kept", id, name });
 }
 
+// Fine-tuning: what the file of the examples is called decides.
+
+let isEnough = false;
+let adapters = [];
+const tellAdapters = () => postMessage({ type: "adapters", adapters });
+
+function examine({ data, options: { name, epochs } }) {
+  if (name.startsWith("bad")) {
+    postMessage({ type: "error", tune: "examine", kind: "other", sentence: `${name} has no row to learn from; line 1: it is no JSON.` });
+    return;
+  }
+  const rows = data.trim().split("\n");
+  const skipped = rows.flatMap((row, at) => (row.startsWith("{") ? [] : [[at + 1, "it is no JSON."]]));
+  const counts = { rows: rows.length, examples: rows.length - skipped.length, tokens: 100, targets: 40 };
+  const free_nbytes = name.startsWith("large") ? 1e9 : 3e9;
+  postMessage({
+    type: "examined", ...counts, truncated: 0, skipped, skipped_count: skipped.length, batch: 4, steps: 4 * epochs, nbytes: 3e9, free_nbytes,
+  });
+}
+
+async function tune({ options }) {
+  isEnough = false;
+  postMessage({ type: "adapted", id: null, name: null });
+  const [name] = options.name.split(".");
+  const steps = name === "slow" ? 1000 : 4 * options.epochs;
+  let step = 0;
+  while (step < steps && !isEnough) {
+    step += 1;
+    await pause(10);
+    if (name === "astray" && step === 3) {
+      postMessage({ type: "error", tune: "tune", kind: "other", sentence: "The loss is no longer a number: take a smaller learning rate." });
+      return;
+    }
+    const judged = options.held_out && step % 4 === 0 ? 5 / step : null;
+    postMessage({ type: "tuning", step, steps, rate: options.rate, loss: 4 / step, judged, tokens_per_second: 123.4 });
+  }
+  const id = `${name} ${adapters.length}`;
+  const facts = { id, name, steps: step, loss: 4 / step };
+  postMessage({ type: "tuned", ...facts, stopped: isEnough });
+  adapters = [...adapters, { ...facts, nbytes: 2000000, base: "bundled", kept: name !== "full" }];
+  tellAdapters();
+}
+
 addEventListener("message", ({ data }) => {
+  if (data.type === "examine") examine(data);
+  if (data.type === "tune") tune(data);
+  if (data.type === "enough") isEnough = true;
+  if (data.type === "put_on") postMessage({ type: "adapted", id: data.id, name: adapters.find(({ id }) => id === data.id).name });
+  if (data.type === "take_off") postMessage({ type: "adapted", id: null, name: null });
+  if (data.type === "adapters") tellAdapters();
+  if (data.type === "adapter") postMessage({ type: "adapter", id: data.id, blob: new Blob([`GGUF of ${data.id}`]) });
+  if (data.type === "forget_adapter") {
+    adapters = adapters.filter(({ id }) => id !== data.id);
+    tellAdapters();
+  }
   if (data.type === "load") load(data);
   if (data.type === "chat") chat(data);
   if (data.type === "stop") {

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
+from browser.chromium import CHROMIUM
 from pretend_files import PretendFiles
 from tiny import SMALL, tiny_gguf
+from web.page import Visitor, serving_page
 from web.test_tab import HELLO, chosen, told
 
 from webgemma.blocking import finish
@@ -15,6 +17,9 @@ from webgemma.gguf.sources import BytesSource
 from webgemma.lora.gguf_file import open_gguf_adapter
 from webgemma.web.tab import Tab
 from webgemma.web.tuning import FOLDER
+
+pytest.importorskip("playwright.sync_api", reason="needs playwright")
+in_chromium = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 
 TINY = tiny_gguf(SMALL)
 ROWS = [{"prompt": f"Hello {n}", "completion": "Good day to you."} for n in range(6)]
@@ -70,8 +75,8 @@ def test_it_learns_is_kept_put_on_taken_off_and_deleted() -> None:
         await tab.chat(2, HELLO, GREEDY)
         await tab.tuning.take_off()
         await tab.chat(3, HELLO, GREEDY)
-        data.append(await tab.tuning.file(name))
-        await tab.tuning.forget(name)
+        data.append(await tab.tuning.adapter(name) or b"")
+        await tab.tuning.forget_adapter(name)
 
     messages = tuned(act, files)
     steps = of(messages, "tuning")
@@ -125,8 +130,8 @@ def test_without_room_to_store_it_lasts_as_long_as_the_page() -> None:
         await tab.tuning.tune(DATA, asked(steps=1))
         (id,) = tab.tuning._unkept
         await tab.tuning.put_on(id)
-        data.append(await tab.tuning.file(id))
-        await tab.tuning.forget(id)
+        data.append(await tab.tuning.adapter(id) or b"")
+        await tab.tuning.forget_adapter(id)
 
     messages = tuned(act, files)
     first, last = [m["adapters"] for m in of(messages, "adapters")]
@@ -174,6 +179,150 @@ def test_without_a_model() -> None:
 
 
 def test_an_adapter_that_is_gone() -> None:
-    error = tuned(lambda tab: tab.tuning.put_on("0" * 64))[-1]
-    assert (error["tune"], error["kind"]) == ("put_on", "file")
-    assert "not stored in this browser any more" in error["sentence"]
+    async def act(tab: Tab) -> None:
+        await tab.tuning.put_on("0" * 64)
+        assert await tab.tuning.adapter("0" * 64) is None
+
+    errors = of(tuned(act), "error")
+    assert [(m["tune"], m["kind"]) for m in errors] == [("put_on", "file"), ("adapter", "file")]
+    assert all("not stored in this browser any more" in m["sentence"] for m in errors)
+
+
+# At the page
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving_page(tmp_path_factory.mktemp("site")) as url:
+        yield url
+
+
+@pytest.fixture
+def visitor(context: Any, url: str) -> Iterator[Visitor]:
+    visitor = Visitor(context, url)
+    visitor.open()
+    yield visitor
+    assert visitor.errors == []
+
+
+def bring(visitor: Visitor, name: str, data: str = DATA) -> None:
+    """Choose a file of examples."""
+    files = [{"name": name, "mimeType": "text/plain", "buffer": data.encode()}]
+    visitor.page.locator("#tune-file").set_input_files(files)
+
+
+def shown(visitor: Visitor, selector: str, has_text: str) -> str:
+    """The text of an element, once it has this in it."""
+    found = visitor.page.locator(selector, has_text=has_text)
+    found.wait_for()
+    return str(found.inner_text())
+
+
+@in_chromium
+def test_learn_apply_download_delete(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.button("Fine-tune").click()
+    assert visitor.button("Start").is_disabled()
+    bring(visitor, "polite.jsonl", f"{DATA}\n<b>no</b>")
+    data = shown(visitor, "#tune-data", "polite.jsonl")
+    assert "6 examples of 7 rows, 100 tokens, 40 of them to learn" in data
+    assert visitor.texts("#tune-skipped li") == ["Line 7: it is no JSON."]
+    assert shown(visitor, "#tune-fit", "It fits").startswith("12 steps; learning takes 3.0 GB")
+    page.get_by_label("Epochs").fill("2")
+    page.get_by_text("More options").click()
+    page.get_by_label("Held out").fill("10")
+    page.keyboard.press("Tab")
+    shown(visitor, "#tune-fit", "8 steps")
+    visitor.button("Start").click()
+    shown(visitor, "#tune-state", "Done after 8 steps, loss 0.50")
+    chart = page.get_by_role("img", name="Loss after 8 of 8 steps: 0.50, at first 4.00")
+    assert "Of what was held out: 0.63." in str(chart.get_attribute("aria-label"))
+    assert chart.locator("circle").count() == 2
+    visitor.button("Apply polite").click()
+    shown(visitor, "#model-name", "Bundled model + polite")
+    with page.expect_download() as download:
+        visitor.button("Download polite").click()
+    assert download.value.suggested_filename == "polite.gguf"
+    assert download.value.path().read_text() == "GGUF of polite 0"
+    visitor.button("Take off polite").click()
+    visitor.button("Apply polite").wait_for()
+    assert page.locator("#model-name").inner_text() == "Bundled model"
+    visitor.button("Delete polite").click()
+    visitor.button("Delete").click()
+    visitor.button("Delete polite").wait_for(state="detached")
+
+
+@in_chromium
+def test_meanwhile_nothing_is_sent_and_it_is_stopped(visitor: Visitor) -> None:
+    visitor.button("Fine-tune").click()
+    bring(visitor, "slow.jsonl")
+    shown(visitor, "#tune-fit", "It fits")
+    visitor.button("Start").press("Enter")
+    shown(visitor, "#tune-state", " of 1000")
+    assert visitor.page.get_by_label("Rank").is_disabled()
+    visitor.page.keyboard.press("Escape")
+    visitor.say("Hello")
+    assert "is learning" in visitor.notice()
+    visitor.button("Look at it").click()
+    visitor.button("Stop and keep").click()
+    shown(visitor, "#tune-state", "Stopped after")
+    visitor.page.keyboard.press("Escape")
+    assert visitor.button("Fine-tune").is_visible()
+    assert visitor.ask("Hello") == "You said Hello."
+
+
+@in_chromium
+def test_done_while_nobody_looks(visitor: Visitor) -> None:
+    visitor.button("Fine-tune").click()
+    bring(visitor, "polite.jsonl")
+    shown(visitor, "#tune-fit", "It fits")
+    visitor.button("Start").click()
+    visitor.page.keyboard.press("Escape")
+    shown(visitor, "#notice-text", "Done after 12 steps")
+    visitor.button("Apply polite").click()
+    shown(visitor, "#model-name", "Bundled model + polite")
+
+
+@in_chromium
+def test_what_goes_wrong_is_said_there(visitor: Visitor) -> None:
+    visitor.button("Fine-tune").click()
+    bring(visitor, "bad.jsonl")
+    shown(visitor, "#tune-problem", "bad.jsonl has no row to learn from; line 1")
+    assert visitor.button("Start").is_disabled()
+    bring(visitor, "large.jsonl")
+    shown(visitor, "#tune-fit", "which can give 1.0 GB: take fewer examples at once")
+    assert visitor.button("Start").is_disabled()
+    bring(visitor, "astray.jsonl")
+    shown(visitor, "#tune-fit", "It fits")
+    visitor.page.get_by_label("Rank").fill("0")
+    visitor.page.keyboard.press("Tab")
+    shown(visitor, "#tune-problem", "Rank is a whole number from 1 to 256.")
+    visitor.page.get_by_label("Rank").fill("8")
+    visitor.page.keyboard.press("Tab")
+    shown(visitor, "#tune-fit", "It fits")
+    visitor.button("Start").click()
+    shown(visitor, "#tune-problem", "The loss is no longer a number")
+    assert visitor.button("Start").is_enabled()
+    files = [{"name": "x.txt", "mimeType": "text/plain", "buffer": b"\xff\xfe"}]
+    visitor.page.locator("#tune-file").set_input_files(files)
+    shown(visitor, "#tune-problem", "x.txt cannot be learnt from: it is no text in UTF-8.")
+
+
+@in_chromium
+def test_dropped_on_the_page_of_a_phone(visitor: Visitor) -> None:
+    page = visitor.page
+    page.set_viewport_size({"width": 320, "height": 640})
+    page.evaluate(
+        """(data) => {
+          const dataTransfer = new DataTransfer();
+          dataTransfer.items.add(new File([data], "full.jsonl"));
+          window.dispatchEvent(new DragEvent("drop", { dataTransfer, cancelable: true }));
+        }""",
+        DATA,
+    )
+    shown(visitor, "#tune-fit", "It fits")
+    visitor.button("Start").click()
+    shown(visitor, "#adapters .problem", "There was no room to store it")
+    for selector in ("#tune-dialog", "html", "header"):
+        wide, room = page.locator(selector).evaluate("(e) => [e.scrollWidth, e.clientWidth]")
+        assert wide <= room, selector

@@ -160,16 +160,17 @@ class Tuning:
             listed.append({**notes, "id": id, "nbytes": len(data), "kept": False})
         self._tell("adapters", adapters=listed)
 
-    async def file(self, id: str) -> bytes:
-        """A GGUF adapter, as llama.cpp and Ollama read it."""
-        source = await self._source(id)
+    async def adapter(self, id: str) -> bytes | None:
+        """A GGUF adapter, as llama.cpp and Ollama read it; None, and why is told, if it is gone."""
         try:
-            return bytes(await source.read(0, source.nbytes))
-        finally:
-            source.close()
+            with closing(await self._source(id)) as source:
+                return bytes(await source.read(0, source.nbytes))
+        except WebgemmaError as error:
+            self._tell_error(error, "adapter")
+            return None
 
     @_telling
-    async def forget(self, id: str) -> None:
+    async def forget_adapter(self, id: str) -> None:
         """Delete an adapter; where it is on, it stays on."""
         if self._unkept.pop(id, None) is None:
             await self._store.forget(id)

@@ -18,6 +18,13 @@ export function button(name, className, act) {
   return made;
 }
 
+/** A button that says to a screen reader also what it is about. */
+export function namedButton(verb, name, className, act) {
+  const made = button(verb, className, act);
+  made.ariaLabel = `${verb} ${name}`;
+  return made;
+}
+
 /** Bytes in powers of ten, as Ollama shows them: 7.2 GB. */
 export function humanSize(nbytes) {
   const units = ["B", "kB", "MB", "GB"];
@@ -35,6 +42,15 @@ export function humanSeconds(seconds) {
   if (seconds < 59.5) return `${Math.max(1, Math.round(seconds))} s`;
   const minutes = Math.round(seconds / 60);
   return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+/** Have the browser save a blob as a file. */
+export function saveBlob(blob, name) {
+  const url = URL.createObjectURL(blob);
+  const link = element("a");
+  Object.assign(link, { href: url, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000); // not before the browser has read it
 }
 
 /** Put text on the clipboard and say so on the button that asked for it. */

@@ -3,8 +3,10 @@
 import { byId } from "./dom.js";
 import { isModelFile } from "./files.js";
 
-/** `models(files)` gets those that are models, `others(files)` the rest. */
-export function takeDrops(models, others) {
+const isExamples = (file) => /\.(jsonl|txt)$/i.test(file.name);
+
+/** `models(files)` gets those that are models, `examples(files)` those to learn from, `others(files)` the rest. */
+export function takeDrops({ models, examples, others }) {
   const hint = byId("drop-here");
   const hasFile = (event) => event.dataTransfer?.types.includes("Files");
   addEventListener("dragover", (event) => {
@@ -21,8 +23,10 @@ export function takeDrops(models, others) {
     event.preventDefault();
     const files = [...event.dataTransfer.files];
     const chosen = files.filter(isModelFile);
-    const rest = files.filter((file) => !isModelFile(file));
+    const learnt = files.filter(isExamples);
+    const rest = files.filter((file) => !isModelFile(file) && !isExamples(file));
     if (chosen.length) models(chosen);
+    if (learnt.length) examples(learnt);
     if (rest.length) others(rest);
   });
 }

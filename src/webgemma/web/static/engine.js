@@ -15,6 +15,16 @@
 //   forget  id                                                delete what is stored under this id
 //   stored                                                    ask what is stored
 //   room    nbytes                                            ask how much of so many bytes the GPU can give
+//   examine  data, options                                   look through examples, see whether they fit
+//            data: the text of their file; options: {name, rank, parts: "all" | "attention" | "feed-forward",
+//            rate, epochs, steps, batch, max_tokens, held_out}  (steps null: as the epochs give; held_out: a share)
+//   tune     data, options                                   train an adapter; what is on is taken off
+//   enough                                                   stop training; what was learnt is kept
+//   put_on   id                                              have this adapter on
+//   take_off                                                 have none on
+//   adapters                                                 ask what adapters there are
+//   adapter  id                                              ask for an adapter's file
+//   forget_adapter  id
 // The worker tells:
 //   ready     device, software        once it has found what it computes on; software: a slow one
 //   progress  loaded, total           bytes
@@ -32,11 +42,22 @@
 //             gpu_*: what it takes of the GPU, at the least with a table left in the file (null: unknown);
 //             free_nbytes: what may still be stored (null: unknown)
 //   room      nbytes                  what the GPU gave of it, with what the loaded model holds
-//   error     id?, keep?, sentence,
+//   examined  rows, examples, tokens, targets, truncated, skipped: [[line, why]], skipped_count, batch, steps,
+//             nbytes, free_nbytes     skipped: the first of them; targets: tokens to be foreseen;
+//             nbytes: what training takes of the GPU beside the model; free_nbytes: what of it the GPU gave
+//   tuning    step, steps, rate, loss, judged, tokens_per_second   after each step; judged: the loss of what was
+//             held out (null: not measured)
+//   tuned     id, name, steps, loss, judged?, stopped          id null: nothing was learnt
+//   adapted   id, name                what is on now (null: none)
+//   adapters  adapters: [{id, name, nbytes, base, steps, loss, judged?, kept}]
+//             when asked and after every change; kept: whether it is stored or goes with the page
+//   adapter   id, blob                a GGUF file
+//   error     id?, keep?, tune?, sentence,
 //             kind: "no-webgpu" | "device-lost" | "memory" | "storage" | "file" | "senses" | "other"
 //             with an id the reply has failed and the model stays, unless the device was lost;
 //             with keep (the id of a copy) copying has failed and the model stays;
-//             without either there is no model now
+//             with tune (what was asked) fine-tuning has failed and the model stays, likewise;
+//             without any of them there is no model now
 
 export const WORKER_URL = "/worker.js";
 
@@ -47,6 +68,7 @@ const NO_MORE = "The engine of this page has failed. Your conversation is kept."
 /** What the worker may tell, by type; anything else is ignored. */
 const TOLD = [
   "ready", "progress", "loaded", "sensing", "canvas", "piece", "done", "error", "keeping", "kept", "left", "stored", "room",
+  "examined", "tuning", "tuned", "adapted", "adapters", "adapter",
 ];
 
 /**
@@ -58,6 +80,7 @@ export class Engine extends EventTarget {
     super();
     this.state = "empty";
     this.copying = null; // the source that is being kept
+    this.isLearning = false;
     this.start();
   }
 
@@ -81,9 +104,11 @@ export class Engine extends EventTarget {
     if (message.type === "loaded") this.state = "loaded";
     const isOfCopy = message.type === "error" && message.keep !== undefined;
     if (isOfCopy || message.type === "kept" || message.type === "left") this.copying = null;
-    if (message.type === "error" && !isOfCopy && (message.id === undefined || message.kind === "device-lost")) {
+    const isOfPart = message.id !== undefined || message.tune !== undefined;
+    if (message.type === "error" && !isOfCopy && (!isOfPart || message.kind === "device-lost")) {
       this.state = "empty";
     }
+    if (message.type === "tuned" || message.tune === "tune" || this.state === "empty") this.isLearning = false;
     this.dispatchEvent(new CustomEvent(message.type, { detail: message }));
   }
 
@@ -91,6 +116,7 @@ export class Engine extends EventTarget {
   restart() {
     this.worker.terminate();
     this.state = "empty";
+    this.isLearning = false;
     this.start();
     if (this.copying) this.keep(this.copying);
   }
@@ -98,6 +124,7 @@ export class Engine extends EventTarget {
   /** Load a model in place of the one that is there; one that is still loading is given up. */
   load(source, options) {
     if (this.state === "loading") this.restart();
+    if (this.isLearning) this.enough();
     if (this.state === "loaded") this.worker.postMessage({ type: "unload" });
     this.state = "loading";
     this.worker.postMessage({ type: "load", source, options });
@@ -130,5 +157,35 @@ export class Engine extends EventTarget {
 
   askRoom(nbytes) {
     this.worker.postMessage({ type: "room", nbytes });
+  }
+
+  examine(data, options) {
+    this.worker.postMessage({ type: "examine", data, options });
+  }
+
+  tune(data, options) {
+    this.isLearning = true;
+    this.worker.postMessage({ type: "tune", data, options });
+  }
+
+  enough() {
+    this.worker.postMessage({ type: "enough" });
+  }
+
+  /** Have an adapter on, or (null) none. */
+  adapt(id) {
+    this.worker.postMessage(id === null ? { type: "take_off" } : { type: "put_on", id });
+  }
+
+  askAdapters() {
+    this.worker.postMessage({ type: "adapters" });
+  }
+
+  askAdapter(id) {
+    this.worker.postMessage({ type: "adapter", id });
+  }
+
+  forgetAdapter(id) {
+    this.worker.postMessage({ type: "forget_adapter", id });
   }
 }

@@ -1,6 +1,6 @@
 // The dialog in which one chooses a model: of this browser, of Ollama on this machine, a file.
 
-import { byId, button, element, humanSize } from "./dom.js";
+import { button, byId, element, humanSize, namedButton } from "./dom.js";
 import { Files, isModelFile } from "./files.js";
 import { fitOf, Room, TOO_LARGE } from "./fits.js";
 import { Keeping } from "./keeping.js";
@@ -29,13 +29,6 @@ const fromOllama = ({ name, url, digest, nbytes, projectors: [eyes] = [] }) => (
 
 const isSame = (one, other) => one.kind === other.kind
   && one.id === other.id && one.url === other.url && one.file === other.file;
-
-/** A button that says to a screen reader also what it is about. */
-function namedButton(verb, name, className, act) {
-  const made = button(verb, className, act);
-  made.ariaLabel = `${verb} ${name}`;
-  return made;
-}
 
 /** Calls `choose({name, source})`. */
 export class ModelPicker {

@@ -4,7 +4,7 @@ import { exportFile, importFile } from "./archive.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { Conversations } from "./conversations.js";
-import { byId, humanSize } from "./dom.js";
+import { byId, humanSize, saveBlob } from "./dom.js";
 import { takeDrops } from "./drops.js";
 import { Engine } from "./engine.js";
 import { lastModel, rememberModel } from "./last.js";
@@ -18,6 +18,7 @@ import { Scroller } from "./scroller.js";
 import { loadOptions, readSettings, SettingsDialog } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Tray } from "./tray.js";
+import { TuneDialog } from "./tune.js";
 
 const conversations = new Conversations();
 const unkept = await conversations.open();
@@ -46,7 +47,12 @@ const composer = new Composer({
 }, () => tray.attachments.length > 0);
 const tray = new Tray(() => composer.show(chat.reply !== null, canSend()), showNotice);
 const microphone = new Microphone((file) => tray.add([file]), showNotice);
-takeDrops((files) => picker.files.hear(files), (files) => tray.add(files));
+const tune = new TuneDialog(engine, () => refresh(), showNotice);
+takeDrops({
+  models: (files) => picker.files.hear(files),
+  examples: ([file]) => tune.take(file),
+  others: (files) => tray.add(files),
+});
 const sidebar = new Sidebar({
   open: (id) => chat.open(id),
   rename: (id, title) => chat.rename(id, title),
@@ -78,12 +84,13 @@ const chat = new Chat(engine, conversations, {
 });
 
 function canSend() {
-  return engine.state === "loaded" && chat.reply === null && !tray.reading;
+  return engine.state === "loaded" && !engine.isLearning && chat.reply === null && !tray.reading;
 }
 
 /** Whether the model can be asked; says so where there is none and nothing on the page tells why. */
 function mayAsk() {
   if (engine.state === "empty" && byId("notice").hidden) showNotice("There is no model to answer.", actions.again);
+  if (engine.isLearning) showNotice("The model is learning: it answers again when that has ended.", actions.tune);
   return canSend();
 }
 
@@ -104,6 +111,7 @@ let computer = ""; // what the worker computes on
 const actions = {
   again: { name: "Load the model again", act: () => { engine.restart(); load(wanted); } },
   choose: { name: "Choose a model", act: () => picker.open() },
+  tune: { name: "Look at it", act: () => tune.open() },
 };
 
 function load(model) {
@@ -137,8 +145,12 @@ engine.addEventListener("loaded", ({ detail }) => {
   refresh();
 });
 engine.addEventListener("loaded", keepPage, { once: true });
+engine.addEventListener("adapted", ({ detail }) => {
+  if (engine.state === "loaded") byId("model-name").textContent = wanted.name + (detail.name ? ` + ${detail.name}` : "");
+});
 engine.addEventListener("error", ({ detail }) => {
   if (detail.keep !== undefined) return; // keeping.js tells
+  if (detail.tune !== undefined && engine.state !== "empty") return; // tune.js tells
   if (engine.state === "empty") {
     endLoading();
     showModel("no model", "");
@@ -171,11 +183,7 @@ byId("new-conversation").addEventListener("click", () => {
 });
 byId("export").addEventListener("click", async () => {
   try {
-    const url = URL.createObjectURL(await exportFile(conversations.list()));
-    const link = document.createElement("a");
-    Object.assign(link, { href: url, download: "webgemma-conversations.json" });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(url), 60_000); // not before the browser has read it
+    saveBlob(await exportFile(conversations.list()), "webgemma-conversations.json");
   } catch (error) {
     showNotice(`Nothing was exported: ${error.message}`);
   }

@@ -32,6 +32,16 @@ function written(messages) {
   return [JSON.stringify(messages, (_, value) => (isMedia(value) ? media.push(value) - 1 : value)), media];
 }
 
+// An adapter's file: bytes of Python's become a Blob.
+async function tellAdapter(tab, { id }) {
+  const bytes = await tab.tuning.adapter(id);
+  if (!bytes) return; // why has been told
+  const view = bytes.getBuffer("u8");
+  self.postMessage({ type: "adapter", id, blob: new Blob([view.data]) });
+  view.release();
+  bytes.destroy();
+}
+
 // These wait for each other.
 const inTurn = {
   load: (tab, { source, options }) => tab.load(given(source), options.context ?? undefined, options.precision),
@@ -40,6 +50,10 @@ const inTurn = {
     return tab.chat(id, json, JSON.stringify(settings), media);
   },
   unload: (tab) => tab.unload(),
+  examine: (tab, { data, options }) => tab.tuning.examine(data, JSON.stringify(options)),
+  tune: (tab, { data, options }) => tab.tuning.tune(data, JSON.stringify(options)),
+  put_on: (tab, { id }) => tab.tuning.put_on(id),
+  take_off: (tab) => tab.tuning.take_off(),
 };
 // These do not.
 const atOnce = {
@@ -49,11 +63,22 @@ const atOnce = {
   leave: (tab, { id }) => tab.leave(id),
   forget: (tab, { id }) => tab.forget(id),
   stored: (tab) => tab.stored(),
+  enough: (tab) => tab.tuning.enough(),
+  adapters: (tab) => tab.tuning.adapters(),
+  adapter: tellAdapter,
+  forget_adapter: (tab, { id }) => tab.tuning.forget_adapter(id),
 };
+const ofTuning = ["examine", "tune", "enough", "put_on", "take_off", "adapters", "adapter", "forget_adapter"];
 
 let turn = started.catch((error) => {
   self.postMessage({ type: "error", kind: "other", sentence: String(error.message ?? error) });
 });
+
+// What an error belongs to.
+function about({ type, id }) {
+  if (ofTuning.includes(type)) return { tune: type };
+  return type in atOnce ? { keep: id ?? null } : { id };
+}
 
 async function answer(act, data) {
   const tab = await started.catch(() => null); // why there is none has been told
@@ -61,8 +86,7 @@ async function answer(act, data) {
     if (tab) await act(tab, data);
   } catch (error) {
     const sentence = String(error.message ?? error).trim().split("\n").at(-1);
-    const about = data.type in atOnce ? { keep: data.id ?? null } : { id: data.id };
-    self.postMessage({ type: "error", kind: "other", sentence, ...about });
+    self.postMessage({ type: "error", kind: "other", sentence, ...about(data) });
   }
 }
 
