@@ -45,7 +45,7 @@ class Asked:
     epochs: int = 3
     steps: int | None = None  # at most
     batch: int = 4
-    max_tokens: int = 512
+    max_length: int = 512  # tokens of an example
     held_out: float = 0.0  # share of the rows to judge by
 
 
@@ -242,7 +242,7 @@ class Tuning:
 
 async def _task(model: Gemma, data: str, asked: Asked) -> _Task:
     engine = model.gpu("Learning")
-    examples, report = model.texts(asked.max_tokens).parse(data, asked.name)
+    examples, report = model.texts(asked.max_length).parse(data, asked.name)
     learn, judges = split(examples, asked.held_out, 0)
     length = bucket(max(len(example.ids) for example in examples))
     sequences = min(asked.batch, len(learn))

@@ -3,7 +3,8 @@
 import { byId } from "./dom.js";
 import { isModelFile } from "./files.js";
 
-const isExamples = (file) => /\.(jsonl|txt)$/i.test(file.name);
+/** Whether a file is to be learnt from: where examples are asked for, whatever it is. */
+const isExamples = (file) => /\.jsonl$/i.test(file.name) || (byId("tune-dialog").open && !isModelFile(file));
 
 /** `models(files)` gets those that are models, `examples(files)` those to learn from, `others(files)` the rest. */
 export function takeDrops({ models, examples, others }) {

@@ -13,7 +13,7 @@ const NUMBERS = [
 const MORE = [
   { name: "steps", label: "Most steps", least: 1, most: 1000000, value: null, hint: "ends earlier" },
   { name: "batch", label: "At once", least: 1, most: 64, value: 4, hint: "examples in a step" },
-  { name: "max_tokens", label: "Longest", least: 16, most: 8192, value: 512, hint: "tokens; longer are cut" },
+  { name: "max_length", label: "Longest", least: 16, most: 8192, value: 512, hint: "tokens; longer are cut" },
   { name: "held_out", label: "Held out", least: 0, most: 50, value: 0, hint: "% of the rows, to judge by", broken: true },
 ];
 
