@@ -14,7 +14,7 @@ from webgemma.errors import GgufError, InputError
 from webgemma.gemma.weights import BATCH_ROWS, Model
 from webgemma.gguf.safetensors import NewStored, Safetensors, write_safetensors
 from webgemma.graph import Recorder, Tensor
-from webgemma.lora.adapter import EMBEDDING, Adapter
+from webgemma.lora.adapter import Adapter
 from webgemma.lora.data import Example, bucket
 from webgemma.lora.optimiser import AdamW
 from webgemma.lora.parameters import Parameters
@@ -252,7 +252,7 @@ class Guard:
 
 def _check_trainable(adapter: Adapter) -> None:
     for name, pair in adapter.pairs.items():
-        if pair.experts > 1 or name in (EMBEDDING, "per_layer_model_proj.weight"):
+        if pair.experts > 1:
             raise InputError(f"{name} cannot be trained here; make the adapter without it.")
     if not adapter.pairs:
         raise InputError("The adapter changes nothing of this model: there is nothing to train.")
