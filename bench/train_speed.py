@@ -66,12 +66,13 @@ def main() -> None:
     spend(trainer, trainer._rooms[sequences, length].plans[True])
 
 
-def spend(trainer: Trainer, plan: Plan) -> None:
+def spend(trainer: Trainer, plans: list[Plan]) -> None:
     """The time of every kind of kernel: all its dispatches one after the other."""
-    device, total, kinds = trainer.device, 0.0, Counter(d.name for d in plan.dispatches)
+    dispatches = [dispatch for plan in plans for dispatch in plan.dispatches]
+    device, total, kinds = trainer.device, 0.0, Counter(d.name for d in dispatches)
     found = []
     for kind in kinds:
-        some = Plan([dispatch for dispatch in plan.dispatches if dispatch.name == kind])
+        some = Plan([dispatch for dispatch in dispatches if dispatch.name == kind])
         for _ in range(2):
             start = time.perf_counter()
             device.run(some)

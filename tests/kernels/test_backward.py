@@ -289,6 +289,31 @@ def test_route_back(scaled: int, steps: Steps) -> None:
     assert_close(found, wanted)
 
 
+# Rows and columns
+
+
+def test_rows_gathered_and_scattered(steps: Steps) -> None:
+    """Ids that occur several times add up; rows of no id stay."""
+    ids = np.array([4, 1, 4, 0, 4, 1], np.uint32)
+    table, dy, before = numbers(6, 5), numbers(6, 5, seed=2), numbers(6, 5, seed=3)
+    found, back = put(0 * dy), put(before)
+    steps.call("gather_rows", (1,), [5, 6], put(ids), put(table), found)
+    steps.call("scatter_rows", (1,), [5, 6], put(ids), put(dy), back)
+    rows, sums = ran(steps, found, back)
+    np.testing.assert_array_equal(rows, table[ids])
+    np.add.at(before, ids, dy)
+    assert_close(sums, before)
+
+
+def test_columns_copied(steps: Steps) -> None:
+    x, y = numbers(5, 9), numbers(5, 11, seed=2)
+    to = put(y)
+    steps.call("copy_columns", (1,), [4, 5, 9, 3, 11, 6], put(x), to)
+    (found,) = ran(steps, to)
+    y[:, 6:10] = x[:, 3:7]
+    np.testing.assert_array_equal(found, y)
+
+
 # Dropout
 
 

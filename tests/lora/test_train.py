@@ -21,6 +21,7 @@ from webgemma.gguf.sources import BytesSource
 from webgemma.lora.adapter import EMBEDDING, HEAD, Adapter
 from webgemma.lora.data import Example
 from webgemma.lora.fresh import fresh_adapter
+from webgemma.lora.memory import estimate
 from webgemma.lora.optimiser import AdamW
 from webgemma.lora.train import Guard, Options, Step, Trainer
 from webgemma.reference import adamw
@@ -289,6 +290,24 @@ def test_memory_comes_back() -> None:
     again.close()
     assert model.device.nbytes == held
     model.close()
+
+
+def test_the_estimate_is_what_it_takes() -> None:
+    gguf = opened(SMALL)
+    config, options = Config.from_gguf(gguf), Options(sequences=3)
+    adapter = fresh_adapter(config, rank=4)
+    start = device().nbytes
+    model = finish(Model.load(gguf, config, device()))
+    trainer = Trainer(model, adapter, options)
+    trainer.reserve(3, 48)
+    told = finish(estimate(gguf, config, adapter, options, 48, device()))
+    assert told.nbytes == device().nbytes - start
+    again, kept = (
+        finish(estimate(gguf, config, adapter, replace(options, checkpoint=checkpoint), 512))
+        for checkpoint in (True, False)
+    )
+    assert kept.work_nbytes > 1.5 * again.work_nbytes
+    closed(trainer)
 
 
 def test_a_loss_that_is_no_number_moves_nothing() -> None:
