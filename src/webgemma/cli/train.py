@@ -87,6 +87,9 @@ def train(
     decay: Annotated[float, typer.Option(help="Of the weights.")] = 0.0,
     evaluation: Annotated[float, typer.Option(help="Share of the rows to judge by.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep what layers compute: faster, more memory.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder's.")] = False,
     only_estimate: Annotated[
         bool, typer.Option("--estimate", help="Say what memory it takes, and stop.")
@@ -102,7 +105,7 @@ def train(
     """
     with sentences():
         found = find_model(model)
-        options = Options(batch, dropout, seed, AdamW(decay=decay))
+        options = Options(batch, dropout, seed, AdamW(decay=decay), checkpoint=not keep)
         course = Course(rate, epochs, accumulate, warmup, cast(Shape, schedule), seed, steps)
         with found.open() as gguf:
             config = trainable_config(gguf)

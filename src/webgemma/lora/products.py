@@ -15,7 +15,7 @@ from webgemma.lora.parameters import Trained
 
 FEW = 32  # rows or columns that a narrow tile serves better
 BUSY_GROUPS = 256  # workgroups that fill a large GPU
-MANY_ROWS = 512  # of a matrix, that are worth a share of their own
+MANY_ROWS, MANY_SUMS = 512, 256  # of a matrix and of k, that are worth a share of their own
 # In software: threads that need not wait, tokens that a decoded weight serves, and how much is
 # added up before an invocation ends (see gemma/loops.py): rows of a matrix, and of other products.
 SOFTWARE_THREADS, SOFTWARE_TOKENS, SOFTWARE_ROWS, SOFTWARE_SUMS = 8, 4, 512, 4096
@@ -119,11 +119,28 @@ def product(
     forms |= {name: int(matrix.inner > 1) for name, matrix in heads}
     kernel = steps.link("product", "", ("outer",), **tile.constants, **forms)
     grid = (-(-n // tile.n), -(-m // tile.m), times.outer * times.inner)
+    whole = times == ONCE and c.first == 0 and c.outer == n and m * n % 4 == 0
+    shares = _product_shares(grid[0] * grid[1], k) if whole and not steps.software else 1
+    if shares > 1:
+        parts = steps.recorder.scratch(shares, m * n)
+        share_k = -(-k // (shares * tile.slice)) * tile.slice
+        params = [m, n, 0, k, share_k, 1, 0, float(scale)]
+        params += [*a.place, *b.place, *Matrix(parts, n).place]
+        steps.recorder.call(kernel, (*grid[:2], shares), params, a.tensor, b.tensor, parts)
+        fours = m * n // 4
+        params = [fours, shares, int(add)]
+        steps.call("sum_shares", steps.flat(fours), params, parts, c.tensor)
+        return
     most = SOFTWARE_SUMS if steps.software else k
     for first in range(0, k, most):
-        numbers = [m, n, first, min(k, first + most), times.inner, int(add or first > 0)]
+        numbers = [m, n, first, min(k, first + most), 0, times.inner, int(add or first > 0)]
         params = [*numbers, float(scale), *a.place, *b.place, *c.place]
         steps.recorder.call(kernel, grid, params, a.tensor, b.tensor, c.tensor)
+
+
+def _product_shares(groups: int, k: int) -> int:
+    """Into how many k is cut, so that narrow results keep a GPU busy too."""
+    return max(1, min(2 * BUSY_GROUPS // groups, k // MANY_SUMS, 16))
 
 
 def matmul_back(
