@@ -77,7 +77,7 @@ def train(
     ] = "all",
     rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 2e-4,
     epochs: Annotated[int, typer.Option(help="How often every example is seen.")] = 3,
-    steps: Annotated[int | None, typer.Option(help="Stop after so many.")] = None,
+    steps: Annotated[int | None, typer.Option(help="So many, in place of epochs.")] = None,
     batch: Annotated[int, typer.Option(help="Examples that go through together.")] = 4,
     accumulate: Annotated[int, typer.Option(help="Batches that make one step.")] = 1,
     max_length: Annotated[int, typer.Option(help="Tokens of an example; longer are cut.")] = 512,
