@@ -16,14 +16,17 @@ from webgemma.device import Kernel
 from webgemma.device.neighbours import probe
 from webgemma.device.null import NullDevice
 from webgemma.errors import DeviceError
+from webgemma.gemma import gradients
 from webgemma.gemma.audio import Ears, hear
 from webgemma.gemma.config import Config, Experts
+from webgemma.gemma.steps import Steps
 from webgemma.gemma.towers import Towers
 from webgemma.gemma.vision import Eyes, see
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
+from webgemma.graph import Recorder
 from webgemma.pictures import Picture
 from webgemma.selftest import selftest
 from webgemma.session import BATCHES, Session
@@ -63,6 +66,7 @@ def programs(features: frozenset[str]) -> set[Kernel]:
             for kv, precision in (("f32", "exact"), ("f16", "int16"), ("f16", "int8")):
                 record_all(Session(model, 512, kv=kv, precision=precision))
         look_at_pictures(device)
+        go_back(device)
         hear_sounds(device)
         found |= device.kernels
     return found
@@ -88,6 +92,25 @@ def adapted_model(device: NullDevice) -> Model:
     model = finish(Model.load(gguf, Config.from_gguf(gguf), device))
     model.set_adapters([(tiny_adapter(tiny_pairs(gguf)).pairs, 1.0)])
     return model
+
+
+def go_back(device: NullDevice) -> None:
+    """The derivative of every step, and of products in every format."""
+    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(replace(MIXED, pattern="sf" * 5)), "tiny.gguf")))
+    model = finish(Model.load(gguf, Config.from_gguf(gguf), device))
+    recorder = Recorder(device)
+    steps = Steps(model, recorder, recorder.scratch(4), 40, 1e-6)
+    for weight in model.matrices.values():
+        gradients.linear_back(steps, recorder.scratch(40, weight.rows), weight)
+    spans, losses = recorder.scratch(40, 2), recorder.scratch(40)
+    for size in (16, 256, 512):
+        heads, x = gradients.Heads(2, 1, size), [recorder.scratch(40, 2 * size) for _ in range(6)]
+        gradients.attend_back(steps, heads, 8, spans, (x[0], x[1], x[2]), x[3], (x[4], x[5]))
+        gradients.rope_back(steps, x[0], spans, model.turns[True], size)
+    gradients.rms_back(steps, x[0], x[1], None, 512)
+    gradients.geglu_back(steps, x[0], recorder.scratch(40, 512))
+    gradients.cross_entropy(steps, x[0], losses, spans, 30.0, 1.0)
+    recorder.plan().close(device)
 
 
 def blank_model(config: Config, format_of: Callable[[str], str], device: NullDevice) -> Model:
