@@ -8,11 +8,14 @@ from tolerance import F32_KERNEL
 
 from webgemma.gemma import gradients
 from webgemma.gemma.attention import Heads
+from webgemma.gemma.optimiser import AdamW, Trained
 from webgemma.gemma.steps import Steps
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
 from webgemma.graph import Recorder, Tensor
 from webgemma.reference import gradients as reference
+from webgemma.reference.adamw import AdamW as Reference
+from webgemma.reference.adamw import clip
 from webgemma.reference.text import gelu, rope
 
 EPS = 1e-6
@@ -152,3 +155,42 @@ def test_cross_entropy(model: Model) -> None:
     assert_close(get(out)[:4], 0.25 * dz[:4])
     np.testing.assert_array_equal(get(out)[4], z[4])
     assert get(losses)[4] == 0
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 70), (100, 16), (33, 1)])
+def test_outer_products(model: Model, rows: int, columns: int) -> None:
+    a, b, before = numbers(21, rows + 9), numbers(21, columns + 4, seed=1), numbers(rows, columns)
+    a[20:], b[20:] = np.nan, np.nan  # beyond the count
+    steps, out = steps_of(model, 21, 20), put(before)
+    gradients.outer(steps, (put(a), 5, rows), (put(b), 2, columns), 0.5, out)
+    left, right = a[:20, 5 : 5 + rows], b[:20, 2 : 2 + columns]
+    assert_close(run(steps, out), before + 0.5 * left.T @ right)
+
+
+@pytest.mark.parametrize("longest", [1.0, 1e9])
+def test_adamw(longest: float) -> None:
+    sizes, rng = (1000, 3, 256), np.random.default_rng(6)
+    weights = [rng.normal(size=size).astype(np.float32) for size in sizes]
+    mine, reference_adamw = AdamW(0.9, 0.99, 1e-8, 0.1, longest), Reference(0.9, 0.99, 1e-8, 0.1)
+    trained = [
+        Trained(put(w), put(np.zeros_like(w)), put(np.zeros((len(w), 2), np.float32)))
+        for w in weights
+    ]
+    pace, squares = put(np.zeros(4, np.float32)), put(np.zeros(3, np.float32))
+    recorder = Recorder(device())
+    mine.record(recorder, pace, trained, squares)
+    plan = recorder.plan()
+    for step in range(1, 5):
+        slopes = [rng.normal(size=size).astype(np.float32) for size in sizes]
+        for each, slope in zip(trained, slopes, strict=True):
+            device().write(each.gradients.buffer, slope.tobytes())
+        numbers_of_step = np.array([*mine.pace(step, 0.01 * step), 0], np.float32)
+        device().write(pace.buffer, numbers_of_step.tobytes())
+        device().run(plan)
+        length = clip(slopes, longest)
+        assert np.sqrt(get(squares).sum()) == pytest.approx(length, rel=1e-5)
+        reference_adamw.update(weights, slopes, 0.01 * step)
+    for each, wanted in zip(trained, weights, strict=True):
+        assert_close(get(each.weights), wanted)
+        assert not get(each.gradients).any()
+    plan.close(device())

@@ -12,6 +12,7 @@ from webgemma.kernels import unit as unit_of
 
 TILE_WIDTH, TILE_TOKENS = 64, 32  # as matmul_back.wgsl has them
 MOST_ROWS = 32768  # of a call of it: lavapipe ends long loops
+OUTER_TILE = 32  # as outer.wgsl has it
 KEY_THREADS = 128  # as many as the largest head has fours
 
 
@@ -112,3 +113,15 @@ def cross_entropy(
         pieces=("sum", "state"),
         THREADS=ROW_THREADS,
     )
+
+
+def outer(
+    steps: Steps, a: tuple[Tensor, int, int], b: tuple[Tensor, int, int], scale: float, out: Tensor
+) -> None:
+    """out += scale · aᵀ b over all tokens; of each a tensor, its first column and how many."""
+    (left, left_first, rows), (right, right_first, columns) = a, b
+    params = [rows, columns, left.shape[1], left_first, right.shape[1], right_first, float(scale)]
+    grid = (-(-columns // OUTER_TILE), -(-rows // OUTER_TILE))
+    tensors = (steps.state, left, right, out)
+    threads = OUTER_TILE**2 // 16
+    steps.call("outer", grid, params, *tensors, pieces=("state",), THREADS=threads)
