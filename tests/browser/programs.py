@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 from blank import BlankGguf, a4b, e2b, q4_k_m
-from tiny import KINDS, MIXED, tiny_gguf
+from tiny import KINDS, MIXED, MOE, Tiny, tiny_gguf
 from tiny_adapter import tiny_adapter, tiny_pairs
 from tiny_ears import EARS, RAW_EARS, audio_of, ears_gguf, ears_tensors
 from tiny_eyes import EMBEDDER, LARGE_EYES, SMALL_EYES, eyes_gguf
@@ -77,7 +77,8 @@ def models(device: NullDevice) -> Iterator[Model]:
     for tiny in KINDS.values():
         gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
         yield finish(Model.load(gguf, Config.from_gguf(gguf), device))
-    yield adapted_model(device)
+    for tiny in (replace(MIXED, pattern="sf", formats=("Q8_0", "F16")), MOE):
+        yield adapted_model(device, tiny)
     dense, experts = few_layers(e2b(), (0, 4, 15, 19)), few_layers(a4b(), (0, 5))
     few_experts = replace(experts, experts=Experts(count=16, used=8, ffn=768, fused=True))
     yield blank_model(experts, q4_k_m, device)
@@ -85,9 +86,8 @@ def models(device: NullDevice) -> Iterator[Model]:
         yield blank_model(config, only(format), device)
 
 
-def adapted_model(device: NullDevice) -> Model:
-    """A tiny model of two formats with an adapter on all that can have one."""
-    tiny = replace(MIXED, pattern="sf", formats=("Q8_0", "F16"))
+def adapted_model(device: NullDevice, tiny: Tiny) -> Model:
+    """A tiny model with an adapter on all that can have one."""
     gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
     model = finish(Model.load(gguf, Config.from_gguf(gguf), device))
     model.set_adapters([(tiny_adapter(tiny_pairs(gguf)).pairs, 1.0)])
