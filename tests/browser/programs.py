@@ -108,8 +108,10 @@ def go_back(device: NullDevice) -> None:
         gradients.attend_back(steps, heads, 8, spans, (x[0], x[1], x[2]), x[3], (x[4], x[5]))
         gradients.rope_back(steps, x[0], spans, model.turns[True], size)
     gradients.rms_back(steps, x[0], x[1], None, 512)
-    gradients.geglu_back(steps, x[0], recorder.scratch(40, 512))
-    gradients.cross_entropy(steps, x[0], losses, spans, 30.0, 1.0)
+    gradients.geglu_back(steps, x[0], x[0], 512, recorder.scratch(40, 512))
+    gradients.rescale(steps, x[0], model.one)
+    gradients.outer(steps, (x[0], 0, 512), (x[1], 0, 512), 1.0, recorder.scratch(512, 512))
+    gradients.cross_entropy(steps, x[0], x[1], x[2], losses, 30.0)
     recorder.plan().close(device)
 
 

@@ -92,7 +92,7 @@ def test_geglu(model: Model) -> None:
     both, dh = 4 * numbers(3, 140), numbers(3, 70)
     both[0, :4] = [-1e4, 1e4, 0, -30]
     steps = steps_of(model, 3)
-    out = run(steps, gradients.geglu_back(steps, put(both), put(dh)))
+    out = run(steps, gradients.geglu_back(steps, put(both), put(both), 70, put(dh)))
     gate, up = both[:, :70].astype(np.float64), both[:, 70:]
     dgate = dh * up * reference.gelu_slope(gate)
     assert_close(out, np.concatenate([dgate, dh * gelu(gate)], axis=1))
@@ -148,7 +148,8 @@ def test_cross_entropy(model: Model) -> None:
     z[1, 699] = 4000
     z[2, 0] = -4000
     steps, out, losses = steps_of(model, 5, 4), put(z), put(np.zeros(5, np.float32))
-    gradients.cross_entropy(steps, out, put(targets), losses, 30.0, 0.25)
+    weights = put(np.full(5, 0.25, np.float32))
+    gradients.cross_entropy(steps, out, put(targets), weights, losses, 30.0)
     device().run(steps.recorder.plan())
     wanted, dz = reference.cross_entropy(z.astype(np.float64), targets, 30.0)
     assert_close(get(losses)[:4], wanted[:4])

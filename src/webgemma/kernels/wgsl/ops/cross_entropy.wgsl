@@ -1,17 +1,17 @@
 // For each row of raw logits z: loss = -ln p[target], p = softmax(cap tanh(z / cap)), and in place of
-// z what it owes: dz = weight (p - [target]) (1 - tanh²). One workgroup for each row.
+// z what it owes: dz = weights[row] (p - [target]) (1 - tanh²). One workgroup for each row.
 
 struct Params {
     vocab: u32,
     cap: f32,
-    weight: f32, // 1 / how many tokens are learnt
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: State;
 @group(0) @binding(2) var<storage, read> targets: array<u32>;
-@group(0) @binding(3) var<storage, read_write> z: array<f32>;
-@group(0) @binding(4) var<storage, read_write> losses: array<f32>;
+@group(0) @binding(3) var<storage, read> weights: array<f32>;
+@group(0) @binding(4) var<storage, read_write> z: array<f32>;
+@group(0) @binding(5) var<storage, read_write> losses: array<f32>;
 
 fn bent(value: f32) -> f32 {
     return tanh(clamp(value / params.cap, -15.0, 15.0)); // tanh of large numbers may overflow
@@ -44,7 +44,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var i = thread; i < params.vocab; i += THREADS) {
         let b = bent(z[at + i]);
         let p = exp(params.cap * b - peak) / sum;
-        z[at + i] = params.weight * (p - select(0.0, 1.0, i == target_token)) * (1.0 - b * b);
+        z[at + i] = weights[t] * (p - select(0.0, 1.0, i == target_token)) * (1.0 - b * b);
     }
 }
 

@@ -1,4 +1,4 @@
-// dx[t, k] = Σ_n dy[t, n] W[n, k]: what a product's input owes. A workgroup computes TILE_WIDTH k of
+// dx[t, k] = scale Σ_n dy[t, n] W[n, k]: what a product's input owes. A workgroup computes TILE_WIDTH k of
 // TILE_TOKENS tokens, SLICE rows n at a time through workgroup memory; a thread sums four k of four
 // tokens. The rows are `rows` from `row` on of this part of W; what another call has summed before
 // is added if `add` says so.
@@ -13,6 +13,7 @@ struct Params {
     stride: u32, // values of dy for each token
     first: u32, // column of dy that belongs to `row`
     add: u32,
+    scale: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -104,9 +105,9 @@ fn put(t: u32, width: u32, column: u32, sum: vec4<f32>) {
     if (t < state.count) {
         let at = t * width + column;
         if (params.add == 1u) {
-            dx[at] += sum;
+            dx[at] += params.scale * sum;
         } else {
-            dx[at] = sum;
+            dx[at] = params.scale * sum;
         }
     }
 }

@@ -10,6 +10,7 @@ struct Params {
     b_stride: u32,
     b_first: u32,
     scale: f32,
+    first: u32, // row of out
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -50,7 +51,7 @@ fn four_of_b(t: u32, j: u32) -> vec4<f32> {
 fn put(i: u32, j: u32, sum: vec4<f32>) {
     for (var each = 0u; each < 4u; each++) {
         if (i < params.rows && j + each < params.columns) {
-            out[i * params.columns + j + each] += params.scale * sum[each];
+            out[(params.first + i) * params.columns + j + each] += params.scale * sum[each];
         }
     }
 }
