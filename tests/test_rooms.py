@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "gemma": {"gguf", "device", "kernels", "graph", "sampler", "pictures"},
     "sounds": {"gemma"},
     "session": {"gguf", "device", "graph", "gemma", "sampler"},
-    "lora": {"gguf", "text", "gemma"},
+    "lora": {"gguf", "text", "device", "graph", "gemma"},
     "selftest": {"gguf", "device", "kernels", "graph"},
     "models": {"gguf"},
     "rows": set(),
