@@ -66,8 +66,7 @@ class Learner(TextRecorder):
 
     def record(self) -> None:
         """Forward, the loss, and all the way back."""
-        x = self.embed("token_embd.weight", self.config.width**0.5)
-        self._adapt_embedding(x)
+        x = self.opening()
         ple = self.per_layer_embeddings(x)
         inputs = []
         for layer in self.config.layers:
