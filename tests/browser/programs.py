@@ -20,6 +20,7 @@ from webgemma.errors import DeviceError
 from webgemma.gemma import gradients
 from webgemma.gemma.audio import Ears, hear
 from webgemma.gemma.config import Config, Experts
+from webgemma.gemma.optimiser import AdamW, Trained
 from webgemma.gemma.steps import Steps
 from webgemma.gemma.towers import Towers
 from webgemma.gemma.vision import Eyes, see
@@ -117,6 +118,7 @@ def go_back(device: NullDevice) -> None:
     gradients.rescale(steps, x[0], model.one)
     gradients.outer(steps, (x[0], 0, 512), (x[1], 0, 512), 1.0, recorder.scratch(512, 512))
     gradients.cross_entropy(steps, x[0], x[1], x[2], losses, 30.0)
+    AdamW().record(recorder, losses, [Trained(x[0], x[1], x[2])], spans)
     recorder.plan().close(device)
 
 
