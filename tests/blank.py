@@ -2,9 +2,10 @@
 memory and the dispatches of a real model are counted on any machine."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
-from webgemma.gemma.config import Config, Experts, Layer
+from webgemma.gemma.config import Config, Diffusion, Experts, Layer
 from webgemma.gemma.tensors import text_tensors
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import TensorInfo
@@ -18,7 +19,7 @@ def q4_k_m(name: str) -> str:
         return "Q6_K"
     if name == "per_layer_model_proj.weight":
         return "F16"
-    return "Q5_0" if "_down_exps" in name else "Q4_K"
+    return "Q5_0" if "_down_exps" in name or name == "self_cond_down.weight" else "Q4_K"
 
 
 class BlankGguf:
@@ -82,6 +83,21 @@ def a4b() -> Config:
     )
     experts = Experts(count=128, used=8, ffn=704, fused=True)
     return _config("26B", layers, width=2816, window=1024, context=262144, experts=experts)
+
+
+def diffusion() -> Config:
+    """DiffusionGemma: the same layers, and a canvas."""
+    canvas = Diffusion(
+        canvas=256,
+        steps=48,
+        t_min=0.4,
+        t_max=0.8,
+        entropy_bound=0.1,
+        stability_threshold=1,
+        confidence_threshold=0.005,
+        ffn=2112,
+    )
+    return replace(a4b(), architecture="diffusion-gemma", name="Diffusion", diffusion=canvas)
 
 
 def _config(

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -43,6 +44,7 @@ class Tiny:
     context: int = 512
     formats: tuple[str, ...] = ("F32",)
     suppressed: tuple[int, ...] = ()
+    canvas: int = 0  # above 0: a DiffusionGemma
     seed: int = 3
     metadata: dict[str, object] = field(default_factory=dict)  # added, or (None) left out
 
@@ -63,6 +65,7 @@ MIXED = Tiny(
         *("Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "F16", "BF16"),
     ),
 )
+DIFFUSION = replace(MOE, formats=("BF16",), canvas=12)
 KINDS = {"small": SMALL, "large": LARGE, "moe": MOE, "mixed": MIXED}
 
 
@@ -118,6 +121,10 @@ def tiny_metadata(tiny: Tiny) -> dict[str, object]:
         }
     if tiny.suppressed:
         metadata["tokenizer.ggml.suppress_tokens"] = list(tiny.suppressed)
+    if tiny.canvas:
+        metadata = {re.sub("^gemma4", "diffusion-gemma", k): v for k, v in metadata.items()}
+        metadata |= {"general.architecture": "diffusion-gemma"}
+        metadata |= {"diffusion.canvas_length": tiny.canvas, "diffusion.eb_max_steps": 4}
     changed = metadata | tiny.metadata
     return {key: value for key, value in changed.items() if value is not None}
 
@@ -153,6 +160,11 @@ def tiny_tensors(tiny: Tiny) -> list[NewTensor]:
         matrix("per_layer_token_embd.weight", ple * number, tiny.vocab)
         matrix("per_layer_model_proj.weight", width, ple * number)
         vector("per_layer_proj_norm.weight", ple)
+    if tiny.canvas:
+        vector("self_cond_pre_norm.weight", width)
+        matrix("self_cond_gate.weight", width, tiny.ffn)
+        matrix("self_cond_up.weight", width, tiny.ffn)
+        matrix("self_cond_down.weight", tiny.ffn, width)
     for index in range(number):
         _layer(tiny, index, matrix, vector)
     return made
@@ -178,6 +190,8 @@ def _layer(tiny: Tiny, index: int, matrix, vector) -> None:
     matrix(f"{name}ffn_up.weight", width, ffn)
     matrix(f"{name}ffn_down.weight", ffn, width)
     vector(f"{name}layer_output_scale.weight", 1, 0.3)
+    if tiny.canvas:
+        vector(f"{name}enc_layer_output_scale.weight", 1, 0.3)
     if tiny.ple:
         matrix(f"{name}inp_gate.weight", width, tiny.ple)
         matrix(f"{name}proj.weight", tiny.ple, width)

@@ -1,6 +1,7 @@
 """Gemma 4 where the user is: in-process Python on any GPU, in the browser and natively."""
 
 from webgemma.api import Gemma
+from webgemma.denoising import Canvas
 from webgemma.errors import (
     DeviceError,
     GgufError,
@@ -18,6 +19,7 @@ from webgemma.text.tokenizer import Tokenizer
 __version__ = "0.1.0"
 
 __all__ = [
+    "Canvas",
     "Chat",
     "DeviceError",
     "Gemma",

@@ -2,23 +2,40 @@
 
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, Unpack
 
 from webgemma.blocking import each, finish
-from webgemma.defaults import Message, Settings, chat_size, context_of, ollama_defaults
+from webgemma.defaults import (
+    DENOISING_NAMES,
+    Message,
+    Settings,
+    chat_size,
+    context_of,
+    denoising_of,
+    ollama_defaults,
+    settings_for,
+)
+from webgemma.denoising import Canvas, tokens_of, whole_canvases
 from webgemma.engines import Engine, EngineOptions, GpuEngine, open_engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gguf.sources import Source
-from webgemma.lora.adapter import Choices, chosen
+from webgemma.lora.adapter import Choices, fitted_adapters
 from webgemma.media import place_media, read_picture, read_sound
 from webgemma.models import find_model, is_address, not_at_once, with_mmproj
 from webgemma.pictures import BUDGET
 from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText, top_tokens
 from webgemma.progress import Progress, unwatched
 from webgemma.rows import are_numbers, rows_of
-from webgemma.sampler import Sampling
+from webgemma.sampler import Chosen, Sampling
 from webgemma.senses import Placed, Sensed
 from webgemma.session import no_numbers
 from webgemma.text.chat import Chat, opens_thought
@@ -30,7 +47,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Tool = Mapping[str, Any]
-SAMPLING_NAMES = Settings.__annotations__.keys() - {"max_tokens", "stop"}
+SAMPLING_NAMES = Settings.__annotations__.keys() - DENOISING_NAMES - {"max_tokens", "stop", "watch"}
 
 
 class Gemma:
@@ -95,7 +112,7 @@ class Gemma:
             has_words = "tokenizer.ggml.tokens" in gguf.metadata
             tokenizer = Tokenizer.from_gguf(gguf) if has_words else None
             positions = context_of(config, context, asked)
-            adapters = chosen(lora, config)
+            adapters = fitted_adapters(lora, config)
             options = EngineOptions(
                 *(device, kv, precision, adapter, memory_gb, progress, found.label),
                 projectors=found.projectors,
@@ -156,7 +173,7 @@ class Gemma:
         Each is a path (a folder of PEFT's, or a GGUF file), "path:0.5" or a tuple with how much of
         it is added. The weights stay where they are; forks have the same adapters on, and what was
         read of a conversation is read again."""
-        self._engine.set_adapters(chosen(lora, self.config))
+        self._engine.set_adapters(fitted_adapters(lora, self.config))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -171,6 +188,11 @@ class Gemma:
         Without numpy, as in most browser tabs, they are a list of T memoryviews of floats, one
         for each row, so that `logits[t][i]` is the same number everywhere."""
         checked = self._checked(ids)
+        if self.config.diffusion:
+            raise InputError(
+                f"{self.name} denoises whole blocks: it has no logits of a next token; "
+                "generate with watch=True to see each step."
+            )
         values = await self._engine.logits(checked)
         if isinstance(values, bytes):
             values = rows_of(values, self.config.vocab)
@@ -186,7 +208,10 @@ class Gemma:
     async def agenerate(
         self, prompt: str | Sequence[int], *, special: bool = False, **settings: Unpack[Settings]
     ) -> AsyncGenerator[Piece, None]:
-        """Continue a text (after <bos>) or ids (as they are); `special` reads tags as tokens."""
+        """Continue a text (after <bos>) or ids (as they are); `special` reads tags as tokens.
+
+        DiffusionGemma's tokens come a block at a time; with `watch=True`, pieces that hold the
+        canvas after each step come between."""
         ids = self._prompt_ids(prompt, special)
         chosen = self._settings(settings)
         reader = PlainReader(self._tokenizer, StopText(chosen.get("stop", ())))
@@ -356,21 +381,22 @@ class Gemma:
         settings: Settings,
         placed: Sequence[Placed] = (),
     ) -> AsyncGenerator[Piece, None]:
-        room = self.context - len(ids)
+        room, diffusion = self.context - len(ids), self.config.diffusion
+        if diffusion:
+            room = whole_canvases(len(ids), diffusion.canvas, self.context)
         most = settings.get("max_tokens")
         if most is not None and most < 0:
             raise InputError(f"max_tokens is {most}; it must be 0 or more.")
         limit = room if most is None else min(room, most)
         if limit == 0:
             return
-        chosen: dict[str, Any] = {k: v for k, v in settings.items() if k in SAMPLING_NAMES}
-        sampling = Sampling(**chosen)
-        _check_ids(list(sampling.logit_bias), self.config.vocab, "logit_bias")
-        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         ends = self._tokenizer.ends if self._tokenizer else frozenset[int]()
         count = 0
-        stream = self._engine.generate(ids, sampling, seed, placed)
-        async for token, logprob, likeliest in stream:
+        async for chosen in self._stream(ids, settings, placed):
+            if isinstance(chosen, Canvas):
+                yield Piece(-1, "", 0.0, canvas=chosen)
+                continue
+            token, logprob, likeliest = chosen
             count += 1
             top = top_tokens(self._tokenizer, likeliest)
             if token in ends:
@@ -383,6 +409,20 @@ class Gemma:
             yield piece
             if piece.finish:
                 return
+
+    def _stream(
+        self, ids: list[int], settings: Settings, placed: Sequence[Placed]
+    ) -> AsyncIterator[Chosen | Canvas]:
+        """Token after token or, of a canvas, block after block."""
+        chosen: dict[str, Any] = {k: v for k, v in settings.items() if k in SAMPLING_NAMES}
+        sampling = Sampling(**chosen)
+        _check_ids(list(sampling.logit_bias), self.config.vocab, "logit_bias")
+        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        if self.config.diffusion:
+            denoising = denoising_of(self.config.diffusion, settings)
+            canvases = self._engine.denoise(ids, denoising, seed, placed)
+            return tokens_of(canvases, settings.get("watch", False))
+        return self._engine.generate(ids, sampling, seed, placed)
 
     async def _soft(self, sensed: Sensed) -> "NDArray[np.float32]":
         """What was sensed, as numbers."""
@@ -430,11 +470,7 @@ class Gemma:
         return [*kept, *messages] if kept else messages
 
     def _settings(self, settings: Settings) -> Settings:
-        unknown = set(settings) - set(Settings.__annotations__)
-        if unknown:
-            known = ", ".join(Settings.__annotations__)
-            raise InputError(f"There is no setting {sorted(unknown)[0]!r}; there are: {known}.")
-        return {**self.defaults, **settings}
+        return settings_for(self.config, settings, self.defaults)
 
 
 def _check_ids(ids: Sequence[int], vocab: int, what: str) -> list[int]:

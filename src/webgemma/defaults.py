@@ -1,10 +1,12 @@
 """What a model brings along: its context, its chat template's size, Ollama's settings."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Literal, TypedDict
 
+from webgemma.denoising import Denoising
 from webgemma.errors import InputError
-from webgemma.gemma.config import Config
+from webgemma.gemma.config import Config, Diffusion
 from webgemma.models import FoundModel
 
 Message = Mapping[str, Any]
@@ -26,6 +28,38 @@ class Settings(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     seed: int | None
     top_logprobs: int  # how many of the likeliest tokens each piece reports, 20 at most
+    steps: int  # at most, for each block: this and what follows are DiffusionGemma's
+    entropy_bound: float
+    t_min: float
+    t_max: float
+    watch: bool  # whether pieces with the canvas after each step come, too
+
+
+DENOISING_NAMES = frozenset({"steps", "entropy_bound", "t_min", "t_max"})
+SHARED_NAMES = frozenset({"max_tokens", "stop", "seed"})  # that make sense to every model
+
+
+def settings_for(config: Config, given: Settings, defaults: Settings) -> Settings:
+    """What a user gave after the defaults; InputError for what means nothing to this model."""
+    known = Settings.__annotations__.keys()
+    diffusion = DENOISING_NAMES | {"watch"}
+    fitting = SHARED_NAMES | diffusion if config.diffusion else known - diffusion
+    for name in given:
+        if name not in known:
+            raise InputError(f"There is no setting {name!r}; there are: {', '.join(known)}.")
+        if name not in fitting:
+            kind = "denoises whole blocks" if config.diffusion else "writes token by token"
+            there = ", ".join(key for key in known if key in fitting)
+            raise InputError(f"{name} means nothing to a model that {kind}; there are: {there}.")
+    kept: Any = {name: value for name, value in defaults.items() if name in fitting}
+    return {**kept, **given}
+
+
+def denoising_of(diffusion: Diffusion, settings: Settings) -> Denoising:
+    """The file's schedule, with what a user changed."""
+    asked: Any = {name: value for name, value in settings.items() if name in DENOISING_NAMES}
+    own = {field.name: getattr(diffusion, field.name) for field in fields(Denoising)}
+    return Denoising(**{**own, **asked})
 
 
 def context_of(config: Config, asked: int | None, default: object) -> int:

@@ -6,15 +6,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from webgemma.blocks import BlockSession
 from webgemma.defaults import context_of
+from webgemma.denoising import Canvas, Denoising
 from webgemma.device import Device, aopen_device
-from webgemma.errors import (
-    DeviceError,
-    DeviceMemoryError,
-    GgufError,
-    InputError,
-    WebgemmaError,
-)
+from webgemma.errors import DeviceError, DeviceMemoryError, InputError
 from webgemma.gemma.adapters import Scaled
 from webgemma.gemma.cache import ELEMENT_NBYTES
 from webgemma.gemma.config import Config
@@ -42,6 +38,10 @@ class Engine(Protocol):
     def generate(
         self, ids: Sequence[int], sampling: Sampling, seed: int, placed: Sequence[Placed] = ()
     ) -> AsyncIterator[Chosen]: ...
+
+    def denoise(
+        self, ids: Sequence[int], denoising: Denoising, seed: int, placed: Sequence[Placed] = ()
+    ) -> AsyncIterator[Canvas]: ...
 
     def set_adapters(self, adapters: Sequence[Scaled]) -> None: ...
 
@@ -106,14 +106,24 @@ class GpuEngine:
         self, ids: Sequence[int], sampling: Sampling, seed: int, placed: Sequence[Placed] = ()
     ) -> AsyncIterator[Chosen]:
         """Token after token with its log-probability."""
+        return self._session.generate(ids, sampling, seed, self._soft(placed))
+
+    def denoise(
+        self, ids: Sequence[int], denoising: Denoising, seed: int, placed: Sequence[Placed] = ()
+    ) -> AsyncIterator[Canvas]:
+        """Step after step, block after block; DiffusionGemma only."""
+        assert isinstance(self._session, BlockSession)
+        return self._session.denoise(ids, denoising, seed, self._soft(placed))
+
+    def _soft(self, placed: Sequence[Placed]) -> list[Soft]:
         both_ways = self._session.model.config.images_attend_both_ways
-        soft = []
+        soft: list[Soft] = []
         for first, sensed in placed:
             for number, part in enumerate(sensed.rows):  # of a long sound there are several
                 digest = sensed.digest + number
                 soft.append(Soft(first, part.tokens, digest, both_ways and sensed.picture))
                 first = soft[-1].end
-        return self._session.generate(ids, sampling, seed, soft)
+        return soft
 
     def set_adapters(self, adapters: Sequence[Scaled]) -> None:
         """Have these on from now on; forks too."""
@@ -150,8 +160,6 @@ async def open_engine(gguf: Gguf, config: Config, context: int, options: EngineO
 
     A browser has no reference: there is no numpy."""
     options.check()
-    if config.diffusion:
-        raise WebgemmaError(f"{gguf.name}: this version reads DiffusionGemma but cannot run it.")
     in_browser = sys.platform == "emscripten"
     if options.device == "cpu" and in_browser:
         raise DeviceError("A browser computes on its GPU only: load the model with device='gpu'.")
@@ -234,7 +242,8 @@ async def _session(
     with ExitStack() as made:
         model = Model.reserve(gguf, config, device, table=table)
         made.callback(model.close)
-        session = Session(model, needs.context, kv=options.kv, precision=options.precision)
+        kind = BlockSession if config.diffusion else Session
+        session = kind(model, needs.context, kv=options.kv, precision=options.precision)
         made.callback(session.close)
         await device.read(model.one.buffer, 0, 4).bytes()  # a browser tells of missing memory late
         made.pop_all()  # it is all there
@@ -287,8 +296,6 @@ def gpu_needs(gguf: Gguf) -> tuple[int, int]:
     """What a model takes of a GPU with the context it is given unless another is asked for: all
     of it, and with the table of per-layer embeddings left in the file. GgufError: it cannot run."""
     config = Config.from_gguf(gguf)
-    if config.diffusion:
-        raise GgufError(f"{gguf.name}: DiffusionGemma cannot be run yet.")
     needs = Needs.of(gguf, config, context_of(config, None, None), EngineOptions())
     return needs.nbytes("device"), needs.nbytes("host")
 

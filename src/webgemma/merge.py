@@ -14,7 +14,7 @@ from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.gguf.sources import Bytes
 from webgemma.gguf.writer import NewTensor, Typed, gguf_head, write_whole
-from webgemma.lora.adapter import EMBEDDING, HEAD, Choices, chosen
+from webgemma.lora.adapter import EMBEDDING, HEAD, Choices, fitted_adapters
 from webgemma.reference.dequantise import dequantise
 from webgemma.reference.lora import Pair
 from webgemma.reference.quantise import QUANTISERS, quantise
@@ -55,7 +55,7 @@ def merge(
     target = Path(path)
     if target.exists() and not overwrite:
         raise InputError(f"{target} is there already: name another file, or say --force.")
-    adapters = chosen(lora, Config.from_gguf(gguf))
+    adapters = fitted_adapters(lora, Config.from_gguf(gguf))
     made = [
         {name: Pair.of_bytes(name, pair, scale) for name, pair in pairs.items()}
         for pairs, scale in adapters

@@ -10,12 +10,10 @@ from typing import IO, TypeAlias
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from webgemma.errors import InputError
-from webgemma.pictures import Picture
+from webgemma.pictures import Picture, array_picture, check_size, too_large
 
 # A path, the bytes of a file, an image, or an array of bytes [height, width, 3] (any buffer).
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | Image.Image | memoryview | object"
-
-MOST_PIXELS = 100_000_000  # a small file can claim to be larger than memory
 
 
 def decode(source: Source) -> Picture:
@@ -83,7 +81,7 @@ def _sentences(name: str, known: str = "a picture") -> Iterator[None]:
     except InputError:
         raise
     except Image.DecompressionBombError:
-        raise InputError(_too_large(name, "far more")) from None
+        raise InputError(too_large(name, "far more")) from None
     except UnidentifiedImageError:
         raise InputError(f"{name} holds nothing that Pillow knows as {known}.") from None
     except Exception as error:
@@ -91,7 +89,7 @@ def _sentences(name: str, known: str = "a picture") -> Iterator[None]:
 
 
 def _flatten(image: Image.Image, name: str) -> Picture:
-    _check_size(*image.size, name)
+    check_size(*image.size, name)
     image = _upright(image)
     if image.mode == "F":
         raise InputError(f"{name} holds floating-point pixels: turn it into 8 or 16 bits first.")
@@ -128,24 +126,4 @@ def _array(source: object) -> Picture:
             "A picture is a path, the bytes of a file, a PIL image or an array of bytes "
             f"[height, width, 3], not {type(source).__name__}."
         ) from None
-    shape = pixels.shape or ()
-    if pixels.format != "B" or len(shape) != 3 or shape[2] != 3:
-        raise InputError(
-            f"An array of shape {shape} and format {pixels.format!r} is no picture: "
-            "it must be uint8 [height, width, 3]."
-        )
-    height, width, _ = shape
-    _check_size(width, height, "The picture")
-    return Picture(width, height, pixels.tobytes())
-
-
-def _check_size(width: int, height: int, name: str) -> None:
-    if not width * height:
-        raise InputError(f"{name} has {width} x {height} pixels: there is nothing to see.")
-    if width * height > MOST_PIXELS:
-        raise InputError(_too_large(name, f"{width} x {height}"))
-
-
-def _too_large(name: str, pixels: str) -> str:
-    most = MOST_PIXELS // 1_000_000
-    return f"{name} has {pixels} pixels; at most {most} million can be taken. Make it smaller."
+    return array_picture(pixels)

@@ -14,6 +14,7 @@ FRAME_BUDGET = 70  # of a frame of a film
 MOST_FRAMES = 32  # of a film that a model sees
 WEIGHT_BITS = 22  # after the point of a weight in resizing
 SIDE = 48  # pixels of a soft token's side: 3 patches of 16
+MOST_PIXELS = 100_000_000  # a small file can claim to be larger than memory
 
 
 class Picture(NamedTuple):
@@ -22,6 +23,33 @@ class Picture(NamedTuple):
     width: int
     height: int
     rgb: bytes
+
+
+def array_picture(pixels: memoryview) -> Picture:
+    """A picture that is in memory already: bytes [height, width, 3]."""
+    shape = pixels.shape or ()
+    if pixels.format != "B" or len(shape) != 3 or shape[2] != 3:
+        raise InputError(
+            f"An array of shape {shape} and format {pixels.format!r} is no picture: "
+            "it must be uint8 [height, width, 3]."
+        )
+    height, width, _ = shape
+    check_size(width, height, "The picture")
+    return Picture(width, height, pixels.tobytes())
+
+
+def check_size(width: int, height: int, name: str) -> None:
+    """Refuse a picture with no pixels, or with too many."""
+    if not width * height:
+        raise InputError(f"{name} has {width} x {height} pixels: there is nothing to see.")
+    if width * height > MOST_PIXELS:
+        raise InputError(too_large(name, f"{width} x {height}"))
+
+
+def too_large(name: str, pixels: str) -> str:
+    """The sentence for a picture of too many pixels."""
+    most = MOST_PIXELS // 1_000_000
+    return f"{name} has {pixels} pixels; at most {most} million can be taken. Make it smaller."
 
 
 class Taps(NamedTuple):

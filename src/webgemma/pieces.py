@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from webgemma.denoising import Canvas
 from webgemma.errors import InputError
 from webgemma.text.parser import ReplyParser, ToolCall
 from webgemma.text.tokenizer import Tokenizer
@@ -16,6 +17,7 @@ TAGS = frozenset(
     }
 )
 End = Literal["stop", "length"]
+BREAK = "↵"  # a line break of noise, which must not tear the picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,10 @@ class Piece:
     penalties, bias, temperature and any cut (a token that must not come has none). `top` holds the
     likeliest tokens in the same sense, the best first, as many as `top_logprobs` asked for: without
     penalties and bias the first one is the token of temperature 0, while a token that was drawn or
-    favoured by a bias need not be among them."""
+    favoured by a bias need not be among them.
+
+    While DiffusionGemma is watched, pieces come that hold the canvas after a step and nothing else:
+    their token is -1."""
 
     token: int
     text: str
@@ -47,6 +52,7 @@ class Piece:
     tool_calls: tuple[ToolCall, ...] = ()
     finish: Literal["", "stop", "length"] = ""
     top: Top = ()
+    canvas: Canvas | None = None
 
 
 def top_tokens(tokenizer: Tokenizer | None, pairs: Sequence[tuple[int, float]]) -> Top:
@@ -55,6 +61,21 @@ def top_tokens(tokenizer: Tokenizer | None, pairs: Sequence[tuple[int, float]]) 
         TopToken(token, logprob, tokenizer.decode([token]) if tokenizer else "")
         for token, logprob in pairs
     )
+
+
+def spelled(canvas: Canvas, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
+    """A canvas as text, in runs of what is settled and what is noise; nothing is said of marks."""
+    special = set(tokenizer.special_ids.values())
+    runs: list[tuple[str, bool]] = []
+    for token, settled in zip(canvas.ids, canvas.accepted, strict=True):
+        text = "" if settled and token in special else tokenizer.decode([token])
+        if not settled:
+            text = text.replace("\n", BREAK)
+        if runs and runs[-1][1] == settled:
+            runs[-1] = (runs[-1][0] + text, settled)
+        elif text:
+            runs.append((text, settled))
+    return runs
 
 
 class StopText:

@@ -85,9 +85,16 @@ def _check(name: str, value: Any, kind: type, low: float, high: float) -> None:
 
 
 def draw(seed: int, step: int) -> float:
-    """A number in [0, 1) for a step of a seed: 32-bit integer mixing, the same on any device."""
+    """A number in [0, 1) for a step of a seed."""
+    return (bits(seed, step) >> 8) / (1 << 24)
+
+
+def bits(seed: int, *counters: int) -> int:
+    """32 random bits for some counters of a seed: integer mixing, the same on any device."""
     x = _mix((seed & MASK) ^ _mix((seed >> 32 & MASK) + 0x9E3779B9 & MASK))
-    return (_mix(x ^ _mix(step & MASK)) >> 8) / (1 << 24)
+    for counter in counters:
+        x = _mix(x ^ _mix(counter & MASK))
+    return x
 
 
 def _mix(x: int) -> int:

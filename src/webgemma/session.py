@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import takewhile
 from math import prod
+from typing import Self
 
 from webgemma.device import Buffer, Device, Plan, Reading
 from webgemma.errors import GgufError, InputError
@@ -109,12 +110,7 @@ class Session:
         What the cache holds of the ids is not read again. The caller may stop at any token; the
         few steps that are under way by then are forgotten. Where there are `soft` tokens, their
         rows are read in place of the ids."""
-        check_soft(soft, len(ids), self.model.config.width, LARGEST_CHUNK)
-        known = marked(ids, soft)
-        turn = await self._begin(known)
-        if any(each.both_ways and each.rows.shape[0] > self._chunk for each in soft):
-            self._grow()
-        self._forget(self._kept(known, soft))
+        known, turn = await self._take_up(ids, soft)
         self._sampler.set(sampling, seed)
         self._sampler.tell(plain(known))
         for batch, count in self._chunks(known, soft=soft):
@@ -156,11 +152,11 @@ class Session:
         self._turn += 1
         self._forget(length)
 
-    def fork(self) -> "Session":
+    def fork(self) -> Self:
         """Another session that goes on from here, with a cache of its own."""
         self._check_open()
         self._take_adapters()
-        other = Session(self.model, self.context, kv=self.kv, precision=self.precision)
+        other = type(self)(self.model, self.context, kv=self.kv, precision=self.precision)
         if other._chunk != self._chunk:
             other._grow()
         other._cache.copy(self._cache, len(self.tokens))
@@ -182,7 +178,7 @@ class Session:
         await write_saved(path, saved, self._held(saved, self._turn))
 
     @classmethod
-    async def restore(cls, model: Model, path: SavedPath, *, precision: str = "auto") -> "Session":
+    async def restore(cls, model: Model, path: SavedPath, *, precision: str = "auto") -> Self:
         """The session that was saved to a file, on the same model."""
         with SavedFile(path) as file:
             _check_saved(file, model)
@@ -213,6 +209,16 @@ class Session:
         self._turn += 1
         self._let_go()
         self._unread.clear()
+
+    async def _take_up(self, ids: Sequence[int], soft: Sequence[Soft]) -> tuple[list[int], int]:
+        """The ids as the cache knows them, and a turn; the cache forgets what does not agree."""
+        check_soft(soft, len(ids), self.model.config.width, LARGEST_CHUNK)
+        known = marked(ids, soft)
+        turn = await self._begin(known)
+        if any(each.both_ways and each.rows.shape[0] > self._chunk for each in soft):
+            self._grow()
+        self._forget(self._kept(known, soft))
+        return known, turn
 
     async def _begin(self, ids: list[int]) -> int:
         """A turn, if the ids are such that the session can read them."""

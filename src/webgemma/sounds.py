@@ -42,7 +42,7 @@ def read_sound(sound: "Sound | NDArray[Any]") -> "Samples":
         except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
             raise InputError(f"{path} cannot be read: {error}.") from None
     samples = checked(sound, "The sound")
-    _check_seconds(len(samples) / SAMPLE_RATE, "The sound")
+    check_seconds(len(samples) / SAMPLE_RATE, "The sound")
     return samples
 
 
@@ -58,12 +58,10 @@ def decode(data: bytes, name: str = "The sound") -> "Samples":
         with soundfile.SoundFile(_Memory(data)) as file:
             rate = file.samplerate
             if rate not in RATES:
-                raise InputError(
-                    f"{name} has {rate} samples a second; {RATES[0]} to {RATES[-1]} can be used."
-                )
+                raise InputError(wrong_rate(rate, name))
             while len(block := file.read(BLOCK, dtype="float32", always_2d=True)):
                 seconds += len(block) / rate
-                _check_seconds(seconds, name)
+                check_seconds(seconds, name)
                 with np.errstate(all="ignore"):  # `checked` notices what came of it
                     blocks.append(block.mean(axis=1))
     except (soundfile.SoundFileError, ValueError) as error:
@@ -113,7 +111,12 @@ def checked(sound: object, name: str) -> "Samples":
         )
     if not len(samples):
         raise InputError(f"{name} holds no samples.")
-    loudest = float(np.abs(samples).max())
+    check_level(float(np.abs(samples).max()), name)
+    return np.ascontiguousarray(samples, np.float32)
+
+
+def check_level(loudest: float, name: str) -> None:
+    """Refuse samples that are no numbers, or numbers of another scale."""
     if not math.isfinite(loudest):
         raise InputError(f"{name} holds samples that are NaN or infinite.")
     if loudest > LOUDEST:
@@ -121,7 +124,6 @@ def checked(sound: object, name: str) -> "Samples":
             f"{name} reaches {loudest:g}, but samples lie between -1 and 1: divide them by "
             "their full scale (16-bit integers by 32768)."
         )
-    return np.ascontiguousarray(samples, np.float32)
 
 
 def _kind(sound: object, samples: "NDArray[Any]") -> str:
@@ -130,12 +132,23 @@ def _kind(sound: object, samples: "NDArray[Any]") -> str:
     return f"samples of type {samples.dtype} and shape {samples.shape}"
 
 
-def _check_seconds(seconds: float, name: str) -> None:
+def check_seconds(seconds: float, name: str) -> None:
+    """Refuse a sound that no context holds."""
     if seconds > MAX_SECONDS:
-        raise InputError(
-            f"{name} is longer than {MAX_SECONDS // 3600} hours, which no model takes at once: "
-            "cut it into pieces."
-        )
+        raise InputError(too_long(name))
+
+
+def too_long(name: str) -> str:
+    """The sentence for that."""
+    return (
+        f"{name} is longer than {MAX_SECONDS // 3600} hours, which no model takes at once: "
+        "cut it into pieces."
+    )
+
+
+def wrong_rate(rate: int, name: str) -> str:
+    """The sentence for a rate beyond RATES."""
+    return f"{name} has {rate} samples a second; {RATES[0]} to {RATES[-1]} can be used."
 
 
 def resample(samples: "Samples", rate: int) -> "Samples":

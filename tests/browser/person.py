@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import standin
@@ -126,11 +126,16 @@ class Person(Visitor):
         return [r for r in self.requests if not r.startswith((self.url, f"blob:{self.url}"))]
 
 
+AnyPerson = TypeVar("AnyPerson", bound=Person)
+
+
 @contextmanager
-def visiting(context: Any, site: Site, port: int = 0) -> Iterator[Person]:
+def visiting(
+    context: Any, site: Site, port: int = 0, who: type[AnyPerson] = Person
+) -> Iterator[AnyPerson]:
     """A person in front of an open page; nothing may go wrong there, and nobody else be asked."""
     with serving(site, port) as client:
-        person = Person(context, f"http://localhost:{client.port}/")
+        person = who(context, f"http://localhost:{client.port}/")
         yield person
     assert person.errors == []
     assert person.others() == []

@@ -5,13 +5,14 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
-from blank import BlankGguf, a4b, e2b, q4_k_m
-from tiny import KINDS, MIXED, tiny_gguf
+from blank import BlankGguf, a4b, diffusion, e2b, q4_k_m
+from tiny import DIFFUSION, KINDS, MIXED, MOE, Tiny, tiny_gguf
 from tiny_adapter import tiny_adapter, tiny_pairs
 from tiny_ears import EARS, RAW_EARS, audio_of, ears_gguf, ears_tensors
 from tiny_eyes import EMBEDDER, LARGE_EYES, SMALL_EYES, eyes_gguf
 
 from webgemma.blocking import finish
+from webgemma.blocks import BlockSession
 from webgemma.device import Kernel
 from webgemma.device.neighbours import probe
 from webgemma.device.null import NullDevice
@@ -64,7 +65,12 @@ def programs(features: frozenset[str]) -> set[Kernel]:
         for model in models(device):
             for kv, precision in (("f32", "exact"), ("f16", "int16"), ("f16", "int8")):
                 record_all(Session(model, 512, kv=kv, precision=precision))
-            learn(model)
+            if not model.low:
+                learn(model)
+        for model in canvases(device):
+            for kv, precision in (("f32", "exact"), ("f16", "int16")):
+                session = BlockSession(model, 512, kv=kv, precision=precision)
+                session._plan("denoise", session.canvas)
         look_at_pictures(device)
         hear_sounds(device)
         found |= device.kernels
@@ -76,7 +82,8 @@ def models(device: NullDevice) -> Iterator[Model]:
     for tiny in KINDS.values():
         gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
         yield finish(Model.load(gguf, Config.from_gguf(gguf), device))
-    yield adapted_model(device)
+    for tiny in (replace(MIXED, pattern="sf", formats=("Q8_0", "F16")), MOE):
+        yield adapted_model(device, tiny)
     dense, experts = few_layers(e2b(), (0, 4, 15, 19)), few_layers(a4b(), (0, 5))
     few_experts = replace(experts, experts=Experts(count=16, used=8, ffn=768, fused=True))
     yield blank_model(experts, q4_k_m, device)
@@ -84,13 +91,26 @@ def models(device: NullDevice) -> Iterator[Model]:
         yield blank_model(config, only(format), device)
 
 
-def adapted_model(device: NullDevice) -> Model:
-    """A tiny model of two formats with an adapter on all that can have one."""
-    tiny = replace(MIXED, pattern="sf", formats=("Q8_0", "F16"))
+def adapted_model(device: NullDevice, tiny: Tiny) -> Model:
+    """A tiny model with an adapter on all that can have one."""
     gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
     model = finish(Model.load(gguf, Config.from_gguf(gguf), device))
     model.set_adapters([(tiny_adapter(tiny_pairs(gguf)).pairs, 1.0)])
     return model
+
+
+def canvases(device: NullDevice) -> Iterator[Model]:
+    """A tiny DiffusionGemma, and two layers of the true shapes in every format."""
+    tiny = replace(DIFFUSION, suppressed=(7,))
+    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+    yield finish(Model.load(gguf, Config.from_gguf(gguf), device))
+    true = few_layers(diffusion(), (0, 5))
+    assert true.diffusion is not None
+    few_experts = Experts(count=16, used=8, ffn=768, fused=True)
+    wide = replace(true.diffusion, ffn=2304)  # rows of whole blocks, whatever the format
+    for format in USABLE:
+        config = replace(true, experts=few_experts, diffusion=wide)
+        yield blank_model(config, only(format), device)
 
 
 def blank_model(config: Config, format_of: Callable[[str], str], device: NullDevice) -> Model:

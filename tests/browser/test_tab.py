@@ -13,7 +13,7 @@ import pytest
 from browser.serving import serving
 from conftest import FIXTURES
 from gpu import device
-from tiny import KINDS, tiny_gguf
+from tiny import DIFFUSION, KINDS, tiny_gguf
 from tiny_ears import EARS, ears_bytes, ears_gguf, ears_tensors
 from tolerance import GPU_LOGITS_OF_TRANSFORMERS, GPU_SOFT_TOKENS, MEL_OF_TRANSFORMERS
 
@@ -63,6 +63,7 @@ class Tab:
 def tab(chromium: Any) -> Iterator[Tab]:
     files = {f"pyodide/{path.name}": path for path in PYODIDE.iterdir() if path.is_file()}
     models = {f"{kind}.gguf": tiny_gguf(KINDS[kind]) for kind in MODELS}
+    models["diffusion.gguf"] = tiny_gguf(DIFFUSION)
     ears = {"ears.gguf": ears_bytes(EARS, ears_tensors(EARS))}
     with serving({**files, **models, **ears, "webgemma.whl": wheel()}) as origin:
         page, asked = chromium.new_page(), []
@@ -109,6 +110,18 @@ def test_the_same_tokens_are_drawn_as_natively(tab: Tab, tmp_path: Path) -> None
     with Gemma.load(path, "gpu", kv="f32") as gemma:
         natively = [piece.token for piece in gemma.generate(ids, **settings)]
     assert tab.call("tokens", "small", ids, settings, kv="f32")[1] == natively
+
+
+def test_blocks_are_denoised_as_natively(tab: Tab, tmp_path: Path) -> None:
+    ids = [2, *range(30, 51)]
+    settings = {"steps": 2, "entropy_bound": 3.0, "seed": 5, "max_tokens": 20, "watch": True}
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(tiny_gguf(DIFFUSION))
+    with Gemma.load(path, "gpu", kv="f32") as gemma:
+        natively = [piece.token for piece in gemma.generate(ids, **settings)]
+    found = tab.call("tokens", "diffusion", ids, settings, kv="f32")[1]
+    assert found == natively
+    assert found.count(-1) == 4  # the canvas after each step of two blocks
 
 
 def test_a_conversation_goes_on_after_a_stop_and_after_a_restore(tab: Tab) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gpu import device, hardware
 from tiny import LARGE, MIXED, MOE, SMALL, Tiny, tiny_gguf
-from tiny_adapter import ENDS, LAYER, tiny_adapter, tiny_pairs
+from tiny_adapter import ENDS, EXPERTS, LAYER, tiny_adapter, tiny_pairs
 from tolerance import GPU_LOGITS, RANDOM_LOGITS
 
 from webgemma.blocking import finish
@@ -26,9 +26,10 @@ KINDS = {
     "large": replace(LARGE, pattern="sf", suppressed=()),
     "mixed": replace(MIXED, pattern="sf", formats=("Q6_K", "Q4_K", "Q8_0")),
     "moe": replace(MOE, pattern="sf"),
+    "parted": replace(MOE, pattern="sf", fused=False),
     "integers": replace(MIXED, pattern="sf", formats=("Q8_0",)),
 }
-TARGETS = (*LAYER, "ffn_gate_inp", *ENDS)
+TARGETS = (*LAYER, *EXPERTS, *ENDS)
 IDS = [2, *(24 + i * 7 % 280 for i in range(1, 24))]
 GREEDY = Sampling(temperature=0)
 
@@ -176,11 +177,22 @@ def test_memory_is_given_back(model: Model) -> None:
     assert device().nbytes == held
 
 
-def test_what_the_gpu_cannot_adapt_is_said() -> None:
+def test_experts_with_several_adapters() -> None:
     gguf, config = opened(KINDS["moe"])
+    first = tiny_pairs(gguf, EXPERTS)
+    second = tiny_pairs(gguf, EXPERTS[-1:], seed=2, rank=2)
     moe = finish(Model.load(gguf, config, device()))
-    held = device().nbytes
-    with pytest.raises(InputError, match=r"blk\.0\.ffn_down_exps\.weight, which the GPU"):
-        moe.set_adapters([(tiny_adapter(tiny_pairs(gguf)).pairs, 1.0)])
-    assert device().nbytes == held
+    moe.set_adapters([(tiny_adapter(first).pairs, 0.5), (tiny_adapter(second).pairs, -1.0)])
+    session = Session(moe, 128, kv="f32")
+    wanted = expected(KINDS["moe"], times(first, 0.5), times(second, -1.0))
+    close_to(logits(session), wanted)
     moe.close()
+
+
+def test_what_the_gpu_cannot_adapt_is_said(model: Model) -> None:
+    pairs = tiny_adapter(tiny_pairs(opened(KINDS["small"])[0], ("attn_q",))).pairs
+    stray = {"blk.0.no_such.weight": pairs["blk.0.attn_q.weight"]}
+    held = device().nbytes
+    with pytest.raises(InputError, match=r"blk\.0\.no_such\.weight, which the GPU cannot adapt"):
+        model.set_adapters([(pairs | stray, 1.0)])
+    assert device().nbytes == held

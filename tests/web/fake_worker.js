@@ -4,6 +4,7 @@ const NBYTES = 1000000;
 const ROOM = Infinity; // bytes of the GPU
 const STORAGE = 5000000; // bytes for models in this browser
 const stopped = new Set();
+let onstop = () => {};
 const left = new Set();
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
@@ -29,19 +30,37 @@ async function load({ source, options }) {
     await pause(isStuck ? 400 : 2);
   }
   const device = source.kind === "stored" ? "Pretend GPU, from storage" : "Pretend GPU";
-  postMessage({ type: "loaded", name, context: options.context ?? 32768, device, nbytes: NBYTES });
+  const eyes = source.eyes ? ` with ${source.eyes.file?.name ?? source.eyes.url}` : "";
+  postMessage({ type: "loaded", name: name + eyes, context: options.context ?? 32768, device, nbytes: NBYTES });
 }
+
+/** Pictures and sounds as JSON. */
+function described(_, value) {
+  if (value instanceof Blob) return { mime: value.type, nbytes: value.size };
+  return ArrayBuffer.isView(value) ? { samples: value.length, loudest: value.reduce((a, b) => Math.max(a, Math.abs(b)), 0) } : value;
+}
+
+/** What is written in a message. */
+const textIn = ({ content }) => (typeof content === "string" ? content : content.find(({ text }) => text)?.text ?? "");
 
 /** What the fake says to a message. */
 function replyTo(request) {
-  const text = request.messages.at(-1).content;
-  if (text === "request") return `\`\`\`json\n${JSON.stringify(request)}\n\`\`\``;
+  const text = textIn(request.messages.at(-1));
+  if (text === "request") return `\`\`\`json\n${JSON.stringify(request, described)}\n\`\`\``;
   return text.startsWith("echo ") ? text.slice(5) : `You said ${text}.`;
 }
 
 async function chat(request) {
   const { id, messages, settings } = request;
-  const text = messages.at(-1).content;
+  const text = textIn(messages.at(-1));
+  const media = messages.map(({ content }) => content).filter(Array.isArray).flat().filter(({ type }) => type !== "text");
+  const sensing = { type: "sensing", id, senses: [...new Set(media.map(({ type }) => type))], total: 100 };
+  if (media.length) for (const done of [0, 40]) postMessage({ ...sensing, done });
+  if (media.length && text === "look long") await new Promise((resolve) => { onstop = resolve; });
+  if (media.length && text === "blind") {
+    postMessage({ type: "error", id, kind: "senses", sentence: "bundled cannot see: there is no vision tower in its file." });
+    return;
+  }
   if (settings.think) postMessage({ type: "piece", id, text: "Let me see.", thinking: true });
   if (text === "lose the device" || text === "fail") {
     postMessage({ type: "piece", id, text: "Half a", thinking: false });
@@ -49,6 +68,13 @@ async function chat(request) {
     const sentence = lost ? "The GPU was lost." : "The prompt is too long.";
     postMessage({ type: "error", id, kind: lost ? "device-lost" : "other", sentence });
     return;
+  }
+  if (text === "focus") {
+    for (let step = 1; step <= 3; step += 1) {
+      const runs = [["<b>Half</b>", true], [" noise↵", false]].slice(0, step);
+      postMessage({ type: "canvas", id, runs, block: 1, step, settled: 2 * step, size: 8 });
+      await pause(step === 3 ? 500 : 5);
+    }
   }
   if (text === "die") setTimeout(() => { throw new Error("dead"); });
   let tokens = 0;
@@ -115,7 +141,10 @@ async function keep({ source: { kind, file, digest, ...source } }) {
 addEventListener("message", ({ data }) => {
   if (data.type === "load") load(data);
   if (data.type === "chat") chat(data);
-  if (data.type === "stop") stopped.add(data.id);
+  if (data.type === "stop") {
+    stopped.add(data.id);
+    onstop();
+  }
   if (data.type === "keep") keep(data);
   if (data.type === "leave") left.add(data.id);
   if (data.type === "forget") tellStored((models) => models.filter(({ id }) => id !== data.id));

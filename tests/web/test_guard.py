@@ -203,6 +203,7 @@ def test_the_policy_of_the_page() -> None:
     assert "script-src 'self' 'wasm-unsafe-eval'" in policy
     assert {"default-src 'self'", "worker-src 'self'", "connect-src 'self'"} < set(policy)
     assert {"object-src 'none'", "base-uri 'none'", "frame-ancestors 'none'"} < set(policy)
+    assert {"img-src 'self' blob:", "media-src blob:"} < set(policy)
     assert "unsafe-inline" not in headers["Content-Security-Policy"]
 
 

@@ -310,7 +310,8 @@ def test_a_file_is_chosen_or_dropped(visitor: Visitor, tmp_path: Path) -> None:
     visitor.page.evaluate(DROP, "dropped.GGUF")
     visitor.page.locator("#model-name", has_text="dropped.GGUF").wait_for()
     visitor.page.evaluate(DROP, "notes.txt")
-    assert visitor.notice() == "notes.txt is no model: choose a file whose name ends in .gguf."
+    said = "notes.txt is neither a picture nor a sound, nor a model (.gguf)."
+    assert visitor.notice() == said
     visitor.page.evaluate(DROP, "broken.gguf")
     visitor.button("Choose a model").wait_for()
     assert visitor.notice() == "broken.gguf is not a GGUF file. Choose another model."

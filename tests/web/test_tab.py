@@ -4,15 +4,19 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pretend_files import PretendFile, PretendFiles
 from standin import standin_gguf
+from tiny import SMALL, tiny_metadata, tiny_tensors
+from tiny_eyes import SMALL_EYES, eyes_gguf, eyes_metadata, eyes_tensors, picture
 
 from webgemma import Gemma, InputError
 from webgemma.gguf.sources import BytesSource
+from webgemma.gguf.writer import gguf_bytes
 from webgemma.web.tab import BUNDLED_URL, Tab
 
 DATA = standin_gguf()
@@ -69,6 +73,44 @@ def test_a_file_is_loaded_and_replies() -> None:
         assert text == "".join(piece.text for piece in pieces)
     done = messages[-1]
     assert (done["type"], done["id"], done["tokens"]) == ("done", 7, 5)
+
+
+def test_pictures_are_handed_over_beside_the_messages() -> None:
+    tiny, eyes = replace(SMALL, context=512), replace(SMALL_EYES, positions=96)
+    metadata = tiny_metadata(tiny) | eyes_metadata(eyes, "gemma4.")
+    data = gguf_bytes(metadata, [*tiny_tensors(tiny), *eyes_tensors(eyes)])
+    rgb = picture(eyes, 3, 2)
+    settings = {"temperature": 0, "max_tokens": 6}
+
+    def asked(source: Any) -> list[dict[str, Any]]:
+        parts = [{"type": "image", "image": source}, {"type": "text", "text": "this?"}]
+        return [{"role": "user", "content": parts}]
+
+    async def ask(tab: Tab) -> None:
+        await tab.load(chosen(data), None, "auto")
+        await tab.chat(1, json.dumps(asked(0)), json.dumps(settings), [rgb])
+        await tab.chat(2, HELLO, json.dumps(settings))
+
+    messages = [m for m in told(ask) if m.get("id") == 1]
+    sensing = [m for m in messages if m["type"] == "sensing"]
+    assert sensing[0] == {"type": "sensing", "id": 1, "senses": ["image"], "done": 0, "total": 1}
+    assert sensing[-1]["done"] == sensing[-1]["total"] == 100
+    text = "".join(m["text"] for m in messages if m["type"] == "piece")
+    with Gemma.load(BytesSource(data), "gpu") as model:
+        assert text == "".join(p.text for p in model.chat(asked(rgb), **settings))
+    assert messages[-1]["tokens"] == 6
+
+
+def test_a_model_without_eyes_says_so() -> None:
+    async def ask(tab: Tab) -> None:
+        await tab.load(BUNDLED, None, "auto")
+        parts = [{"type": "image", "image": 0}]
+        asked = json.dumps([{"role": "user", "content": parts}])
+        await tab.chat(1, asked, GREEDY, [picture(SMALL_EYES, 3, 2)])
+
+    error = told(ask)[-1]
+    assert (error["type"], error["id"], error["kind"]) == ("error", 1, "senses")
+    assert "cannot see" in error["sentence"]
 
 
 def test_a_reply_is_stopped() -> None:
@@ -131,6 +173,33 @@ def test_kept_then_loaded_from_there() -> None:
     stages = {m["stage"] for m in messages if m["type"] == "keeping" and m["done"] == m["total"]}
     assert stages == {"copying", "checking"}
     assert deleted["models"] == []
+
+
+def test_eyes_are_kept_and_deleted_with_their_model() -> None:
+    files = PretendFiles()
+    eyes = eyes_gguf(SMALL_EYES)
+    asked = of_ollama(files, DATA, DIGEST)
+    files.servers["/models/eyes"] = PretendFile("eyes", eyes)
+    facts = {"name": "eyes", "nbytes": len(eyes), "digest": None}
+    asked.eyes = SimpleNamespace(kind="url", url="/models/eyes", **facts)
+    id = DIGEST.removeprefix("sha256:")
+    opened = []
+
+    async def ask(tab: Tab) -> None:
+        await tab.keep(asked)
+        source = await tab._eyes(SimpleNamespace(kind="stored", id=id, name="gemma:x"))
+        assert source is not None
+        opened.append(await source.read(0, source.nbytes))
+        await tab.forget(id)
+
+    messages = told(ask, files)
+    kept, deleted = [m["models"] for m in messages if m["type"] == "stored"]
+    names = {model["id"]: model["name"] for model in kept}
+    assert sorted(names.values()) == ["eyes", "gemma:x"]
+    (model,) = [model for model in kept if model["name"] == "gemma:x"]
+    assert names[model["eyes"]] == "eyes"
+    assert opened == [eyes]
+    assert deleted == []
 
 
 def test_a_damaged_download_is_told_and_the_model_stays() -> None:

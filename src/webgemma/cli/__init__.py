@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from webgemma import __version__
-from webgemma.cli import adapters, bench, check, files, merge, run, train, web, words
+from webgemma.cli import adapters, bench, check, convert, files, merge, run, train, web, words
 
 app = typer.Typer(
     name="webgemma",
@@ -30,6 +30,7 @@ app.command("logits")(words.logits)
 app.command("check")(check.check)
 app.command("bench")(bench.bench)
 app.command("train")(train.train)
+app.command("convert")(convert.convert)
 app.command("merge")(merge.merge_command)
 app.command("adapters")(adapters.adapters)
 app.command("web")(web.web)

@@ -9,7 +9,7 @@ import typer
 
 from webgemma.bench import Task, copy_rate, time_gpu, time_reference
 from webgemma.blocking import finish
-from webgemma.cli.loading import load_model, runnable_config
+from webgemma.cli.loading import load_model
 from webgemma.cli.terminal import human_nbytes, out, sentences, write_json
 from webgemma.cli.words import (
     AdapterOption,
@@ -24,7 +24,7 @@ from webgemma.cli.words import (
 )
 from webgemma.device import Device as Gpu
 from webgemma.device import open_device
-from webgemma.errors import DeviceError
+from webgemma.errors import DeviceError, InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.integers import chosen_precision
 from webgemma.gguf.reader import Gguf
@@ -53,7 +53,12 @@ def bench(
         found = find_model(model)
         task = Task(prompt, decode, depth, repetitions)
         with found.open() as gguf:
-            config = runnable_config(gguf)
+            config = Config.from_gguf(gguf)
+            if config.diffusion:
+                raise InputError(
+                    f"{found.label} denoises blocks, and this command times single tokens; "
+                    "bench/diffusion.py in webgemma's repository times blocks."
+                )
             task.check(config.context)
             if device == Device.cpu:
                 facts = _cpu_facts(gguf, config, task)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from webgemma.blocking import finish
-from webgemma.cli.loading import load_model, runnable_config
+from webgemma.cli.loading import load_model
 from webgemma.cli.terminal import complain, err, out, sentences, write_json
 from webgemma.cli.words import (
     AdapterOption,
@@ -20,6 +20,7 @@ from webgemma.cli.words import (
     PrecisionOption,
 )
 from webgemma.device import open_device
+from webgemma.gemma.config import Config
 from webgemma.gemma.integers import chosen_precision
 from webgemma.models import find_model
 
@@ -39,6 +40,8 @@ def check(
 ) -> None:
     """Check that this GPU computes the right values: every layer against the CPU.
 
+    Of DiffusionGemma, as it reads.
+
     Example: webgemma check gemma4:e2b
     """
     from webgemma.check import Way, compare, gpu_stages, reference_stages, token_ids  # needs numpy
@@ -46,7 +49,7 @@ def check(
     with sentences():
         found = find_model(model)
         with found.open() as gguf, closing(open_device(adapter)) as device:
-            config = runnable_config(gguf)
+            config = Config.from_gguf(gguf)
             ids = token_ids(config, tokens)
             loaded = load_model(gguf, config, device)
             if gguf.nbytes > BIG_NBYTES:

@@ -3,19 +3,10 @@
 from webgemma.blocking import finish
 from webgemma.cli.terminal import progress
 from webgemma.device import Device
-from webgemma.errors import WebgemmaError
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.selftest import selftest
-
-
-def runnable_config(gguf: Gguf) -> Config:
-    """The blueprint of a model that can be run."""
-    config = Config.from_gguf(gguf)
-    if config.diffusion:
-        raise WebgemmaError(f"{gguf.name}: this version reads DiffusionGemma but cannot run it.")
-    return config
 
 
 def load_model(gguf: Gguf, config: Config, device: Device) -> Model:

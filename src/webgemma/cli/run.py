@@ -9,6 +9,7 @@ import typer
 from webgemma.api import Gemma
 from webgemma.cli.talk import Talk, print_reply
 from webgemma.cli.terminal import err, progress, sentences
+from webgemma.cli.watch import watched
 from webgemma.cli.words import (
     AdapterOption,
     Device,
@@ -65,6 +66,21 @@ def run(
         typer.Option(help="With --json: report the n likeliest tokens of each step, 20 at most."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="DiffusionGemma: denoising steps of a block, at most.")
+    ] = None,
+    entropy_bound: Annotated[
+        float | None, typer.Option(help="DiffusionGemma: how much doubt a step may settle.")
+    ] = None,
+    t_min: Annotated[
+        float | None, typer.Option(help="DiffusionGemma: temperature of a block's end.")
+    ] = None,
+    t_max: Annotated[
+        float | None, typer.Option(help="DiffusionGemma: temperature of a block's beginning.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="DiffusionGemma: show blocks coming into focus.")
+    ] = False,
     stop: Annotated[
         list[str] | None, typer.Option(help="End the answer before this text; may repeat.")
     ] = None,
@@ -97,6 +113,7 @@ def run(
       webgemma run
       webgemma run gemma4:e2b "Why is the sky blue?"
       webgemma run gemma4:e2b "What is this?" --image cat.jpg --audio note.wav
+      webgemma run diffusiongemma:26b "Write a poem." --watch
       cat letter.txt | webgemma run gemma4:e2b "Summarise this:"
       webgemma run gemma4:e2b "Is ice cold? Yes or no." --max-tokens 1 --top-logprobs 5 --json
     """
@@ -110,6 +127,11 @@ def run(
         "presence_penalty": presence_penalty,
         "top_logprobs": top_logprobs,
         "seed": seed,
+        "steps": steps,
+        "entropy_bound": entropy_bound,
+        "t_min": t_min,
+        "t_max": t_max,
+        "watch": watch or None,
         "stop": stop or None,
     }
     settings: Any = {name: value for name, value in given.items() if value is not None}
@@ -142,7 +164,7 @@ def run(
             elif question is None:
                 raise InputError("--json needs a prompt, as an argument or on standard input.")
             elif raw:
-                print_reply(gemma.generate(question, **settings), as_json)
+                print_reply(watched(gemma.generate(question, **settings), gemma), as_json)
             else:
                 print_reply(talk.ask(question), as_json)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from webgemma.api import Gemma
-from webgemma.cli.terminal import err, out, steps_bar, write_json
+from webgemma.cli.terminal import StepsBar, err, out, steps_bar, write_json
+from webgemma.cli.watch import watched
 from webgemma.defaults import Settings
 from webgemma.errors import InputError
 from webgemma.pieces import Piece, TopToken
@@ -50,8 +51,7 @@ class Talk:
                 pieces = self.gemma.chat(
                     self.messages, think=self.think, progress=bar.show, **self.settings
                 )
-                for piece in pieces:
-                    bar.hide()
+                for piece in watched(_hiding(bar, pieces), self.gemma):
                     answer += piece.text
                     yield piece
         finally:
@@ -95,6 +95,13 @@ class Talk:
         except InputError as error:  # the conversation has outgrown the context, say
             del self.messages[before:]
             err.print(f"[bold red]error:[/] {error}", soft_wrap=True)
+
+
+def _hiding(bar: StepsBar, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """The pieces; with the first one the bar goes."""
+    for piece in pieces:
+        bar.hide()
+        yield piece
 
 
 def _read_message() -> str | None:

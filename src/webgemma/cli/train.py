@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 
 from webgemma.blocking import each, finish
-from webgemma.cli.loading import load_model, runnable_config
+from webgemma.cli.loading import load_model
 from webgemma.cli.terminal import err, human_count, human_nbytes, out, sentences, write_json
 from webgemma.cli.words import AdapterOption, JsonOption, ModelArgument
 from webgemma.defaults import chat_size
@@ -108,7 +108,7 @@ def train(
         options = Options(batch, dropout, seed, AdamW(decay=decay), checkpoint=not keep)
         course = Course(rate, epochs, accumulate, warmup, cast(Shape, schedule), seed, steps)
         with found.open() as gguf:
-            config = runnable_config(gguf)
+            config = Config.from_gguf(gguf)
             texts = Texts(Tokenizer.from_gguf(gguf), Chat(chat_size(found, config)), max_length)
             examples, report = texts.read(data)
             learn, judges = split(examples, evaluation, seed)

@@ -40,6 +40,8 @@ class LowRank(Protocol):
     def outputs(self) -> int: ...
     @property
     def scale(self) -> float: ...
+    @property
+    def experts(self) -> int: ...
 
 
 Scaled = tuple[Mapping[str, LowRank], float]  # an adapter by its tensors' names, and how much of it
@@ -90,6 +92,10 @@ class Adapters:
             if left & {member.name for member in members}:
                 self.low[matrix] = self._low(matrix, members, adapters)
                 left -= {member.name for member in members}
+        for name in sorted(left):
+            if name.endswith("_exps.weight") and name in self.model.matrices:
+                self.low[name] = self._experts(name, adapters)
+                left.remove(name)
         if EMBEDDING in left:
             self.embedding = self._embedding(adapters)
             left.remove(EMBEDDING)
@@ -116,6 +122,26 @@ class Adapters:
             self._keep(struct.pack(f"<{len(scales)}f", *scales), len(scales)),
             ranks,
             tuple(starts),
+        )
+
+    def _experts(self, name: str, adapters: list[Scaled]) -> Low:
+        """A [experts, ranks, inputs] and B [experts, outputs, ranks], as if in one column."""
+        found = [(pairs[name], scale) for pairs, scale in adapters if name in pairs]
+        pair = found[0][0]
+        ranks = _padded(sum(each.rank for each, _ in found))
+        rows = bytearray()
+        for expert in range(pair.experts):
+            own = [_share(each.a, expert, pair.experts) for each, _ in found]
+            rows += b"".join(own) + bytes(4 * ranks * pair.inputs - sum(map(len, own)))
+        outputs = pair.experts * pair.outputs
+        scales = [scale * each.scale for each, scale in found for _ in range(each.rank)]
+        scales += [0.0] * (ranks - len(scales))
+        return Low(
+            self._keep(rows, pair.experts * ranks, pair.inputs),
+            self._keep(_beside([(e.b, e.rank) for e, _ in found], outputs, ranks), outputs, ranks),
+            self._keep(struct.pack(f"<{ranks}f", *scales), ranks),
+            ranks,
+            (0,),
         )
 
     def _embedding(self, adapters: list[Scaled]) -> Low:
@@ -183,6 +209,11 @@ _SINGLE = (
 )
 
 
+def _share(data: bytes, part: int, parts: int) -> bytes:
+    size = len(data) // parts
+    return data[part * size : (part + 1) * size]
+
+
 def _padded(ranks: int) -> int:
     return ranks + -ranks % EACH
 
@@ -248,4 +279,34 @@ def widen(steps: Steps, y: Tensor, first: int, low: Low, inner: Tensor) -> None:
         pieces=("state",),
         THREADS=WIDE_THREADS,
         TOKENS=WIDE_TOKENS,
+    )
+
+
+def adapt_experts(
+    steps: Steps, low: Low, ids: Tensor, x: Tensor, fan: int, y: Tensor, first: int, rows: int
+) -> None:
+    """y += scale · B A x with each place's expert, in a place's columns from `first` on.
+
+    `fan` places share a row of x; an expert has so many `rows`."""
+    used, width = ids.shape[1], low.a.shape[1]
+    places = steps.batch * used
+    lanes = SOFTWARE_LANES if steps.software else LANES
+    inner = steps.recorder.scratch(places, low.ranks)
+    steps.call(
+        "expert_adapter_down",
+        (low.ranks // EACH, places),
+        [width // 4, low.ranks, used, fan],
+        *(low.a, steps.state, x, low.scales, ids, inner),
+        pieces=("state", "lanes", *pieces_of("four", x)),
+        THREADS=lanes,
+        LANES=lanes,
+        EACH=EACH,
+    )
+    steps.call(
+        "expert_adapter_up",
+        (-(-rows // WIDE_THREADS), places),
+        [rows, y.shape[1] // used, first, low.ranks // 4, used],
+        *(steps.state, low.b, ids, inner, y),
+        pieces=("state",),
+        THREADS=WIDE_THREADS,
     )

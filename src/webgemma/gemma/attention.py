@@ -44,7 +44,8 @@ def attend(
     params = [heads.queries, heads.keys, ring, window, rows]
     tensors = (steps.state, q, *cache, out)
     most = loops.attention_prefill_keys(*shape.values()) if steps.software else EVERYTHING
-    seen = min(ring, window + queries)  # by one workgroup
+    together = steps.batch if sees == "sees_canvas" else queries  # that one workgroup sees for
+    seen = min(ring, window + together)
     state = "state_soft" if sees == "sees_blocks" else "state"
     if seen <= most:
         pieces = (state, kv, sees, "attend_all")
@@ -129,8 +130,7 @@ class Attention:
         layer = self.layer
         heads = Heads(layer.heads, layer.kv_heads, layer.head_dim)
         text, q = self.text, self.queries(raw)
-        both_ways = text.config.images_attend_both_ways and layer.sliding
-        sees = "sees_blocks" if both_ways and text.inputs.soft is not None else "sees_past"
+        sees = text.sees(layer)
         return attend(text, q, self.cache, heads, self.ring, self.window, text.kv, sees)
 
     def queries(self, raw: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from webgemma.errors import DeviceError
+from webgemma.gemma.adapters import adapt_experts
 from webgemma.gemma.config import Experts, Layer
 from webgemma.gemma.integers import GROUP, GROUP_NBYTES, Integers, multiplies_integers, pieces_of
 from webgemma.gemma.matrices import Weight
@@ -101,7 +102,8 @@ class Mixture:
 
         `beside` is scratch that will be read when the experts' own is."""
         # While an expert has one token on the average, gathering by expert spares no reading.
-        if self.text.batch * self.experts.used <= self.experts.count:
+        adapted = {self.gate.name, self.up.name, self.down.name} & self.text.model.low.keys()
+        if self.text.batch * self.experts.used <= self.experts.count and not adapted:
             return self.one_by_one(m, scores, beside)
         return self.gathered(m, *self.route(scores))
 
@@ -172,17 +174,29 @@ class Mixture:
             m = text._as_integers(m, self.gate)
         both = text.recorder.scratch(text.batch, used * 2 * ffn)
         self._matmul(order, self.gate, m, used, both)
+        self._adapt(self.gate, ids, m, used, both)
         if not self.experts.fused:
             self._matmul(order, self.up, m, used, both, ffn)
+            self._adapt(self.up, ids, m, used, both, ffn)
         hidden = text.room(used * ffn, self.down.name)
         text.geglu(both, 2 * ffn, both, 2 * ffn, ffn, ffn, hidden, used)
         parts = text.recorder.scratch(text.batch, used * self.width)
         self._matmul(order, self.down, hidden, 1, parts)
+        self._adapt(self.down, ids, hidden, 1, parts)
         y = text.recorder.scratch(text.batch, self.width)
         grid = (-(-self.width // THREADS), text.batch)
         tensors = (text.inputs.state, shares, parts, y)
         _call(text, "expert_sum", grid, [self.width, used], tensors)
         return y
+
+    def _adapt(
+        self, weight: Weight, ids: Tensor, x: Tensor, fan: int, y: Tensor, first: int = 0
+    ) -> None:
+        """Add what adapters have for each place's expert; otherwise as `_matmul`."""
+        low = self.text.model.low.get(weight.name)
+        if low is not None:
+            rows = weight.rows // self.experts.count
+            adapt_experts(self.text, low, ids, x, fan, y, first, rows)
 
     def _sort(self, ids: Tensor) -> Order:
         """The places expert by expert, in tiles about as large as an expert's average."""

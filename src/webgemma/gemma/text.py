@@ -46,18 +46,33 @@ class TextRecorder(Steps):
 
     def body(self, out: Tensor | None = None) -> Tensor:
         """Everything below the head: [batch, width], normed, into `out` if it is to be kept."""
-        x = self.embed("token_embd.weight", math.sqrt(self.config.width))
-        self._adapt_embedding(x)
-        if self.inputs.soft is not None:
-            width, tensors = self.config.width, (self.state, self.inputs.soft, x)
-            grid = (-(-width // (4 * THREADS)), self.batch)
-            self.call("place", grid, [width], *tensors, pieces=("state_soft",))
+        x = self.opening()
         ple = self.per_layer_embeddings(x)
         h = self.norm(x, "blk.0.attn_norm.weight", self._input_of(0))
         for layer in self.config.layers:
             last = layer.index + 1 == len(self.config.layers)
             h = self.block(layer, x, h, ple, out if last else None)
         return h
+
+    def opening(self) -> Tensor:
+        """What the first layer reads: the tokens' embeddings, or soft tokens in their place."""
+        x = self.embed("token_embd.weight", math.sqrt(self.config.width))
+        self._adapt_embedding(x)
+        if self.inputs.soft is not None:
+            width, tensors = self.config.width, (self.state, self.inputs.soft, x)
+            grid = (-(-width // (4 * THREADS)), self.batch)
+            self.call("place", grid, [width], *tensors, pieces=("state_soft",))
+        return x
+
+    def sees(self, layer: Layer) -> str:
+        """The piece of attention's kernel that says how far a token sees."""
+        both_ways = self.config.images_attend_both_ways and layer.sliding
+        return "sees_blocks" if both_ways and self.inputs.soft is not None else "sees_past"
+
+    @property
+    def output_scale(self) -> str:
+        """What a layer's output is multiplied by; DiffusionGemma reads with its encoder's."""
+        return "enc_" * bool(self.config.diffusion) + "layer_output_scale.weight"
 
     def head(self, h: Tensor) -> Tensor:
         """Raw logits [rows of h, vocab]; the softcap is the sampler's, or `softcap`'s."""
@@ -87,7 +102,7 @@ class TextRecorder(Steps):
         following = layer.index + 1
         last = following == len(self.config.layers)
         next_norm = "output_norm.weight" if last else f"blk.{following}.attn_norm.weight"
-        scale = name + "layer_output_scale.weight"
+        scale = name + self.output_scale
         out = out or self._input_of(following)
         a = Attention(self, layer).answer(h)
         f: Tensor | Branches

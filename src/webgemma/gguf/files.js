@@ -128,20 +128,28 @@ async function folderOf(path, create) {
   return [folder, names.at(-1)];
 }
 
-/** A file of ours that a worker holds open; it is read and written without waiting. */
+/** A file of ours that a worker holds open; it is read and written without waiting. `again` opens it. */
 class StoredFile {
-  constructor(path, handle, writes) {
+  constructor(path, handle, writes, again) {
     this.name = path.split("/").at(-1);
     this.handle = handle;
     this.writes = writes;
+    this.again = again;
     this.size = handle.getSize();
     this.room = new Uint8Array(0);
   }
 
   read(begin, end) {
+    if (!this.handle) return this.readAgain(begin, end);
     if (this.room.byteLength < end - begin) this.room = new Uint8Array(end - begin);
     const bytes = this.room.subarray(0, end - begin);
     return bytes.subarray(0, this.handle.read(bytes, { at: begin }));
+  }
+
+  /** What is read after it was closed is opened once more, as addresses and chosen files are. */
+  async readAgain(begin, end) {
+    this.handle = await this.again();
+    return this.read(begin, end);
   }
 
   // Bytes of Python's, or a Uint8Array.
@@ -167,7 +175,8 @@ class StoredFile {
   }
 
   close() {
-    this.handle.close();
+    this.handle?.close();
+    this.handle = null;
   }
 }
 
@@ -177,7 +186,8 @@ async function openStored(path, write) {
   const entry = await folder.getFileHandle(name, { create: write });
   if (write) return new StoredFile(path, await entry.createSyncAccessHandle(), true);
   try {
-    return new StoredFile(path, await entry.createSyncAccessHandle({ mode: "read-only" }), false);
+    const open = () => entry.createSyncAccessHandle({ mode: "read-only" });
+    return new StoredFile(path, await open(), false, open);
   } catch {
     return new BlobFile(await entry.getFile()); // no worker, or another tab reads it
   }

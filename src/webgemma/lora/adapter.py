@@ -108,6 +108,8 @@ class Adapter:
 
     def fitted(self, config: Config) -> Adapter:
         """The pairs that this model computes with; InputError when one does not fit."""
+        if config.diffusion:
+            raise InputError("DiffusionGemma cannot have adapters on yet.")
         shapes = {name: shape for name, shape, _ in text_tensors(config)}
         shapes[HEAD] = shapes[EMBEDDING]
         unused = {
@@ -143,7 +145,7 @@ Choices: TypeAlias = (
 )
 
 
-def chosen(lora: Choices, config: Config) -> list[tuple[Mapping[str, Pair], float]]:
+def fitted_adapters(lora: Choices, config: Config) -> list[tuple[Mapping[str, Pair], float]]:
     """The adapters that are asked for, fitted to a model, each with how much of it.
 
     One or several of: a path, "path:0.5", an Adapter, or a tuple of such a thing and a number."""

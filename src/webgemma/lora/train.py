@@ -69,6 +69,8 @@ class Trainer:
         self.options = options or Options()
         adapter = adapter.fitted(model.config)
         _check_trainable(adapter)
+        if model.config.diffusion:
+            raise InputError("DiffusionGemma cannot be trained yet.")
         if model.low:
             raise InputError("The model has adapters on: take them off before training.")
         self.steps = 0

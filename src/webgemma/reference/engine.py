@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from webgemma.denoising import Canvas, Denoising
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.towers import Audio, Vision
@@ -13,6 +14,7 @@ from webgemma.gguf.reader import Gguf
 from webgemma.pictures import Picture
 from webgemma.progress import Progress
 from webgemma.reference.audio import AudioTower
+from webgemma.reference.diffusion import DiffusionModel, SeededDraws
 from webgemma.reference.lora import AdaptedWeights, Pair
 from webgemma.reference.pictures import patches, resize, rgb_of
 from webgemma.reference.sampling import sample
@@ -89,6 +91,7 @@ class ReferenceEngine:
         self.gguf = gguf
         self.closed = False
         self.model = TextModel(config, Weights(gguf))
+        self.diffusion = DiffusionModel(config, self.model.weights) if config.diffusion else None
         self.cache = Cache(config)
         towers = towers or TowerFiles(gguf.name, gguf, config.width)
         self.senses = Senses(towers, open_eyes, open_ears)
@@ -103,15 +106,30 @@ class ReferenceEngine:
         self, ids: Sequence[int], sampling: Sampling, seed: int, placed: Sequence[Placed] = ()
     ) -> AsyncIterator[Chosen]:
         """Token after token with its log-probability, without end: the caller stops it."""
-        marks: list[Mark] = list(ids)
-        for at, sensed in placed:
-            numbers = range(sensed.count)
-            marks[at : at + sensed.count] = [(sensed.digest, number) for number in numbers]
+        marks = _marks(ids, placed)
         while True:
             logits = self._read(marks, placed)
             chosen = sample(logits, sampling, _plain(marks), seed)
             yield chosen
             marks.append(chosen.token)
+
+    async def denoise(
+        self, ids: Sequence[int], denoising: Denoising, seed: int, placed: Sequence[Placed] = ()
+    ) -> AsyncIterator[Canvas]:
+        """Step after step, block after block, without end; DiffusionGemma only."""
+        model, marks, block = self.diffusion, _marks(ids, placed), 0
+        assert model is not None
+        draws = SeededDraws(seed, model.canvas, model.config.vocab)
+        while True:
+            if self.held[: len(marks)] != marks:
+                self._read(marks, placed)
+            self.cache.truncate(len(marks))
+            self.held = list(marks)
+            for canvas in model.denoise(self.cache, denoising, draws, block):
+                yield canvas
+                self._check_open()
+            marks += canvas.best
+            block += 1
 
     def _read(self, marks: list[Mark], placed: Sequence[Placed]) -> Floats:
         """Logits [vocab] after the last token; only what the cache does not hold is computed."""
@@ -150,6 +168,14 @@ class ReferenceEngine:
     def _check_open(self) -> None:
         if self.closed:
             raise InputError(f"{self.gguf.name} is closed: load the model again.")
+
+
+def _marks(ids: Sequence[int], placed: Sequence[Placed]) -> list[Mark]:
+    marks: list[Mark] = list(ids)
+    for at, sensed in placed:
+        numbers = range(sensed.count)
+        marks[at : at + sensed.count] = [(sensed.digest, number) for number in numbers]
+    return marks
 
 
 def _plain(marks: list[Mark]) -> list[int]:

@@ -60,6 +60,8 @@ class TextModel:
     def __init__(self, config: Config, weights: Weights) -> None:
         self.config = config
         self.weights = weights
+        # DiffusionGemma reads with other scales than it writes with: see diffusion.py.
+        self.output_scale = "enc_" * bool(config.diffusion) + "layer_output_scale.weight"
         kinds = {layer.sliding: layer.head_dim for layer in config.layers}
         self.frequencies = {kind: self._rope_frequencies(kind, kinds[kind]) for kind in kinds}
 
@@ -150,29 +152,41 @@ class TextModel:
         if ple is not None:
             gate = gelu(self.weights.linear(x, name + "inp_gate.weight")) * ple[:, layer.index]
             x = x + norm(self.weights.linear(gate, name + "proj.weight"), name + "post_norm")
-        if name + "layer_output_scale.weight" in self.weights:
-            x = x * self.weights[name + "layer_output_scale.weight"]
+        if name + self.output_scale in self.weights:
+            x = x * self.weights[name + self.output_scale]
         return x
 
     def attention(self, layer: Layer, h: Floats, cache: Cache, ends: np.ndarray) -> Floats:
         """softmax(q kᵀ) v over all positions so far, then the output projection: [T, width]."""
-        name = f"blk.{layer.index}."
-        linear, eps = self.weights.linear, self.config.eps
         first, count = cache.length, len(h)
-        angles = np.arange(first, first + count)[:, None] * self.frequencies[layer.sliding]
-        q = linear(h, name + "attn_q.weight").reshape(count, layer.heads, layer.head_dim)
-        q = rope(rms(q, self.weights[name + "attn_q_norm.weight"], eps), angles)
+        q = self.queries(layer, h, first)
         if not layer.shares_kv:
-            k = linear(h, name + "attn_k.weight").reshape(count, layer.kv_heads, layer.head_dim)
-            v = k if layer.k_is_v else linear(h, name + "attn_v.weight").reshape(k.shape)
-            k = rope(rms(k, self.weights[name + "attn_k_norm.weight"], eps), angles)
-            cache.append(layer, k, rms(v, None, eps))
+            cache.append(layer, *self.keys_and_values(layer, h, first))
         k, v = cache.read(layer, first + count)
         window = self.config.window if layer.sliding else first + count
         out = attend(
             q, k, v, first, window, ends if layer.sliding else None
         )  # [T, heads, head_dim]
-        return linear(out.reshape(count, -1), name + "attn_output.weight")
+        return self.weights.linear(out.reshape(count, -1), f"blk.{layer.index}.attn_output.weight")
+
+    def queries(self, layer: Layer, h: Floats, first: int) -> Floats:
+        """q = rope(rms(W_q h)) of positions from `first` on: [T, heads, head_dim]."""
+        name = f"blk.{layer.index}.attn_q"
+        q = self.weights.linear(h, name + ".weight").reshape(len(h), layer.heads, layer.head_dim)
+        return self._turned(layer, self._norm(q, name + "_norm"), first)
+
+    def keys_and_values(self, layer: Layer, h: Floats, first: int) -> tuple[Floats, Floats]:
+        """k = rope(rms(W_k h)) and v = rms(W_v h), two of [T, kv_heads, head_dim]."""
+        name = f"blk.{layer.index}.attn_"
+        shape = (len(h), layer.kv_heads, layer.head_dim)
+        k = self.weights.linear(h, name + "k.weight").reshape(shape)
+        v = k if layer.k_is_v else self.weights.linear(h, name + "v.weight").reshape(shape)
+        k = self._turned(layer, self._norm(k, name + "k_norm"), first)
+        return k, rms(v, None, self.config.eps)
+
+    def _turned(self, layer: Layer, x: Floats, first: int) -> Floats:
+        angles = np.arange(first, first + len(x))[:, None] * self.frequencies[layer.sliding]
+        return rope(x, angles)
 
     def feed_forward(self, name: str, n: Floats) -> Floats:
         """GeGLU: W_down(gelu(W_gate n) · W_up n)."""

@@ -57,6 +57,18 @@ class Weights:
             out[:, start:stop] = x @ self._dequantise(tensor, first + start, stop - start).T
         return out
 
+    def blend(self, p: Floats, name: str) -> Floats:
+        """p [T, rows] W for W [rows, width]: rows of a table in these shares, [T, width]."""
+        tensor = self.tensors[name]
+        if self._fits(name, tensor):
+            return p @ self[name]
+        step = max(1, CHUNK_NBYTES // (4 * tensor.width))
+        out = np.zeros((len(p), tensor.width), np.float32)
+        for start in range(0, tensor.rows, step):
+            stop = min(tensor.rows, start + step)
+            out += p[:, start:stop] @ self._dequantise(tensor, start, stop - start)
+        return out
+
     def _dequantise(self, tensor: TensorInfo, first: int, count: int) -> Floats:
         row_nbytes = tensor.format.row_nbytes(tensor.width)
         data = self.gguf.data(tensor, first * row_nbytes, count * row_nbytes)

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from webgemma.api import Gemma
+from webgemma.denoising import Canvas
 from webgemma.device import aopen_device
 from webgemma.engines import gpu_needs
 from webgemma.errors import (
     DeviceError,
     DeviceMemoryError,
     GgufError,
+    InputError,
     ModelNotFoundError,
     StorageError,
     WebgemmaError,
@@ -22,10 +24,12 @@ from webgemma.gguf.opfs import OpfsStore, stored_id
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import Source
 from webgemma.models import BUNDLED, BUNDLED_PATH
+from webgemma.pieces import spelled
 from webgemma.web.room import free_nbytes
 
 FRAME_SECONDS = 1 / 60  # pieces of a reply are told no oftener
 PROGRESS_SECONDS = 0.1
+BLOCK_SETTINGS = ("max_tokens", "seed", "stop")  # that mean something to DiffusionGemma
 BUNDLED_URL = f"/package/demo/{BUNDLED_PATH.name}"  # the page's wheel is without it
 NO_SERVER = "`webgemma web` does not answer; see that it still runs"
 
@@ -56,7 +60,7 @@ class Tab:
     # The model
 
     async def load(self, asked: Any, context: int | None, precision: Any) -> None:
-        """Load a model in place of the one that is there."""
+        """Load a model in place of the one that is there, perhaps with eyes of their own file."""
         await self.unload()
         progress = _Paced(lambda loaded, total: self._tell("progress", loaded=loaded, total=total))
         try:
@@ -66,6 +70,7 @@ class Tab:
                 context=context,
                 precision=precision,
                 progress=progress,
+                mmproj=await self._eyes(asked),
             )
         except WebgemmaError as error:
             self._tell_error(error, _kind(error))
@@ -76,10 +81,15 @@ class Tab:
         facts = {"name": model.name, "context": model.context, "device": model.device}
         self._tell("loaded", nbytes=model.memory_nbytes, **facts)
 
-    async def chat(self, id: Any, messages: str, settings: str) -> None:
-        """Reply to a conversation, until it ends or is stopped."""
+    async def chat(self, id: Any, messages: str, settings: str, media: Any = ()) -> None:
+        """Reply to a conversation, until it ends or is stopped.
+
+        A picture or a sound in it is a number: which one of `media` is meant."""
+        said = json.loads(messages)
+        for part in _media_parts(said):
+            part[part["type"]] = media[part[part["type"]]]
         reply = self._replies[id] = asyncio.ensure_future(
-            self._reply(id, json.loads(messages), json.loads(settings))
+            self._reply(id, said, json.loads(settings))
         )
         try:
             await reply
@@ -147,9 +157,13 @@ class Tab:
             self._copies[id].cancel()
 
     async def forget(self, id: str) -> None:
-        """Delete what is stored."""
+        """Delete what is stored, with the eyes that no other model has."""
         try:
+            eyes = {model.id: model.notes.get("eyes") for model in await self._store.list()}
+            own = eyes.pop(id, None)
             await self._store.forget(id)
+            if own and own not in eyes.values():
+                await self._store.forget(own)
         except WebgemmaError as error:
             self._tell_error(error, _kind(error), keep=id)
         await self.stored()
@@ -164,6 +178,17 @@ class Tab:
         self._tell("stored", models=models, free_nbytes=await self._store.free_nbytes())
 
     async def _copy(self, id: str, asked: Any) -> None:
+        eyes = getattr(asked, "eyes", None)
+        seeing = await self._copy_file(id, eyes) if eyes else None  # first: a whole model has them
+        await self._copy_file(id, asked)
+        if seeing:
+            await self._store.note(id, eyes=seeing)
+        await self._note_needs(id)
+        self._tell("kept", id=id, name=asked.name)
+
+    async def _copy_file(self, id: str, asked: Any) -> str:
+        """Store a file of a model of this id; what it is stored as."""
+
         def tell(stage: str) -> _Paced:
             facts = {"id": id, "name": asked.name, "stage": stage}
             return _Paced(
@@ -173,15 +198,14 @@ class Tab:
         stages = {stage: tell(stage) for stage in ("copying", "checking")}
         source = await self._source(asked)
         try:
-            await self._store.keep(
+            kept = await self._store.keep(
                 source, asked.name, asked.digest or None, lambda stage, *how: stages[stage](*how)
             )
         finally:
             source.close()
             for stage in stages.values():
                 stage.close()
-        await self._note_needs(id)
-        self._tell("kept", id=id, name=asked.name)
+        return kept.id
 
     async def _note_needs(self, id: str) -> None:
         """Remember what the model takes of a GPU: whoever lists it need not read it again."""
@@ -205,16 +229,39 @@ class Tab:
             return await open_file(asked.file, self._files)
         return await open_address(asked.url, self._files, asked.name, NO_SERVER)
 
+    async def _eyes(self, asked: Any) -> Source | None:
+        """What the model sees with, where that is a file of its own."""
+        if eyes := getattr(asked, "eyes", None):
+            return await self._source(eyes)
+        if asked.kind == "stored":
+            kept: str | None = (await self._store.find(asked.id)).notes.get("eyes")
+            return await self._store.open(kept) if kept else None
+        return None
+
     async def _reply(self, id: Any, messages: list[Any], settings: dict[str, Any]) -> None:
         if self._model is None:
             self._tell("error", id=id, kind="other", sentence="There is no model: choose one.")
             return
         chosen = {name: value for name, value in settings.items() if value is not None}
         think = bool(chosen.pop("think", False))
+        if self._model.config.diffusion:  # it draws whole blocks, by rules of its own
+            chosen = {name: chosen[name] for name in BLOCK_SETTINGS if name in chosen}
+            chosen["watch"] = True
         finish, count, begun = "stopped", 0, time.monotonic()
         batch = _Batch(self, id)
+        senses = sorted({part["type"] for part in _media_parts(messages)}, reverse=True)
+        sensing = _Paced(
+            lambda done, total: self._tell("sensing", id=id, senses=senses, done=done, total=total)
+        )
+        if senses:
+            sensing(0, 1)  # decoding them, and loading eyes and ears, takes a while, too
         try:
-            async for piece in self._model.achat(messages, think=think, **chosen):
+            pieces = self._model.achat(messages, think=think, progress=sensing, **chosen)
+            async for piece in pieces:
+                if piece.canvas is not None:
+                    batch.flush()
+                    self._tell_canvas(id, piece.canvas)
+                    continue
                 count += 1
                 begun = begun if count > 1 else time.monotonic()
                 batch.add(piece.thinking, thinking=True)
@@ -225,10 +272,19 @@ class Tab:
         except WebgemmaError as error:
             self._tell_error(error, _kind(error), id=id)
             return
+        finally:
+            sensing.close()
         batch.flush()
         seconds = time.monotonic() - begun
         rate = (count - 1) / seconds if count > 1 and seconds > 0 else 0
         self._tell("done", id=id, finish=finish, tokens=count, tokens_per_second=rate)
+
+    def _tell_canvas(self, id: Any, canvas: Canvas) -> None:
+        assert self._model is not None
+        runs = spelled(canvas, self._model.tokenizer)
+        settled, size = sum(canvas.accepted), len(canvas.ids)
+        facts = {"block": canvas.block + 1, "step": canvas.step, "settled": settled, "size": size}
+        self._tell("canvas", id=id, runs=runs, **facts)
 
     def _tell(self, type: str, **facts: Any) -> None:
         self._post(json.dumps({"type": type, **facts}))
@@ -290,6 +346,13 @@ class _Batch:
         self._text, self._told = "", time.monotonic()
 
 
+def _media_parts(messages: list[Any]) -> list[dict[str, Any]]:
+    """The pictures and sounds of messages."""
+    contents = [message["content"] for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [part for part in parts if part["type"] in ("image", "audio")]
+
+
 def _kind(error: WebgemmaError) -> str:
     """What the page can do about it."""
     if isinstance(error, StorageError):
@@ -298,4 +361,8 @@ def _kind(error: WebgemmaError) -> str:
         return "memory"
     if isinstance(error, GgufError | ModelNotFoundError):
         return "file"
+    if isinstance(error, InputError) and (
+        "cannot see" in str(error) or "cannot hear" in str(error)
+    ):
+        return "senses"
     return "device-lost" if isinstance(error, DeviceError) and "was lost" in str(error) else "other"

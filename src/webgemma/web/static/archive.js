@@ -1,14 +1,28 @@
 // Conversations as a JSON file, out and in again; what comes in is checked whole before any is taken.
 
+import { exported, imported } from "./attachments.js";
+import { attachmentsOf, withAttachments } from "./conversations.js";
+
 const FORMAT = "webgemma-conversations";
 const VERSION = 1;
-const NBYTES_LIMIT = 256e6;
+const NBYTES_LIMIT = 500e6; // what browsers hold as one text
 const ROLES = ["user", "assistant"];
 const FINISHES = ["stop", "length", "stopped", "error"];
 
-/** All conversations as text. */
-export function exportText(conversations) {
-  return JSON.stringify({ format: FORMAT, version: VERSION, exported: new Date().toISOString(), conversations }, null, 1);
+/** All conversations as a file; an Error has the sentence. */
+export async function exportFile(conversations) {
+  const parts = [];
+  let nbytes = 0;
+  for (const conversation of conversations) {
+    const files = new Map();
+    for (const file of attachmentsOf(conversation)) files.set(file.id, await exported(file));
+    parts.push(JSON.stringify(withAttachments(conversation, ({ id }) => files.get(id)), null, 1));
+    nbytes += parts.at(-1).length;
+    if (nbytes > NBYTES_LIMIT) throw new Error("These conversations have more pictures and sounds than one file can hold: delete some first.");
+  }
+  const head = { format: FORMAT, version: VERSION, exported: new Date().toISOString() };
+  const opening = JSON.stringify(head).slice(0, -1);
+  return new Blob([opening, ',"conversations":[', parts.join(","), "]}"], { type: "application/json" });
 }
 
 /** The conversations of a file, as new as `known` (id to conversation) needs; an Error has the sentence. */
@@ -30,7 +44,9 @@ export async function importFile(file, known) {
   const checked = data.conversations.map((entry, i) => {
     const problem = conversationProblem(entry);
     if (problem) refuse(`conversation ${i + 1} ${problem}.`);
-    return onlyKnownFields(entry);
+    const conversation = withAttachments(onlyKnownFields(entry), imported);
+    if (attachmentsOf(conversation).includes(null)) refuse(`conversation ${i + 1} has a picture or a sound that cannot be read.`);
+    return conversation;
   });
   return withoutKnown(checked, known);
 }
@@ -43,7 +59,8 @@ function conversationProblem(entry) {
   if (!Array.isArray(entry.messages)) return "has no messages";
   const wrong = entry.messages.findIndex((message) =>
     !ROLES.includes(message?.role) || typeof message.content !== "string"
-    || !["string", "undefined"].includes(typeof message.thinking));
+    || !["string", "undefined"].includes(typeof message.thinking)
+    || !(message.attachments === undefined || Array.isArray(message.attachments)));
   return wrong >= 0 ? `has a message (number ${wrong + 1}) that cannot be read` : null;
 }
 
@@ -51,8 +68,9 @@ function onlyKnownFields({ id, title, created, updated, messages }) {
   return { id, title, created, updated, messages: messages.map(messageFields) };
 }
 
-function messageFields({ role, content, thinking, finish, tokens, tokens_per_second }) {
+function messageFields({ role, content, attachments, thinking, finish, tokens, tokens_per_second }) {
   const message = { role, content };
+  if (attachments?.length) message.attachments = attachments;
   if (thinking) message.thinking = thinking;
   if (FINISHES.includes(finish)) message.finish = finish;
   if (Number.isFinite(tokens)) message.tokens = tokens;
@@ -60,16 +78,20 @@ function messageFields({ role, content, thinking, finish, tokens, tokens_per_sec
   return message;
 }
 
+/** What tells one version of a conversation from another; a file never changes. */
+const fingerprint = (conversation) => JSON.stringify(withAttachments(onlyKnownFields(conversation), ({ id }) => id));
+
 /** Leave out what is here already; what differs under a known id gets a new one, so nothing is lost. */
 function withoutKnown(conversations, known) {
-  const taken = new Set(known.keys());
-  const fresh = [];
-  for (const conversation of conversations) {
-    const here = known.get(conversation.id);
-    if (here && JSON.stringify(onlyKnownFields(here)) === JSON.stringify(conversation)) continue;
-    const id = taken.has(conversation.id) ? crypto.randomUUID() : conversation.id;
+  const taken = new Set([...known.values()].flatMap((here) => [here, ...attachmentsOf(here)]).map(({ id }) => id));
+  const withFreeId = (thing) => {
+    const id = taken.has(thing.id) ? crypto.randomUUID() : thing.id;
     taken.add(id);
-    fresh.push({ ...conversation, id });
-  }
-  return fresh;
+    return { ...thing, id };
+  };
+  const fresh = conversations.filter((conversation) => {
+    const here = known.get(conversation.id);
+    return !here || fingerprint(here) !== fingerprint(conversation);
+  });
+  return fresh.map((conversation) => withFreeId(withAttachments(conversation, withFreeId)));
 }

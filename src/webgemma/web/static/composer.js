@@ -2,10 +2,11 @@
 
 import { byId } from "./dom.js";
 
-/** `acts` has send(text), true if it was sent, and stop(). */
+/** `acts` has send(text), true if it was sent, and stop(). `hasMore()`: there is more than text to send. */
 export class Composer {
-  constructor(acts) {
+  constructor(acts, hasMore) {
     this.acts = acts;
+    this.hasMore = hasMore;
     this.box = byId("prompt");
     this.box.addEventListener("input", () => this.fit());
     this.box.addEventListener("keydown", (event) => {
@@ -40,7 +41,7 @@ export class Composer {
 
   send() {
     const text = this.box.value.trim();
-    if (!text || !this.acts.send(text)) return;
+    if (!(text || this.hasMore()) || !this.acts.send(text)) return;
     this.box.value = "";
     this.fit();
   }

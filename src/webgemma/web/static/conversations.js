@@ -1,8 +1,11 @@
 // The conversations, kept in IndexedDB: it holds far more than localStorage's 5 MB, writes one
-// conversation at a time, and does not stop the page while a reply streams in.
+// conversation at a time, and does not stop the page while a reply streams in. The files that belong to
+// messages are kept beside them, each written once.
 
 const DATABASE = "webgemma";
 const STORE = "conversations";
+const FILES = "attachments"; // {id, blob}
+const BOTH = [STORE, FILES];
 const TITLE_LENGTH = 48;
 
 const settled = (request) => new Promise((resolve, reject) => {
@@ -11,10 +14,23 @@ const settled = (request) => new Promise((resolve, reject) => {
 });
 
 async function openDatabase() {
-  const request = indexedDB.open(DATABASE, 1);
-  request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
+  const request = indexedDB.open(DATABASE, 2);
+  request.onupgradeneeded = ({ oldVersion }) => {
+    for (const name of oldVersion < 1 ? BOTH : [FILES]) request.result.createObjectStore(name, { keyPath: "id" });
+  };
   return settled(request);
 }
+
+/** All attachments of a conversation. */
+export const attachmentsOf = ({ messages }) => messages.flatMap(({ attachments }) => attachments ?? []);
+
+/** A conversation whose attachments are what `change` makes of them. */
+export const withAttachments = (conversation, change) => ({
+  ...conversation,
+  messages: conversation.messages.map((message) => (message.attachments
+    ? { ...message, attachments: message.attachments.map(change) }
+    : message)),
+});
 
 /** A title of the first words. */
 export function titleOf(text) {
@@ -28,6 +44,7 @@ export function titleOf(text) {
 export class Conversations {
   constructor() {
     this.byId = new Map();
+    this.keptFiles = new Set(); // the ids of attachments that are written
     this.database = null;
   }
 
@@ -36,8 +53,7 @@ export class Conversations {
     try {
       this.database = await openDatabase();
       this.database.onversionchange = () => this.database.close();
-      const kept = await settled(this.objects("readonly").getAll());
-      for (const conversation of kept) this.byId.set(conversation.id, conversation);
+      await this.read();
       return null;
     } catch (error) {
       this.database = null;
@@ -45,8 +61,30 @@ export class Conversations {
     }
   }
 
-  objects(mode) {
-    return this.database.transaction(STORE, mode).objectStore(STORE);
+  /** Read everything; files that no message has any more are deleted. */
+  async read() {
+    const transaction = this.database.transaction(BOTH, "readwrite");
+    const kept = settled(transaction.objectStore(STORE).getAll());
+    const files = await settled(transaction.objectStore(FILES).getAll());
+    const blobs = new Map(files.map(({ id, blob }) => [id, blob]));
+    for (const conversation of await kept) {
+      const whole = withAttachments(conversation, (each) => ({ ...each, blob: blobs.get(each.id) ?? null }));
+      this.byId.set(whole.id, whole);
+      for (const { id } of attachmentsOf(whole)) this.keptFiles.add(id);
+    }
+    for (const id of blobs.keys()) if (!this.keptFiles.has(id)) transaction.objectStore(FILES).delete(id);
+  }
+
+  /** Write a conversation, and those of its files that are not written yet. */
+  put(transaction, conversation) {
+    for (const { id, blob } of attachmentsOf(conversation)) {
+      if (blob && !this.keptFiles.has(id)) transaction.objectStore(FILES).put({ id, blob });
+    }
+    return transaction.objectStore(STORE).put(withAttachments(conversation, ({ blob, ...facts }) => facts));
+  }
+
+  noteFiles(conversation) {
+    for (const { id } of attachmentsOf(conversation)) this.keptFiles.add(id);
   }
 
   list() {
@@ -67,28 +105,34 @@ export class Conversations {
   async keep(conversation) {
     this.byId.set(conversation.id, conversation);
     if (!this.database) return;
-    const objects = this.objects("readwrite");
-    const put = settled(objects.put(conversation));
-    objects.transaction.commit(); // at once: the page may be closing
+    const transaction = this.database.transaction(BOTH, "readwrite");
+    const put = settled(this.put(transaction, conversation));
+    transaction.commit(); // at once: the page may be closing
     await put;
+    this.noteFiles(conversation);
   }
 
   /** Keep all of them or, if one cannot be, none. */
   async keepAll(conversations) {
     if (this.database) {
-      const transaction = this.database.transaction(STORE, "readwrite");
+      const transaction = this.database.transaction(BOTH, "readwrite");
       const whole = new Promise((resolve, reject) => {
         transaction.oncomplete = resolve;
         transaction.onabort = () => reject(transaction.error);
       });
-      for (const conversation of conversations) transaction.objectStore(STORE).put(conversation);
+      for (const conversation of conversations) this.put(transaction, conversation);
       await whole;
+      conversations.forEach((conversation) => this.noteFiles(conversation));
     }
     for (const conversation of conversations) this.byId.set(conversation.id, conversation);
   }
 
   async remove(id) {
+    const files = attachmentsOf(this.byId.get(id) ?? { messages: [] });
     this.byId.delete(id);
-    if (this.database) await settled(this.objects("readwrite").delete(id));
+    if (!this.database) return;
+    const transaction = this.database.transaction(BOTH, "readwrite");
+    for (const file of files) transaction.objectStore(FILES).delete(file.id);
+    await settled(transaction.objectStore(STORE).delete(id));
   }
 }

@@ -2,9 +2,11 @@
 //
 // The page asks:
 //   load    source: {kind: "bundled"} | {kind: "url", url, name, digest, nbytes} | {kind: "file", file}
-//             | {kind: "stored", id, name},
+//             | {kind: "stored", id, name}, each with eyes?: such a source (what it sees and hears with),
 //           options: {context, precision}                     (context null: the model's own)
 //   chat    id, messages: [{role, content}], settings         (a setting that is null: the model's own)
+//           content: text | [{type: "image", image: Blob} | {type: "audio", audio: Float32Array of 16 kHz}
+//             | {type: "text", text}]
 //   stop    id                                                (answered by the done of that id)
 //   unload
 //   keep    source: {kind: "url", …} | {kind: "file", file}   copy it into this browser's storage, or
@@ -17,18 +19,21 @@
 //   ready     device, software        once it has found what it computes on; software: a slow one
 //   progress  loaded, total           bytes
 //   loaded    name, context, device, nbytes
+//   sensing   id, senses: ["image"?, "audio"?], done, total   while it looks and listens, before the first piece
+//   canvas    id, runs: [[text, settled]], block, step, settled, size  a block of DiffusionGemma that comes into focus
 //   piece     id, text, thinking      thinking: whether the text belongs to the thoughts
 //   done      id, finish: "stop" | "length" | "stopped", tokens, tokens_per_second
 //   keeping   id, name, stage: "copying" | "checking", done, total         bytes; repeatedly
 //   kept      id, name                the copy is whole and checked
 //   left      id, name                copying was stopped
-//   stored    models: [{id, name, nbytes, have, whole, digest, gpu_nbytes, gpu_least_nbytes}], free_nbytes
+//   stored    models: [{id, name, nbytes, have, whole, digest, eyes?, gpu_nbytes, gpu_least_nbytes}], free_nbytes
 //             when asked and after every change; have < nbytes: a copy that was cut and can go on;
+//             eyes: the id of the stored file that it sees and hears with;
 //             gpu_*: what it takes of the GPU, at the least with a table left in the file (null: unknown);
 //             free_nbytes: what may still be stored (null: unknown)
 //   room      nbytes                  what the GPU gave of it, with what the loaded model holds
 //   error     id?, keep?, sentence,
-//             kind: "no-webgpu" | "device-lost" | "memory" | "storage" | "file" | "other"
+//             kind: "no-webgpu" | "device-lost" | "memory" | "storage" | "file" | "senses" | "other"
 //             with an id the reply has failed and the model stays, unless the device was lost;
 //             with keep (the id of a copy) copying has failed and the model stays;
 //             without either there is no model now
@@ -41,7 +46,7 @@ const NO_MORE = "The engine of this page has failed. Your conversation is kept."
 
 /** What the worker may tell, by type; anything else is ignored. */
 const TOLD = [
-  "ready", "progress", "loaded", "piece", "done", "error", "keeping", "kept", "left", "stored", "room",
+  "ready", "progress", "loaded", "sensing", "canvas", "piece", "done", "error", "keeping", "kept", "left", "stored", "room",
 ];
 
 /**

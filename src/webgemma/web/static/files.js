@@ -4,20 +4,22 @@ import { byId } from "./dom.js";
 
 export const isModelFile = (file) => file?.name.toLowerCase().endsWith(".gguf");
 
-/** `take(file)` gets what is chosen or dropped, `tell(sentence)` what is wrong with it. */
+/** Whether a file holds only the eyes and ears of a model, as llama.cpp names it. */
+const isEyes = (file) => /mmproj/i.test(file.name);
+
+/** `acts` has take(file, eyes), addEyes(file), and tell(sentence) for what is wrong with a file. */
 export class Files {
-  constructor(take, tell) {
-    this.take = take;
-    this.tell = tell;
+  constructor(acts) {
+    this.acts = acts;
     this.visited = []; // the files of this visit, the newest first
+    this.eyes = new WeakMap(); // of those, the eyes that came with them
     this.awaited = null; // {name, nbytes, take}: the one file that is to be chosen
     this.input = byId("model-file");
     byId("choose-file").addEventListener("click", () => this.choose());
     this.input.addEventListener("change", () => {
-      if (this.input.files.length) this.hear(this.input.files[0]);
+      if (this.input.files.length) this.hear([...this.input.files]);
       this.input.value = ""; // the same file may be chosen again
     });
-    this.takeDrops();
   }
 
   choose(awaited = null) {
@@ -32,38 +34,26 @@ export class Files {
     else this.choose({ name, nbytes, take });
   }
 
-  hear(file) {
+  /** A model, its eyes, or both at once. */
+  hear(files) {
     const { awaited } = this;
     this.awaited = null;
+    const eyes = files.find(isEyes);
+    const file = files.find((other) => other !== eyes) ?? eyes;
     if (awaited && (file.name !== awaited.name || file.size !== awaited.nbytes)) {
-      this.tell(`${file.name} is another file: choose the ${awaited.name} that was being kept, of ${awaited.nbytes} bytes.`, true);
+      this.acts.tell(`${file.name} is another file: choose the ${awaited.name} that was being kept, of ${awaited.nbytes} bytes.`, true);
       return;
     }
     if (!isModelFile(file)) {
-      this.tell(`${file?.name ?? "This"} is no model: choose a file whose name ends in .gguf.`, true);
+      this.acts.tell(`${file?.name ?? "This"} is no model: choose a file whose name ends in .gguf.`, true);
+      return;
+    }
+    if (file === eyes && !awaited) {
+      this.acts.addEyes(eyes);
       return;
     }
     this.visited = [file, ...this.visited.filter((other) => other.name !== file.name || other.size !== file.size)];
-    (awaited?.take ?? this.take)(file);
-  }
-
-  takeDrops() {
-    const hint = byId("drop-here");
-    const hasFile = (event) => event.dataTransfer?.types.includes("Files");
-    addEventListener("dragover", (event) => {
-      if (!hasFile(event)) return;
-      event.preventDefault();
-      hint.hidden = false;
-    });
-    addEventListener("dragleave", (event) => {
-      if (event.relatedTarget === null) hint.hidden = true;
-    });
-    addEventListener("drop", (event) => {
-      hint.hidden = true;
-      if (!hasFile(event)) return;
-      event.preventDefault();
-      this.awaited = null;
-      this.hear(event.dataTransfer.files[0]);
-    });
+    if (eyes && eyes !== file) this.eyes.set(file, eyes);
+    (awaited?.take ?? this.acts.take)(file);
   }
 }

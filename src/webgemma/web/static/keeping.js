@@ -72,8 +72,11 @@ export class Keeping extends EventTarget {
   /** Copy a source, or go on with it. */
   start(source) {
     if (this.now) return;
-    const { name, nbytes } = source.kind === "file" ? { name: source.file.name, nbytes: source.file.size } : source;
-    const shortage = this.stored.shortage(name, nbytes, this.stored.copyOf(source)?.have ?? 0);
+    const { name } = source.kind === "file" ? source.file : source;
+    const parts = source.eyes ? [source, source.eyes] : [source];
+    const nbytes = parts.reduce((sum, part) => sum + (part.file?.size ?? part.nbytes), 0);
+    const have = parts.reduce((sum, part) => sum + (this.stored.copyOf(part)?.have ?? 0), 0);
+    const shortage = this.stored.shortage(name, nbytes, have);
     if (shortage) {
       this.tell(shortage, true);
       return;

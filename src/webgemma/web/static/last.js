@@ -20,7 +20,7 @@ export function lastModel() {
 }
 
 /** A model is about to be loaded, or is there; a file must be chosen anew at each visit. */
-export function rememberModel({ name, source }, isLoaded) {
+export function rememberModel({ name, source: { eyes, ...source } }, isLoaded) {
   if (source.kind === "file") write(null);
-  else write({ model: { name, source }, isLoaded });
+  else write({ model: { name, source: eyes?.kind === "url" ? { ...source, eyes } : source }, isLoaded });
 }

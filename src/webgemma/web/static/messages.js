@@ -1,7 +1,9 @@
 // The messages of a conversation on the page.
 
+import { shown } from "./attachments.js";
 import { button, copyText, element } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
+import { attachmentList } from "./tray.js";
 
 const FINISH = { length: "cut at the limit", stopped: "stopped", error: "ended by an error" };
 
@@ -14,7 +16,20 @@ function replyFacts({ tokens, tokens_per_second: speed, finish }) {
   return facts.join(" · ");
 }
 
-/** `acts` has regenerate() and edit(message, text). */
+const SENSING = { image: "Looking at what you sent …", audio: "Listening …", "image audio": "Looking and listening …" };
+
+/** How far a reply is with looking and listening: "Listening … 40 %". */
+function sensingText({ senses, done, total }) {
+  return `${SENSING[senses.join(" ")]}${done && done < total ? ` ${Math.floor((100 * done) / total)} %` : ""}`;
+}
+
+/** A canvas that comes into focus: what is settled, noise, and how far it is. */
+function canvasParts({ runs, block, step, settled, size }) {
+  const parts = runs.map(([text, isSettled]) => element("span", isSettled ? "settled" : "noise", text));
+  return [...parts, element("small", "", `block ${block}, step ${step}: ${settled} of ${size} settled`)];
+}
+
+/** `acts` has regenerate(), edit(message, text, attachments), and sensing() and canvas(): what the reply does so far. */
 export class MessageList {
   constructor(list, acts) {
     this.list = list;
@@ -43,6 +58,7 @@ export class MessageList {
     item.node.classList.toggle("replying", isReplying);
     if (message.role === "user") {
       item.body.textContent = message.content;
+      item.body.hidden = !message.content;
       return;
     }
     showMarkdown(item.body, message.content);
@@ -50,6 +66,11 @@ export class MessageList {
     item.thoughts.textContent = message.thinking ?? "";
     item.summary.textContent = isReplying && !message.content ? "Thinking …" : "Thoughts";
     item.facts.textContent = isReplying ? "" : replyFacts(message);
+    const isSilent = isReplying && !message.content && !message.thinking;
+    const sensing = isSilent ? this.acts.sensing() : null;
+    item.sensing.textContent = sensing ? sensingText(sensing) : "";
+    const canvas = isReplying ? this.acts.canvas() : null;
+    item.canvas.replaceChildren(...(canvas ? canvasParts(canvas) : []));
   }
 
   item(message) {
@@ -59,7 +80,8 @@ export class MessageList {
     const actions = element("div", "actions", button("Copy", "quiet", ({ currentTarget }) =>
       copyText(message.content, currentTarget)));
     if (isUser) {
-      const item = { node: element("li", "message user", name, body, actions), body };
+      const media = element("div", "media", (message.attachments ?? []).map((each) => shown(each, { isPlayable: true })));
+      const item = { node: element("li", "message user", name, media, body, actions), media, body };
       actions.append(button("Edit", "quiet", () => this.edit(message, item, actions)));
       return item;
     }
@@ -69,24 +91,39 @@ export class MessageList {
     const summary = element("summary");
     const thoughts = element("div", "thoughts");
     const thinking = element("details", "thinking", summary, thoughts);
-    return { node: element("li", "message assistant", name, thinking, body, actions), body, facts, summary, thinking, thoughts };
+    const sensing = element("p", "sensing");
+    sensing.role = "status";
+    const canvas = element("div", "canvas");
+    canvas.ariaHidden = "true"; // noise is nothing to listen to
+    const node = element("li", "message assistant", name, sensing, thinking, body, canvas, actions);
+    return { node, body, canvas, facts, sensing, summary, thinking, thoughts };
   }
 
   /** Put a message box in place of a message of the user. */
-  edit(message, { node, body }, actions) {
+  edit(message, { node, media, body }, actions) {
+    let attachments = message.attachments ?? [];
+    const list = element("ul", "attachments");
+    const showList = () => list.replaceChildren(...attachmentList(attachments, (gone) => {
+      attachments = attachments.filter((other) => other !== gone);
+      showList();
+      box.focus();
+    }));
+    showList();
     const box = element("textarea");
     box.value = message.content;
     box.setAttribute("aria-label", "Edit your message; what follows it is cut");
     const close = () => {
       form.remove();
-      body.hidden = false;
+      media.hidden = false;
+      body.hidden = !message.content;
       actions.hidden = false;
       actions.lastChild.focus();
     };
     const send = element("button", "", "Send");
-    const form = element("form", "edit", box, element("div", "row", button("Cancel", "quiet", close), send));
+    const form = element("form", "edit", list, box, element("div", "row", button("Cancel", "quiet", close), send));
     const submit = () => {
-      if (box.value.trim()) this.acts.edit(message, box.value.trim());
+      const text = box.value.trim();
+      if (text || attachments.length) this.acts.edit(message, text, attachments);
     };
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -101,6 +138,7 @@ export class MessageList {
         submit();
       }
     });
+    media.hidden = true;
     body.hidden = true;
     actions.hidden = true;
     node.append(form);

@@ -16,9 +16,16 @@ const NO_MODELS = "Ollama has no models here. Get one with: ollama pull gemma4:e
 
 const GET_IT = "start `webgemma web`, or pull the model again.";
 
-const fromFile = (file) => ({ name: file.name, source: { kind: "file", file } });
+// A source may have `eyes`, the source of a file that holds what the model sees and hears with.
+const fromFile = (file, eyes) => ({
+  name: file.name,
+  source: { kind: "file", file, ...(eyes && { eyes: { kind: "file", file: eyes } }) },
+});
 const fromBrowser = ({ id, name }) => ({ name, source: { kind: "stored", id, name } });
-const fromOllama = ({ name, url, digest, nbytes }) => ({ name, source: { kind: "url", url, name, digest, nbytes } });
+const fromOllama = ({ name, url, digest, nbytes, projectors: [eyes] = [] }) => ({
+  name,
+  source: { kind: "url", url, name, digest, nbytes, ...(eyes && { eyes: { kind: "url", name: `${name}’s eyes`, ...eyes } }) },
+});
 
 const isSame = (one, other) => one.kind === other.kind
   && one.id === other.id && one.url === other.url && one.file === other.file;
@@ -34,7 +41,7 @@ function namedButton(verb, name, className, act) {
 export class ModelPicker {
   constructor(engine, choose) {
     this.engine = engine;
-    this.current = null; // the source of the model that is loaded
+    this.current = null; // {name, source} of the model that is loaded
     this.ollama = []; // what the server listed last
     this.dialog = byId("models-dialog");
     this.choose = (model) => {
@@ -45,10 +52,29 @@ export class ModelPicker {
     this.stored = new Stored(engine);
     this.room = new Room(engine);
     this.keeping = new Keeping(engine, this.stored, tell);
-    this.files = new Files((file) => this.choose(fromFile(file)), tell);
+    this.files = new Files({
+      take: (file) => this.choose(this.fromFile(file)),
+      addEyes: (file) => this.addEyes(file),
+      tell,
+    });
     for (const part of [this.stored, this.keeping]) part.addEventListener("change", () => this.render());
     byId("model-button").addEventListener("click", () => this.open());
     this.dialog.addEventListener("close", () => this.keeping.moveTo(byId("keeping")));
+  }
+
+  fromFile(file) {
+    return fromFile(file, this.files.eyes.get(file));
+  }
+
+  /** Load the model that is there once more, with eyes. */
+  addEyes(file) {
+    if (!this.current) {
+      this.tell(`${file.name} holds what a model sees and hears with: load the model first, or drop both at once.`, true);
+      return;
+    }
+    const { name, source } = this.current;
+    if (source.kind === "file") this.files.eyes.set(source.file, file);
+    this.choose({ name, source: { ...source, eyes: { kind: "file", file } } });
   }
 
   /** Say something where the user looks. */
@@ -105,7 +131,7 @@ export class ModelPicker {
     const key = document.activeElement?.closest("[data-key]")?.dataset.key;
     byId("stored").replaceChildren(
       this.item(BUNDLED, { facts: ["small, comes with webgemma"] }),
-      ...this.stored.models.map((model) => this.storedItem(model)),
+      ...this.stored.models.filter((model) => !this.isEyes(model)).map((model) => this.storedItem(model)),
     );
     const { freeNbytes } = this.stored;
     byId("stored-state").textContent = freeNbytes === null ? "" : `${humanSize(freeNbytes)} more can be stored here.`;
@@ -115,6 +141,13 @@ export class ModelPicker {
       const again = [...this.dialog.querySelectorAll("[data-key]")].find((other) => other.dataset.key === key);
       (again && !again.disabled ? again : byId("models-title")).focus();
     }
+  }
+
+  /** Whether a stored file is no model, but belongs to one. */
+  isEyes({ id, digest }) {
+    const ofOllama = this.ollama.flatMap(({ projectors }) => projectors ?? []);
+    return this.stored.models.some(({ eyes }) => eyes === id)
+      || (digest !== null && ofOllama.some((projector) => projector.digest === digest));
   }
 
   storedItem(stored) {
@@ -146,10 +179,10 @@ export class ModelPicker {
   }
 
   fileItem(file) {
-    const { source } = fromFile(file);
-    return this.item(fromFile(file), {
+    const { source } = this.fromFile(file);
+    return this.item(this.fromFile(file), {
       size: humanSize(file.size),
-      facts: ["of this visit", this.stored.copyOf(source)?.whole && "kept"],
+      facts: ["of this visit", source.eyes && `with ${source.eyes.file.name}`, this.stored.copyOf(source)?.whole && "kept"],
       actions: this.keepButton(source, file.name),
     });
   }
@@ -169,7 +202,7 @@ export class ModelPicker {
     const line = element("span", "facts", facts.filter(Boolean).join(" · "));
     if (fit) line.append(line.textContent ? " · " : "", element("span", fit === TOO_LARGE ? "problem" : "", fit));
     choice.append(element("span", "name", model.name), element("span", "size", size), line);
-    if (this.current && isSame(model.source, this.current)) choice.setAttribute("aria-current", "true");
+    if (this.current && isSame(model.source, this.current.source)) choice.setAttribute("aria-current", "true");
     const item = element("li", "", choice, actions.length ? element("div", "acts", actions) : []);
     [choice, ...actions].forEach((control, at) => {
       control.dataset.key = `${model.source.kind} ${model.source.id ?? ""} ${model.name} ${at && control.textContent}`;
@@ -193,7 +226,7 @@ export class ModelPicker {
 
   async remove(stored) {
     const { id, name } = stored;
-    const isLoaded = this.current !== null && isSame(fromBrowser(stored).source, this.current);
+    const isLoaded = this.current !== null && isSame(fromBrowser(stored).source, this.current.source);
     const warning = isLoaded ? " It is loaded now: the bundled model takes its place." : "";
     if (!await confirmed(`Delete ${name} from this browser?${warning}`, "Delete")) return;
     if (isLoaded) this.choose(BUNDLED);

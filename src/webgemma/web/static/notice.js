@@ -9,6 +9,7 @@ const ADVICE = {
   storage: "Make room on this device, or choose a smaller model.",
   file: "Choose another model.",
   memory: "",
+  senses: "If there is such a file (mmproj….gguf), drop it on this page.",
   other: "",
 };
 

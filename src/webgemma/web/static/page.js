@@ -1,20 +1,23 @@
 // Joins the parts of the page: the worker's messages, the conversation, the dialogs.
 
-import { exportText, importFile } from "./archive.js";
+import { exportFile, importFile } from "./archive.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { Conversations } from "./conversations.js";
 import { byId, humanSize } from "./dom.js";
+import { takeDrops } from "./drops.js";
 import { Engine } from "./engine.js";
 import { lastModel, rememberModel } from "./last.js";
 import { endLoading, showProgress, startLoading } from "./loading.js";
 import { MessageList } from "./messages.js";
+import { Microphone } from "./microphone.js";
 import { BUNDLED, ModelPicker } from "./models.js";
 import { errorSentence, hideNotice, noticeText, showNotice } from "./notice.js";
 import { keepPage } from "./offline.js";
 import { Scroller } from "./scroller.js";
 import { loadOptions, readSettings, SettingsDialog } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
+import { Tray } from "./tray.js";
 
 const conversations = new Conversations();
 const unkept = await conversations.open();
@@ -29,16 +32,21 @@ const picker = new ModelPicker(engine, load);
 const scroller = new Scroller(byId("scroller"), byId("to-end"));
 const messages = new MessageList(byId("messages"), {
   regenerate: () => mayAsk() && chat.regenerate(settings.settings),
-  edit: (message, text) => mayAsk() && chat.edit(message, text, settings.settings),
+  edit: (message, text, attachments) => mayAsk() && chat.edit(message, text, attachments, settings.settings),
+  sensing: () => chat.reply?.sensing,
+  canvas: () => chat.reply?.canvas,
 });
 const composer = new Composer({
   send(text) {
     if (!mayAsk()) return false;
-    chat.send(text, settings.settings);
+    chat.send(text, tray.take(), settings.settings);
     return true;
   },
-  stop: () => chat.stop(),
-});
+  stop: () => microphone.end(false) || chat.stop(),
+}, () => tray.attachments.length > 0);
+const tray = new Tray(() => composer.show(chat.reply !== null, canSend()), showNotice);
+const microphone = new Microphone((file) => tray.add([file]), showNotice);
+takeDrops((files) => picker.files.hear(files), (files) => tray.add(files));
 const sidebar = new Sidebar({
   open: (id) => chat.open(id),
   rename: (id, title) => chat.rename(id, title),
@@ -65,11 +73,12 @@ const chat = new Chat(engine, conversations, {
     refresh();
     scroller.follow();
   },
+  notSent: (error) => showNotice(error.message),
   notKept: (error) => showNotice(`This conversation could not be kept (${error.message}): export it.`),
 });
 
 function canSend() {
-  return engine.state === "loaded" && chat.reply === null;
+  return engine.state === "loaded" && chat.reply === null && !tray.reading;
 }
 
 /** Whether the model can be asked; says so where there is none and nothing on the page tells why. */
@@ -110,7 +119,7 @@ function load(model) {
 }
 
 function showModel(name, device, hint = "") {
-  picker.current = engine.state === "loaded" ? wanted.source : null;
+  picker.current = engine.state === "loaded" ? wanted : null;
   byId("model-name").textContent = name;
   byId("model-button").title = hint;
   byId("device").textContent = device;
@@ -160,12 +169,16 @@ byId("new-conversation").addEventListener("click", () => {
   sidebar.drawer(false);
   chat.startNew();
 });
-byId("export").addEventListener("click", () => {
-  const url = URL.createObjectURL(new Blob([exportText(conversations.list())], { type: "application/json" }));
-  const link = document.createElement("a");
-  Object.assign(link, { href: url, download: "webgemma-conversations.json" });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(url), 60_000); // not before the browser has read it
+byId("export").addEventListener("click", async () => {
+  try {
+    const url = URL.createObjectURL(await exportFile(conversations.list()));
+    const link = document.createElement("a");
+    Object.assign(link, { href: url, download: "webgemma-conversations.json" });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(url), 60_000); // not before the browser has read it
+  } catch (error) {
+    showNotice(`Nothing was exported: ${error.message}`);
+  }
 });
 byId("import").addEventListener("click", () => byId("import-file").click());
 byId("import-file").addEventListener("change", async ({ target }) => {

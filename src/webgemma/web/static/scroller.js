@@ -11,7 +11,8 @@ export class Scroller {
       toEndButton.hidden = this.isAtEnd;
     }, { passive: true });
     toEndButton.addEventListener("click", () => this.toEnd());
-    new ResizeObserver(() => this.follow()).observe(area); // a phone's keyboard comes and goes
+    const observer = new ResizeObserver(() => this.follow());
+    for (const part of [area, ...area.children]) observer.observe(part); // a keyboard comes, a picture is there
   }
 
   toEnd() {

@@ -7,7 +7,7 @@ export class Stored extends EventTarget {
   constructor(engine) {
     super();
     this.engine = engine;
-    this.models = []; // [{id, name, nbytes, have, whole, digest, gpu_nbytes, gpu_least_nbytes}]
+    this.models = []; // [{id, name, nbytes, have, whole, digest, eyes?, gpu_nbytes, gpu_least_nbytes}]
     this.freeNbytes = null; // what may still be stored, if it is known
     engine.addEventListener("stored", ({ detail }) => {
       this.models = detail.models;
@@ -33,7 +33,9 @@ export class Stored extends EventTarget {
   /** What to load for a source: its copy, if that is whole. */
   best(source) {
     const copy = source.kind === "url" ? this.copyOf(source) : undefined;
-    return copy?.whole ? { kind: "stored", id: copy.id, name: copy.name } : source;
+    if (!copy?.whole) return source;
+    const { eyes } = source;
+    return { kind: "stored", id: copy.id, name: copy.name, ...(eyes && !copy.eyes && { eyes }) };
   }
 
   /** The sentence why a source cannot be kept, or "". */

@@ -1,7 +1,8 @@
 // The page's engine: Python with our wheel, which computes on this browser's GPU. What it is asked and
 // what it tells is said in engine.js.
 import "/package/device/replay.js"; // offers Python this browser's GPU,
-import "/package/gguf/files.js"; // and its files
+import "/package/gguf/files.js"; // its files,
+import "/package/browser_media.js"; // and its decoders
 import { startPython } from "./python.js";
 
 const NO_PYODIDE = "This server has no Pyodide, which runs Python here: see what it said when it started.";
@@ -19,15 +20,25 @@ const started = (async () => {
 })();
 
 // A source as Python sees it: what is not said is undefined, which Python knows as None.
-function given({ kind, id, file, url, name, digest, nbytes }) {
+function given({ kind, id, file, url, name, digest, nbytes, eyes }) {
   const said = file ? { name: file.name, nbytes: file.size } : { name, nbytes };
-  return { kind, id, file, url, digest: digest ?? undefined, ...said };
+  return { kind, id, file, url, digest: digest ?? undefined, eyes: eyes && given(eyes), ...said };
+}
+
+// A chat as Python reads it: JSON, in which pictures and sounds are numbers of those in a list.
+function written(messages) {
+  const media = [];
+  const isMedia = (value) => value instanceof Blob || ArrayBuffer.isView(value);
+  return [JSON.stringify(messages, (_, value) => (isMedia(value) ? media.push(value) - 1 : value)), media];
 }
 
 // These wait for each other.
 const inTurn = {
   load: (tab, { source, options }) => tab.load(given(source), options.context ?? undefined, options.precision),
-  chat: (tab, { id, messages, settings }) => tab.chat(id, JSON.stringify(messages), JSON.stringify(settings)),
+  chat: (tab, { id, messages, settings }) => {
+    const [json, media] = written(messages);
+    return tab.chat(id, json, JSON.stringify(settings), media);
+  },
   unload: (tab) => tab.unload(),
 };
 // These do not.

@@ -1,4 +1,5 @@
-// draw: `webgemma.sampler.draw` times 2^24, bit for bit.
+// seed_bits, then next_bits for each counter: `webgemma.sampler.bits`, bit for bit. draw: that module's
+// `draw` times 2^24.
 
 fn mix_bits(x: u32) -> u32 {
     let a = (x ^ (x >> 16u)) * 0x7feb352du;
@@ -6,7 +7,14 @@ fn mix_bits(x: u32) -> u32 {
     return b ^ (b >> 16u);
 }
 
+fn seed_bits(seed: vec2<u32>) -> u32 {
+    return mix_bits(seed.x ^ mix_bits(seed.y + 0x9e3779b9u));
+}
+
+fn next_bits(x: u32, counter: u32) -> u32 {
+    return mix_bits(x ^ mix_bits(counter));
+}
+
 fn draw(seed: vec2<u32>, step: u32) -> u32 {
-    let x = mix_bits(seed.x ^ mix_bits(seed.y + 0x9e3779b9u));
-    return mix_bits(x ^ mix_bits(step)) >> 8u;
+    return next_bits(seed_bits(seed), step) >> 8u;
 }

@@ -3,7 +3,8 @@
 // after those of another), so that a tile of KEYS keys and values serves them all. Of a tile, a
 // thread first sums scores of 4 queries by 4 keys over every SPLIT-th four of HEAD_DIM (the SPLIT
 // threads of the same place add up), then turns some into shares of the softmax, then gathers four
-// dimensions of the values for 4 * OWN queries. sees_past or sees_all says how far a token sees, and
+// dimensions of the values for 4 * OWN queries. sees_past, sees_all, sees_blocks or
+// sees_canvas says how far a token sees, and
 // attend_all or attend_some which of the keys are the dispatch's.
 
 struct Params {
@@ -42,7 +43,7 @@ alias Gathered = array<array<vec4<f32>, 4>, OWN>; // of a thread: four dimension
 
 // What four queries have seen so far.
 struct Softmax {
-    positions: vec4<u32>, // of the queries
+    positions: vec4<u32>, // of the queries, from which their windows reach back
     ends: vec4<u32>, // the first positions that they do not see
     best: vec4<f32>, // score
     total: vec4<f32>, // of the shares, but only those that this thread has made
@@ -191,12 +192,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     if (first / group >= count) {
         return;
     }
-    let earliest = state.first + first / group;
+    let earliest = window_of(first / group);
     let low = earliest + 1u - min(earliest + 1u, params.window);
     let high = end_seen(min((first + QUERIES - 1u) / group, count - 1u), count);
     let numbers = vec4(first + 4u * (thread % QUADS)) + vec4(0u, 1u, 2u, 3u);
     let tokens = numbers / vec4(group);
-    var softmax = Softmax(vec4(state.first) + tokens, ends_seen(tokens, count), vec4(UNSEEN), vec4(0.0));
+    var softmax = Softmax(windows_of(tokens), ends_seen(tokens, count), vec4(UNSEEN), vec4(0.0));
     let four = thread % FOURS; // the dimensions this thread gathers
     let own = thread / FOURS * OWN; // and the first of the quads it gathers them for
     var gathered: Gathered;

@@ -1,0 +1,175 @@
+"""A model's config.json as GGUF metadata; what its tensors say of themselves is read from them."""
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from webgemma.errors import GgufError
+from webgemma.gguf.writer import NewTensor
+
+Shapes = Mapping[str, tuple[int, ...]]  # slowest first
+
+DIFFUSION = "diffusion_gemma"
+MODEL_TYPES = {
+    **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), "gemma4"),
+    **dict.fromkeys((DIFFUSION, DIFFUSION + "_text"), "diffusion-gemma"),
+}
+NO_ROTATION = 1e30  # a frequency divided by it stands still
+_SCHEDULE = {  # of generation_config.json -> our keys
+    "max_denoising_steps": ("eb_max_steps", int),
+    "t_min": ("eb_t_min", float),
+    "t_max": ("eb_t_max", float),
+    "stability_threshold": ("eb_stability_threshold", int),
+    "confidence_threshold": ("eb_confidence_threshold", float),
+}
+
+
+class Blueprint:
+    """What config.json says, and what it leaves to the tensors."""
+
+    def __init__(self, config: dict[str, Any], generation: dict[str, Any]) -> None:
+        self.config = config
+        self.generation = generation
+        kind = config.get("model_type")
+        if kind not in MODEL_TYPES:
+            raise GgufError(
+                f"config.json says model_type {str(kind)[:40]!r}; only Gemma 4 and DiffusionGemma "
+                "can be converted."
+            )
+        self.architecture = MODEL_TYPES[kind]
+        text = config.get("text_config", config)
+        self.text: dict[str, Any] = text if isinstance(text, dict) else {}
+        self.tied = config.get("tie_word_embeddings", self.text.get("tie_word_embeddings", True))
+        self.rotary = 0  # dimensions of a full layer's head, once they are known
+
+    def metadata(self, shapes: Shapes, name: str) -> dict[str, object]:
+        """All but the vocabulary."""
+        sliding = self._sliding()
+        heads = [self._heads(shapes, index) for index in range(len(sliding))]
+        full = next((size for (_, _, size), s in zip(heads, sliding, strict=True) if not s), 0)
+        window = next((size for (_, _, size), s in zip(heads, sliding, strict=True) if s), full)
+        self.rotary = full
+        _, width = _matrix(shapes, "token_embd.weight")
+        own: dict[str, object] = {
+            "block_count": len(sliding),
+            "context_length": self._count("max_position_embeddings"),
+            "embedding_length": width,
+            "feed_forward_length": [
+                _matrix(shapes, f"blk.{index}.ffn_gate.weight")[0] for index in range(len(sliding))
+            ],
+            "attention.head_count": [queries for queries, _, _ in heads],
+            "attention.head_count_kv": [keys for _, keys, _ in heads],
+            "attention.key_length": full,
+            "attention.value_length": full,
+            "attention.key_length_swa": window,
+            "attention.value_length_swa": window,
+            "rope.dimension_count": full,
+            "rope.dimension_count_swa": window,
+            "attention.layer_norm_rms_epsilon": self._number("rms_norm_eps", 1e-6),
+            "attention.sliding_window": self._count("sliding_window"),
+            "attention.sliding_window_pattern": sliding,
+            "attention.shared_kv_layers": self._count("num_kv_shared_layers", 0),
+            "rope.freq_base": self._rope("full_attention", "rope_theta", 1e6),
+            "rope.freq_base_swa": self._rope("sliding_attention", "rope_theta", 1e4),
+            "final_logit_softcapping": self._number("final_logit_softcapping", 30.0),
+            "embedding_length_per_layer_input": shapes.get("per_layer_proj_norm.weight", (0,))[0],
+            **self._experts(shapes),
+        }
+        if self.architecture == "diffusion-gemma":
+            own["attention.causal"] = False
+        values = {f"{self.architecture}.{key}": value for key, value in own.items()}
+        return {
+            "general.architecture": self.architecture,
+            "general.name": name,
+            **values,
+            **self._diffusion(),
+        }
+
+    def rope_factors(self) -> NewTensor:
+        """Full layers rotate only the first part of each head: the other pairs stand still."""
+        half = self.rotary // 2
+        turning = round(half * self._rope("full_attention", "partial_rotary_factor", 0.25))
+        factors = [1.0] * turning + [NO_ROTATION] * (half - turning)
+        data = struct.pack(f"<{half}f", *factors)
+        return NewTensor("rope_freqs.weight", (half,), "F32", data)
+
+    def _sliding(self) -> list[bool]:
+        kinds = self.text.get("layer_types")
+        known = ("sliding_attention", "full_attention")
+        if not isinstance(kinds, list) or not kinds or any(kind not in known for kind in kinds):
+            raise GgufError("config.json has no sound list layer_types.")
+        if "full_attention" not in kinds:
+            raise GgufError("config.json's layer_types have no full_attention, as every Gemma has.")
+        return [kind == "sliding_attention" for kind in kinds]
+
+    def _heads(self, shapes: Shapes, index: int) -> tuple[int, int, int]:
+        """Query heads, key heads and their size, from a layer's tensors."""
+        name = f"blk.{index}."
+        size = shapes.get(name + "attn_q_norm.weight", (0,))[0] or 1
+        queries = _matrix(shapes, name + "attn_q.weight")[0]
+        own = name + "attn_k.weight" in shapes  # layers that share keys may lack them
+        keys = _matrix(shapes, name + "attn_k.weight")[0] if own else size
+        if queries % size or keys % size:
+            raise GgufError(f"Layer {index} has projections that its heads of {size} cannot share.")
+        return queries // size, keys // size, size
+
+    def _experts(self, shapes: Shapes) -> dict[str, object]:
+        name = next((name for name in shapes if name.endswith(".ffn_down_exps.weight")), None)
+        if name is None:
+            return {}
+        if len(shapes[name]) != 3:
+            raise GgufError(f"{name} is no stack of experts.")
+        count, _, ffn = shapes[name]
+        used = self._count("top_k_experts")
+        return {
+            "expert_count": count,
+            "expert_used_count": used,
+            "expert_feed_forward_length": ffn,
+        }
+
+    def _diffusion(self) -> dict[str, object]:
+        if self.architecture != "diffusion-gemma":
+            return {}
+        canvas = self.config.get("canvas_length", 256)
+        if type(canvas) is not int or canvas < 1:
+            raise GgufError(f"config.json says canvas_length {canvas!r}, which cannot be.")
+        values: dict[str, object] = {"diffusion.canvas_length": canvas}
+        sampler = self.generation.get("sampler_config")
+        bound = sampler.get("entropy_bound") if isinstance(sampler, dict) else None
+        if isinstance(bound, int | float) and bound > 0:
+            values["diffusion.eb_entropy_bound"] = float(bound)
+        for said, (key, kind) in _SCHEDULE.items():
+            value = self.generation.get(said)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                values["diffusion." + key] = kind(value)
+        return values
+
+    def _count(self, key: str, default: int | None = None) -> int:
+        value = self.text.get(key, default)
+        if type(value) is not int or value < 0:
+            raise GgufError(f"config.json says {key} {value!r}; it must be a whole number.")
+        return value
+
+    def _number(self, key: str, default: float) -> float:
+        value = self.text.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise GgufError(f"config.json says {key} {value!r}; it must be a number.")
+        return float(value)
+
+    def _rope(self, kind: str, key: str, default: float) -> float:
+        parameters = self.text.get("rope_parameters")
+        own = parameters.get(kind) if isinstance(parameters, dict) else None
+        value = own.get(key, default) if isinstance(own, dict) else default
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise GgufError(f"config.json says {kind} {key} {value!r}; it must be above zero.")
+        return float(value)
+
+
+def _matrix(shapes: Shapes, name: str) -> tuple[int, int]:
+    shape = shapes.get(name)
+    if shape is None:
+        raise GgufError(f"The folder's files lack the tensor that becomes {name}.")
+    if len(shape) != 2:
+        raise GgufError(f"The tensor that becomes {name} has the shape {shape}, not rows of one.")
+    return shape[0], shape[1]

@@ -1,0 +1,73 @@
+"""What Hugging Face's layout calls each tensor, and what GGUF calls it."""
+
+import re
+
+from webgemma.errors import GgufError
+
+_TOWERS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
+_ENCODER = "encoder.language_model."  # of DiffusionGemma: all but its layers' scalars is shared
+_PREFIXES = ("model.", "language_model.", "model.", "decoder.")  # taken off in this order
+
+_GLOBAL = {
+    "embed_tokens.weight": "token_embd.weight",
+    "norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
+    "self_conditioning.pre_norm.weight": "self_cond_pre_norm.weight",
+    "self_conditioning.gate_proj.weight": "self_cond_gate.weight",
+    "self_conditioning.up_proj.weight": "self_cond_up.weight",
+    "self_conditioning.down_proj.weight": "self_cond_down.weight",
+}
+_LAYER = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+    "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "per_layer_input_gate.weight": "inp_gate.weight",
+    "per_layer_projection.weight": "proj.weight",
+    "post_per_layer_input_norm.weight": "post_norm.weight",
+    "router.proj.weight": "ffn_gate_inp.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+    "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+    "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+}
+_IN_LAYER = re.compile(r"layers\.(\d{1,4})\.(.+)", re.ASCII)
+
+
+def gguf_name(name: str) -> str | None:
+    """A tensor's name in GGUF; None for what is no part of the text model, or there twice."""
+    rest = name.removeprefix("model.")
+    encoder = rest.startswith("encoder.")
+    if rest.removeprefix("encoder.").startswith(_TOWERS):
+        return None
+    if encoder:
+        rest = rest.removeprefix(_ENCODER)
+    else:
+        for prefix in _PREFIXES:
+            rest = rest.removeprefix(prefix)
+    found = _IN_LAYER.fullmatch(rest)
+    known = _LAYER.get(found[2]) if found else _GLOBAL.get(rest)
+    if known is None:
+        raise GgufError(
+            f"The tensor {name[:80]} belongs to no Gemma 4 that webgemma knows; "
+            "this model cannot be converted."
+        )
+    if encoder:
+        return f"blk.{int(found[1])}.enc_{known}" if found and found[2] == "layer_scalar" else None
+    return f"blk.{int(found[1])}.{known}" if found else known

@@ -1,0 +1,310 @@
+"""Pictures and sounds on the chat page: attached, dropped, pasted, kept, sent."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser.chromium import CHROMIUM
+from store import add_model
+from tiny import KINDS, tiny_gguf
+from web.page import serving_page
+from web.sender import DROP, FILES, PASTE, SECONDS, Sender, given, sending
+
+pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("site")
+    eyes = [("projector", b"GGUF eyes")]
+    add_model(folder / "store", "sees:e2b", gguf=tiny_gguf(KINDS["small"]), layers=eyes)
+    with serving_page(folder) as url:
+        yield url
+
+
+@pytest.fixture
+def visitor(context: Any, url: str) -> Iterator[Sender]:
+    with sending(context, url) as sender:
+        yield sender
+
+
+PNG = {"mime": "image/png"}
+RED = {"type": "image", "image": PNG | {"nbytes": len(FILES["red.png"][1])}}
+BLUE = {"type": "image", "image": PNG | {"nbytes": len(FILES["blue.png"][1])}}
+TEXT = {"type": "text", "text": "request"}
+
+
+def test_pictures_are_attached_removed_and_sent_before_the_text(visitor: Sender) -> None:
+    visitor.attach("red.png", "blue.png")
+    visitor.attach("red.png")
+    visitor.button("Remove red.png").first.click()
+    visitor.wait_for_tray(["blue.png", "red.png"])
+    assert visitor.page.evaluate("document.activeElement.id") == "prompt"
+    assert visitor.parts() == [BLUE, RED, TEXT]
+    assert visitor.tray() == []
+    assert visitor.pictures() == ["blue.png", "red.png"]
+    assert visitor.request()["messages"][0]["content"] == [BLUE, RED, TEXT]
+
+
+def test_a_sound_is_decoded_and_can_be_played(visitor: Sender) -> None:
+    visitor.attach("song.wav")
+    assert visitor.texts("#tray .sound") == ["song.wav\n0:02"]
+    assert visitor.page.locator("#announcer").inner_text() == "Attached: song.wav"
+    (part, text) = visitor.parts()
+    assert text == TEXT
+    assert part["type"] == "audio"
+    assert part["audio"]["samples"] == SECONDS * 16_000
+    assert part["audio"]["loudest"] == pytest.approx(0.5, abs=0.01)
+    player = visitor.page.get_by_label("song.wav")
+    visitor.page.wait_for_function("() => document.querySelector('audio').duration === 2")
+    assert player.get_attribute("controls") is not None
+
+
+def test_dropped_pictures_are_attached_and_a_dropped_model_is_loaded(visitor: Sender) -> None:
+    visitor.page.evaluate(DROP, given("red.png", "model.gguf", "song.wav"))
+    visitor.wait_for_tray(["red.png", "song.wav"])
+    visitor.page.locator("#model-name", has_text="model.gguf").wait_for()
+    visitor.page.evaluate(DROP, given("blue.png"))
+    visitor.wait_for_tray(["red.png", "song.wav", "blue.png"])
+    assert visitor.page.locator("#drop-here").is_hidden()
+
+
+def test_a_pasted_picture_is_attached_and_pasted_words_stay_words(visitor: Sender) -> None:
+    visitor.page.evaluate(PASTE, [*given("red.png")[0], ""])
+    visitor.wait_for_tray(["red.png"])
+    visitor.page.evaluate(PASTE, [*given("blue.png")[0], "a table of a spreadsheet"])
+    assert visitor.parts() == [RED, TEXT]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("cut.png", "cut.png is damaged or no picture that this browser reads"),
+        ("photo.heic", "photo.heic is damaged or no picture that this browser reads: JPEG"),
+        ("torn.wav", "torn.wav is damaged, empty or no sound that this browser plays"),
+    ],
+)
+def test_what_cannot_be_decoded_is_said_at_once(visitor: Sender, name: str, sentence: str) -> None:
+    visitor.page.evaluate(DROP, given(name, "red.png"))
+    assert visitor.notice().startswith(sentence)
+    assert visitor.tray() == ["red.png"]
+
+
+def test_a_picture_needs_no_words(visitor: Sender) -> None:
+    visitor.attach("red.png")
+    visitor.page.get_by_label("Message", exact=True).press("Enter")
+    visitor.page.locator(".assistant .facts:not(:empty)").wait_for()
+    assert visitor.texts(".conversation") == ["red.png"]
+    assert visitor.page.locator(".user .body").is_hidden()
+    assert visitor.pictures() == ["red.png"]
+
+
+def test_a_reload_keeps_what_was_sent(visitor: Sender) -> None:
+    visitor.attach("red.png", "song.wav")
+    visitor.parts()
+    visitor.open()
+    visitor.page.wait_for_function("() => document.querySelector('.media img').naturalWidth === 64")
+    visitor.page.wait_for_function("() => document.querySelector('audio').duration === 2")
+    visitor.button("Regenerate").click()
+    visitor.page.locator(".message.assistant:last-child .facts:not(:empty)").wait_for()
+    picture, sound, text = visitor.last_request()["messages"][-1]["content"]
+    assert (picture, text) == (RED, TEXT)
+    assert sound["audio"]["samples"] == SECONDS * 16_000
+
+
+STORED_FILES = """() => new Promise((resolve) => {
+  indexedDB.open("webgemma").onsuccess = ({ target: { result: database } }) => {
+    const all = database.transaction("attachments").objectStore("attachments").getAllKeys();
+    all.onsuccess = () => { database.close(); resolve(all.result.length); };
+  };
+})"""
+
+
+def test_editing_keeps_or_removes_what_was_attached(visitor: Sender) -> None:
+    visitor.attach("red.png", "blue.png")
+    visitor.parts()
+    message = visitor.page.locator(".user").first
+    message.hover()
+    message.get_by_role("button", name="Edit").click()
+    message.get_by_role("button", name="Remove red.png").click()
+    visitor.page.keyboard.press("Escape")
+    assert visitor.pictures() == ["red.png", "blue.png"]
+    message.get_by_role("button", name="Edit").click()
+    message.get_by_role("button", name="Remove red.png").click()
+    visitor.page.keyboard.press("Enter")
+    visitor.page.wait_for_function("() => document.querySelectorAll('.media img').length === 1")
+    visitor.page.locator(".message.assistant:last-child .facts:not(:empty)").wait_for()
+    assert visitor.last_request()["messages"][-1]["content"] == [BLUE, TEXT]
+    assert visitor.pictures() == ["blue.png"]
+    visitor.open()
+    assert visitor.page.evaluate(STORED_FILES) == 1  # what no message has any more is gone
+    visitor.button("Delete").click()
+    visitor.page.locator("#question").get_by_role("button", name="Delete").click()
+    visitor.page.locator("#welcome").wait_for()
+    assert visitor.page.evaluate(STORED_FILES) == 0
+
+
+def test_conversations_of_the_page_before_there_were_attachments(context: Any, url: str) -> None:
+    page = context.new_page()
+    page.goto(f"{url}icon.svg")
+    page.evaluate("""() => new Promise((resolve) => {
+      const request = indexedDB.open("webgemma", 1);
+      request.onupgradeneeded = () => {
+        const store = request.result.createObjectStore("conversations", { keyPath: "id" });
+        const messages = [{ role: "user", content: "of old" }];
+        store.put({ id: "1", title: "of old", created: 1, updated: 1, messages });
+      };
+      request.onsuccess = () => { request.result.close(); resolve(); };
+    })""")
+    page.close()
+    with sending(context, url) as visitor:
+        assert visitor.texts(".user .body") == ["of old"]
+        visitor.attach("red.png")
+        assert visitor.parts() == [RED, TEXT]
+
+
+def test_export_and_import_bring_pictures_and_sounds_back(
+    visitor: Sender, browser: Any, url: str, tmp_path: Path
+) -> None:
+    visitor.attach("red.png", "song.wav")
+    visitor.parts()
+    with visitor.page.expect_download() as download:
+        visitor.button("Export").click()
+    path = tmp_path / "export.json"
+    download.value.save_as(path)
+    visitor.page.locator("#import-file").set_input_files(path)
+    assert visitor.notice() == "0 conversations were imported."
+    context = browser.new_context()
+    with sending(context, url) as other:
+        for count in ("One conversation was imported.", "0 conversations were imported."):
+            other.page.locator("#import-file").set_input_files(path)
+            other.page.locator("#notice-text", has_text=count).wait_for()
+        other.open()
+        other.page.locator(".conversation").click()
+        picture, sound, _ = other.request()["messages"][0]["content"]
+        assert picture == RED
+        assert sound["audio"]["samples"] == SECONDS * 16_000
+    context.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": "data:text/html;base64,QUJD"},
+        {"data": "data:image/png;base64,%%%"},
+        {"data": "blob:x"},
+        {"kind": "video"},
+        {"kind": "audio"},
+        {"name": ""},
+        {"id": 5},
+    ],
+)
+def test_a_wrong_picture_is_refused(
+    visitor: Sender, change: dict[str, Any], tmp_path: Path
+) -> None:
+    data = "data:image/png;base64," + given("red.png")[0][2]
+    attachment = {"id": "1", "kind": "image", "name": "x.png", "data": data} | change
+    message = {"role": "user", "content": "hi", "attachments": [attachment]}
+    conversation = {"id": "a", "title": "t", "created": 1, "updated": 1, "messages": [message]}
+    archive = {"format": "webgemma-conversations", "version": 1, "conversations": [conversation]}
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps(archive))
+    visitor.page.locator("#import-file").set_input_files(path)
+    assert "has a picture or a sound that cannot be read" in visitor.notice()
+    assert visitor.texts(".conversation") == []
+
+
+def test_a_model_without_eyes_says_so_and_nothing_is_lost(visitor: Sender) -> None:
+    visitor.attach("red.png")
+    visitor.say("blind")
+    assert visitor.notice().startswith("bundled cannot see: there is no vision tower in its file.")
+    assert visitor.notice().endswith("(mmproj….gguf), drop it on this page.")
+    assert visitor.texts(".user .body") == ["blind"]
+    assert visitor.pictures() == ["red.png"]
+    visitor.open()
+    assert visitor.pictures() == ["red.png"]
+
+
+def test_looking_is_shown_and_can_be_stopped(visitor: Sender) -> None:
+    visitor.attach("red.png")
+    visitor.say("look long")
+    visitor.page.locator(".sensing", has_text="Looking at what you sent … 40 %").wait_for()
+    visitor.button("Stop").click()
+    visitor.page.locator(".facts", has_text="stopped").wait_for()
+    assert visitor.page.locator(".sensing").inner_text() == ""
+
+
+def test_a_file_that_the_browser_has_lost(visitor: Sender) -> None:
+    visitor.attach("red.png")
+    visitor.parts()
+    visitor.page.evaluate("""() => new Promise((resolve) => {
+      indexedDB.open("webgemma").onsuccess = ({ target: { result: database } }) => {
+        const transaction = database.transaction("attachments", "readwrite");
+        transaction.objectStore("attachments").clear();
+        transaction.oncomplete = () => { database.close(); resolve(); };
+      };
+    })""")
+    visitor.open()
+    assert visitor.texts(".media") == ["red.png is no longer here"]
+    visitor.button("Regenerate").click()
+    assert visitor.notice().startswith("red.png is no longer kept in this browser: edit")
+
+
+# Eyes of their own file
+
+
+def loaded(visitor: Sender, name: str) -> None:
+    """Wait until the model button's hint begins so."""
+    visitor.page.locator(f'#model-button[title^="{name}"]').wait_for()
+
+
+def test_a_model_and_its_eyes_are_dropped_at_once_or_one_after_the_other(visitor: Sender) -> None:
+    visitor.page.evaluate(DROP, given("mmproj-model.gguf", "model.gguf"))
+    loaded(visitor, "model.gguf with mmproj-model.gguf")
+    visitor.open()
+    visitor.page.evaluate(DROP, given("model.gguf"))
+    loaded(visitor, "model.gguf:")
+    visitor.page.evaluate(DROP, given("mmproj-model.gguf"))
+    loaded(visitor, "model.gguf with mmproj-model.gguf")
+    visitor.page.locator("#model-button").click()
+    visitor.page.locator("#files .model", has_text="with mmproj-model.gguf").click()
+    loaded(visitor, "model.gguf with mmproj-model.gguf")
+
+
+def test_a_model_of_ollama_has_its_projector(visitor: Sender) -> None:
+    visitor.page.locator("#model-button").click()
+    visitor.page.locator("#ollama .model", has_text="sees:e2b").click()
+    loaded(visitor, "sees:e2b with /models/sha256-")
+    visitor.open("sees:e2b")
+    loaded(visitor, "sees:e2b with /models/sha256-")
+
+
+@pytest.mark.parametrize("width", [360, 390])
+def test_a_phone_has_room_for_it_all(visitor: Sender, width: int) -> None:
+    page = visitor.page
+    page.set_viewport_size({"width": width, "height": 700})
+    overflow = """["html", "#scroller", "#composer"].map((name) => document.querySelector(name))
+      .filter((area) => area.scrollWidth > area.clientWidth).length"""
+    visitor.attach("red.png", "blue.png", "song.wav", "red.png", "red.png")
+    assert page.evaluate(overflow) == 0
+    visitor.parts()
+    assert page.evaluate(overflow) == 0
+    message = page.locator(".user").first
+    message.get_by_role("button", name="Edit").click()
+    assert page.evaluate(overflow) == 0
+
+
+def test_every_control_has_a_name(visitor: Sender) -> None:
+    visitor.attach("red.png", "song.wav")
+    unnamed = """[...document.querySelectorAll("button, input, audio, img")]
+      .filter((control) => control.checkVisibility() && !control.textContent.trim()
+        && !control.ariaLabel && !control.labels?.length && !control.hasAttribute("alt"))
+      .map((control) => control.outerHTML)"""
+    assert visitor.page.evaluate(unnamed) == []
+    visitor.parts()
+    assert visitor.page.evaluate(unnamed) == []
+    labels = [b.get_attribute("aria-label") for b in visitor.page.locator("#writing .icon").all()]
+    assert labels == ["Attach pictures or sounds", "Record sound"]

@@ -1,0 +1,64 @@
+"""DiffusionGemma on the page: a block comes into focus, then it is text."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser.chromium import CHROMIUM
+from tiny import DIFFUSION, tiny_gguf
+from web.page import Visitor, serving_page
+from web.test_tab import HELLO, chosen, told
+
+from webgemma import Gemma
+from webgemma.gguf.sources import BytesSource
+from webgemma.web.tab import Tab
+
+pytest.importorskip("playwright.sync_api", reason="needs playwright")
+in_chromium = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
+
+
+def test_every_step_is_told_before_its_text() -> None:
+    data = tiny_gguf(DIFFUSION)
+    settings = {"temperature": 0.5, "top_k": 3, "max_tokens": DIFFUSION.canvas, "seed": 4}
+
+    async def ask(tab: Tab) -> None:
+        await tab.load(chosen(data), None, "auto")
+        await tab.chat(1, HELLO, json.dumps(settings))
+
+    messages = [m for m in told(ask) if m.get("id") == 1]
+    steps = [m for m in messages if m["type"] == "canvas"]
+    assert [m["step"] for m in steps] == list(range(1, len(steps) + 1))
+    assert all(m["block"] == 1 and m["size"] == DIFFUSION.canvas for m in steps)
+    assert all(isinstance(text, str) for m in steps for text, _ in m["runs"])
+    last_step = max(at for at, m in enumerate(messages) if m["type"] == "canvas")
+    assert all(m["type"] != "piece" for m in messages[:last_step])
+    with Gemma.load(BytesSource(data), "gpu") as model:
+        pieces = model.chat(json.loads(HELLO), max_tokens=DIFFUSION.canvas, seed=4)
+        wanted = [piece.text for piece in pieces]
+    assert "".join(m["text"] for m in messages if m["type"] == "piece") == "".join(wanted)
+    assert messages[-1]["tokens"] == len(wanted)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("site")
+    with serving_page(folder) as url:
+        yield url
+
+
+@in_chromium
+def test_the_page_shows_it(context: Any, url: str) -> None:
+    visitor = Visitor(context, url)
+    visitor.open()
+    visitor.say("focus")
+    canvas = visitor.page.locator(".assistant .canvas")
+    canvas.locator("small", has_text="block 1, step 3: 6 of 8 settled").wait_for()
+    assert canvas.locator(".settled").inner_text() == "<b>Half</b>"  # never markup
+    assert canvas.locator(".noise").text_content() == " noise↵"
+    assert canvas.get_attribute("aria-hidden") == "true"
+    visitor.button("Send").wait_for()
+    assert visitor.reply() == "You said focus."
+    assert canvas.locator("span").count() == 0
+    assert visitor.errors == []

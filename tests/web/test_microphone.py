@@ -1,0 +1,80 @@
+"""The microphone of the chat page, which hears the beeps of a pretended device."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser.chromium import CHROMIUM, FLAGS
+from web.page import serving_page
+from web.sender import sending
+
+pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving_page(tmp_path_factory.mktemp("site")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def speaking(browser: Any) -> Iterator[Any]:
+    """A browser whose microphone hears beeps."""
+    flags = [*FLAGS, "--use-fake-device-for-media-stream"]
+    speaking = browser.browser_type.launch(executable_path=CHROMIUM, args=flags)
+    yield speaking
+    speaking.close()
+
+
+def test_the_microphone_records_and_what_was_said_is_sent(speaking: Any, url: str) -> None:
+    context = speaking.new_context(permissions=["microphone"])
+    with sending(context, url) as visitor:
+        visitor.button("Record sound").click()
+        visitor.page.locator("#recording-time", has_text="0:02").wait_for()
+        assert visitor.page.locator("#writing").is_hidden()
+        visitor.page.wait_for_function(
+            "() => document.getElementById('recording-level').value > 0.1"
+        )
+        visitor.button("Done").click()
+        visitor.wait_for_tray(["Recording 1.wav"])
+        part, _ = visitor.parts()
+        assert 2 * 16_000 <= part["audio"]["samples"] < 30 * 16_000
+        assert part["audio"]["loudest"] > 0.05
+    context.close()
+
+
+def test_a_recording_can_be_cancelled(speaking: Any, url: str) -> None:
+    context = speaking.new_context(permissions=["microphone"])
+    with sending(context, url) as visitor:
+        for key in ("Escape", "Enter"):
+            visitor.button("Record sound").click()
+            visitor.button("Cancel").focus()
+            visitor.page.keyboard.press(key)
+            visitor.page.locator("#recording").wait_for(state="hidden")
+        assert visitor.tray() == []
+        assert visitor.parts() == "request"
+    context.close()
+
+
+def test_a_recording_ends_in_time(speaking: Any, tmp_path: Path) -> None:
+    context = speaking.new_context(permissions=["microphone"])
+    with serving_page(tmp_path) as url:
+        script = tmp_path / "static" / "microphone.js"
+        script.write_text(script.read_text().replace("MOST_SECONDS = 600", "MOST_SECONDS = 1"))
+        with sending(context, url) as visitor:
+            visitor.button("Record sound").click()
+            visitor.wait_for_tray(["Recording 1.wav"])
+            assert visitor.notice().startswith("A recording has at most")
+    context.close()
+
+
+def test_a_microphone_that_is_not_allowed(speaking: Any, url: str) -> None:
+    context = speaking.new_context()
+    with sending(context, url) as visitor:
+        visitor.button("Record sound").click()
+        assert visitor.notice().startswith("The microphone is not allowed here: allow it beside")
+        assert visitor.page.locator("#recording").is_hidden()
+        assert visitor.button("Record sound").is_enabled()
+    context.close()
