@@ -1,29 +1,18 @@
 """Gemma: load a model, ask it for logits, text or a chat, from plain or asynchronous code."""
 
 import os
-import secrets
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, Unpack
 
 from webgemma.blocking import each, finish
 from webgemma.defaults import (
-    DENOISING_NAMES,
     Message,
     Settings,
     chat_size,
     context_of,
-    denoising_of,
     ollama_defaults,
     settings_for,
 )
-from webgemma.denoising import Canvas, tokens_of, whole_canvases
 from webgemma.engines import Engine, EngineOptions, GpuEngine, open_engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
@@ -32,11 +21,11 @@ from webgemma.lora.adapter import Choices, fitted_adapters
 from webgemma.media import place_media, read_picture, read_sound
 from webgemma.models import find_model, is_address, not_at_once, with_mmproj
 from webgemma.pictures import BUDGET
-from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText, top_tokens
+from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText
 from webgemma.progress import Progress, unwatched
+from webgemma.replies import Speaker
 from webgemma.rows import are_numbers, rows_of
-from webgemma.sampler import Chosen, Sampling
-from webgemma.senses import Placed, Sensed
+from webgemma.senses import Sensed
 from webgemma.session import no_numbers
 from webgemma.text.chat import Chat, opens_thought
 from webgemma.text.parser import ReplyParser
@@ -47,7 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Tool = Mapping[str, Any]
-SAMPLING_NAMES = Settings.__annotations__.keys() - DENOISING_NAMES - {"max_tokens", "stop", "watch"}
 
 
 class Gemma:
@@ -73,6 +61,7 @@ class Gemma:
         self.device = engine.name  # what computes
         self._tokenizer = tokenizer
         self._engine = engine
+        self._speaker = Speaker(config, tokenizer, engine, context)
         self._chat = chat
 
     @classmethod
@@ -187,7 +176,7 @@ class Gemma:
 
         Without numpy, as in most browser tabs, they are a list of T memoryviews of floats, one
         for each row, so that `logits[t][i]` is the same number everywhere."""
-        checked = self._checked(ids)
+        checked = self._speaker.checked(ids)
         if self.config.diffusion:
             raise InputError(
                 f"{self.name} denoises whole blocks: it has no logits of a next token; "
@@ -213,9 +202,9 @@ class Gemma:
         DiffusionGemma's tokens come a block at a time; with `watch=True`, pieces that hold the
         canvas after each step come between."""
         ids = self._prompt_ids(prompt, special)
-        chosen = self._settings(settings)
-        reader = PlainReader(self._tokenizer, StopText(chosen.get("stop", ())))
-        async for piece in self._pieces(ids, reader, chosen):
+        asked = settings_for(self.config, settings, self.defaults)
+        reader = PlainReader(self._tokenizer, StopText(asked.get("stop", ())))
+        async for piece in self._speaker.pieces(ids, reader, asked):
             yield piece
 
     def generate(
@@ -246,13 +235,13 @@ class Gemma:
             messages = [{"role": "user", "content": messages}]
         messages = self._opened(messages)
         parts = self._chat.parts(messages, tools, think, continue_last=continue_last)
-        chosen = self._settings(settings)
+        asked = settings_for(self.config, settings, self.defaults)
         parser = ReplyParser(think, tools, in_thought=opens_thought(parts))
-        reader = ReplyReader(self.tokenizer, parser, StopText(chosen.get("stop", ())))
+        reader = ReplyReader(self.tokenizer, parser, StopText(asked.get("stop", ())))
         senses = self._engine.senses
         ids, placed = await place_media(parts, self.tokenizer, senses, progress or unwatched)
         try:
-            async for piece in self._pieces(self._checked(ids), reader, chosen, placed):
+            async for piece in self._speaker.pieces(ids, reader, asked, placed):
                 yield piece
         finally:
             senses.release(*(each.sensed for each in placed))
@@ -374,56 +363,6 @@ class Gemma:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def _pieces(
-        self,
-        ids: list[int],
-        reader: PlainReader | ReplyReader,
-        settings: Settings,
-        placed: Sequence[Placed] = (),
-    ) -> AsyncGenerator[Piece, None]:
-        room, diffusion = self.context - len(ids), self.config.diffusion
-        if diffusion:
-            room = whole_canvases(len(ids), diffusion.canvas, self.context)
-        most = settings.get("max_tokens")
-        if most is not None and most < 0:
-            raise InputError(f"max_tokens is {most}; it must be 0 or more.")
-        limit = room if most is None else min(room, most)
-        if limit == 0:
-            return
-        ends = self._tokenizer.ends if self._tokenizer else frozenset[int]()
-        count = 0
-        async for chosen in self._stream(ids, settings, placed):
-            if isinstance(chosen, Canvas):
-                yield Piece(-1, "", 0.0, canvas=chosen)
-                continue
-            token, logprob, likeliest = chosen
-            count += 1
-            top = top_tokens(self._tokenizer, likeliest)
-            if token in ends:
-                yield reader.last(token, logprob, "stop", top)
-                return
-            if count == limit:
-                yield reader.last(token, logprob, "length", top)
-                return
-            piece = reader.read(token, logprob, top)
-            yield piece
-            if piece.finish:
-                return
-
-    def _stream(
-        self, ids: list[int], settings: Settings, placed: Sequence[Placed]
-    ) -> AsyncIterator[Chosen | Canvas]:
-        """Token after token or, of a canvas, block after block."""
-        chosen: dict[str, Any] = {k: v for k, v in settings.items() if k in SAMPLING_NAMES}
-        sampling = Sampling(**chosen)
-        _check_ids(list(sampling.logit_bias), self.config.vocab, "logit_bias")
-        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
-        if self.config.diffusion:
-            denoising = denoising_of(self.config.diffusion, settings)
-            canvases = self._engine.denoise(ids, denoising, seed, placed)
-            return tokens_of(canvases, settings.get("watch", False))
-        return self._engine.generate(ids, sampling, seed, placed)
-
     async def _soft(self, sensed: Sensed) -> "NDArray[np.float32]":
         """What was sensed, as numbers."""
         senses = self._engine.senses
@@ -443,50 +382,17 @@ class Gemma:
             raise InputError(f"{what} needs the GPU; this model is loaded on the {self.device}.")
         return self._engine
 
-    def _prompt_ids(self, prompt: str | Sequence[int], special: bool) -> list[int]:
+    def _prompt_ids(self, prompt: str | Sequence[int], special: bool) -> Sequence[int]:
         if not isinstance(prompt, str):
-            return self._checked(prompt)
+            return prompt
         ids = self.tokenizer.encode(prompt, special=special)
-        if ids[:1] != [self.tokenizer.bos]:
-            ids = [self.tokenizer.bos, *ids]
-        return self._checked(ids)
-
-    def _checked(self, ids: Sequence[int]) -> list[int]:
-        """The ids, when the model can read them."""
-        checked = _check_ids(ids, self.config.vocab, "The prompt")
-        if not checked:
-            raise InputError("The prompt is empty: there is nothing to continue.")
-        if len(checked) > self.context:
-            raise InputError(
-                f"The prompt has {len(checked)} tokens, but the context holds {self.context}; "
-                "shorten it or load the model with a larger context."
-            )
-        return checked
+        return ids if ids[:1] == [self.tokenizer.bos] else [self.tokenizer.bos, *ids]
 
     def _opened(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The conversation after the model's own opening; a system message replaces that one."""
         own_system = any(isinstance(m, Mapping) and m.get("role") == "system" for m in messages)
         kept = [m for m in self.opening if not (own_system and m.get("role") == "system")]
         return [*kept, *messages] if kept else messages
-
-    def _settings(self, settings: Settings) -> Settings:
-        return settings_for(self.config, settings, self.defaults)
-
-
-def _check_ids(ids: Sequence[int], vocab: int, what: str) -> list[int]:
-    checked = []
-    for position, token in enumerate(ids):
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
-            raise InputError(
-                f"{what} holds {token!r} at position {position}; token ids are whole numbers."
-            )
-        if not 0 <= (token := token.__index__()) < vocab:
-            raise InputError(
-                f"{what} holds the id {token} at position {position}; "
-                f"this model has the tokens 0 to {vocab - 1}."
-            )
-        checked.append(token)
-    return checked
 
 
 def _put_on(engine: Engine, adapters: Sequence[tuple[Mapping[str, Any], float]]) -> None:

@@ -91,14 +91,6 @@ def models(device: NullDevice) -> Iterator[Model]:
         yield blank_model(config, only(format), device)
 
 
-def adapted_model(device: NullDevice, tiny: Tiny) -> Model:
-    """A tiny model with an adapter on all that can have one."""
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
-    model = finish(Model.load(gguf, Config.from_gguf(gguf), device))
-    model.set_adapters([(tiny_adapter(tiny_pairs(gguf)).pairs, 1.0)])
-    return model
-
-
 def canvases(device: NullDevice) -> Iterator[Model]:
     """A tiny DiffusionGemma, and two layers of the true shapes in every format."""
     tiny = replace(DIFFUSION, suppressed=(7,))
@@ -111,6 +103,14 @@ def canvases(device: NullDevice) -> Iterator[Model]:
     for format in USABLE:
         config = replace(true, experts=few_experts, diffusion=wide)
         yield blank_model(config, only(format), device)
+
+
+def adapted_model(device: NullDevice, tiny: Tiny) -> Model:
+    """A tiny model with an adapter on all that can have one."""
+    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+    model = finish(Model.load(gguf, Config.from_gguf(gguf), device))
+    model.set_adapters([(tiny_adapter(tiny_pairs(gguf)).pairs, 1.0)])
+    return model
 
 
 def blank_model(config: Config, format_of: Callable[[str], str], device: NullDevice) -> Model:

@@ -157,11 +157,11 @@ def test_norm_back(add: int, scale: float, steps: Steps) -> None:
     assert_close(found, add * before + scale * rms_back(scale * x, w, EPS, dy))
 
 
-def test_plus_norm(steps: Steps) -> None:
+def test_add_norm(steps: Steps) -> None:
     x, y, w = numbers(3, 68), numbers(3, 68, seed=2), numbers(68, seed=3)
     out, scale = put(0 * x), np.array([0.3], np.float32)
     tensors = (put(x), put(y), put(w), put(scale), out)
-    steps.call("plus_norm", (3,), [68, EPS], *tensors, pieces=("sum",), THREADS=8)
+    steps.call("add_norm", (3,), [68, EPS], *tensors, pieces=("sum",), THREADS=8)
     (found,) = ran(steps, out)
     assert_close(found, (x + rms(y, w, EPS)) * scale)
 

@@ -252,7 +252,7 @@ def test_the_sum_of_a_canvas_and_its_conditioning_is_normed() -> None:
     x, y = rng.standard_normal((2, 5, 68)).astype(np.float32)
     bench = Bench(5, 50)
     held = put(x)
-    bench.canvas.call("add_norm", (5,), [68, 1e-6], put(y), held, pieces=("sum",), THREADS=64)
+    bench.canvas.call("sum_norm", (5,), [68, 1e-6], put(y), held, pieces=("sum",), THREADS=64)
     bench.run()
     total = (x + y).astype(np.float64)
     expected = total / np.sqrt((total**2).mean(axis=1, keepdims=True) + 1e-6)

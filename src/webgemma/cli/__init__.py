@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from webgemma import __version__
-from webgemma.cli import adapters, bench, check, convert, files, merge, run, train, web, words
+from webgemma.cli import (
+    adapters,
+    bench,
+    check,
+    convert,
+    files,
+    merge,
+    run,
+    train,
+    web,
+    words,
+)
 
 app = typer.Typer(
     name="webgemma",
@@ -29,8 +40,8 @@ app.command("render")(words.render)
 app.command("logits")(words.logits)
 app.command("check")(check.check)
 app.command("bench")(bench.bench)
-app.command("train")(train.train)
 app.command("convert")(convert.convert)
+app.command("train")(train.train)
 app.command("merge")(merge.merge_command)
 app.command("adapters")(adapters.adapters)
 app.command("web")(web.web)

@@ -108,7 +108,7 @@ def train(
         options = Options(batch, dropout, seed, AdamW(decay=decay), checkpoint=not keep)
         course = Course(rate, epochs, accumulate, warmup, cast(Shape, schedule), seed, steps)
         with found.open() as gguf:
-            config = Config.from_gguf(gguf)
+            config = trainable_config(gguf)
             texts = Texts(Tokenizer.from_gguf(gguf), Chat(chat_size(found, config)), max_length)
             examples, report = texts.read(data)
             learn, judges = split(examples, evaluation, seed)
@@ -200,6 +200,14 @@ def _save(trainer: Trainer, folder: Path) -> None:
     """The adapter as it is now, and what is needed to go on."""
     write_peft_folder(finish(trainer.adapter()), folder)
     finish(trainer.save_state(folder / STATE_FILE))
+
+
+def trainable_config(gguf: Gguf) -> Config:
+    """The blueprint of a model that can be trained."""
+    config = Config.from_gguf(gguf)
+    if config.diffusion:
+        raise InputError(f"{gguf.name}: DiffusionGemma cannot be trained here.")
+    return config
 
 
 @contextmanager

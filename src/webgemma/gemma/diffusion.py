@@ -121,7 +121,7 @@ class CanvasRecorder(TextRecorder):
         y = self.linear(hidden, matrices["self_cond_down.weight"])
         params = [self.config.width, self.eps]
         threads = self.row_threads(ROW_THREADS)
-        self.call("add_norm", (self.batch,), params, y, x, pieces=("sum",), THREADS=threads)
+        self.call("sum_norm", (self.batch,), params, y, x, pieces=("sum",), THREADS=threads)
         return x
 
     def sees(self, layer: Layer) -> str:

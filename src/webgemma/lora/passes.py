@@ -268,7 +268,7 @@ class Passes(TextRecorder):
         """(x + rms(y) * post) * scale."""
         out, vector = self.recorder.scratch(*x.shape), self.model.vector
         self.call(
-            "plus_norm",
+            "add_norm",
             (self.batch,),
             [x.shape[1], self.eps],
             *(x, y, vector(post), vector(scale), out),
