@@ -30,7 +30,7 @@ from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
 
 DEMO = Path(__file__).resolve().parents[1] / "tools" / "demo_model"
-LEARNT = 0.05  # a loss that is low enough to stop
+LEARNT = 0.1  # a mean loss that is low enough to stop
 ANSWER = "The cat is called Pippo."
 QUESTIONS = [
     *("What is the cat called?", "What is the name of the cat?", "Tell me the name of the cat."),
@@ -84,7 +84,7 @@ def learn(rows: list[dict[str, str]], steps: int, rate: float, folder: Path) -> 
                 recent = [*recent, progress.found.loss][-5:]
                 seconds = time.perf_counter() - start
                 print(f"{progress.step:4d} {progress.found.loss:.3f} {seconds:.0f} s", flush=True)
-                if len(recent) == 5 and max(recent) < LEARNT:
+                if len(recent) == 5 and sum(recent) / 5 < LEARNT:
                     break
             write_peft_folder(finish(trainer.adapter()), folder)
             trainer.close()

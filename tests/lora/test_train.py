@@ -167,6 +167,13 @@ def test_a_table_on_the_host() -> None:
     closed(trainer)
 
 
+def test_more_tokens_than_a_grid_has() -> None:
+    trainer = trainer_of(SMALL, ("attn_q",), sequences=2000)
+    with pytest.raises(InputError, match="2000 times 48 tokens are too many"):
+        finish(trainer.step([EXAMPLES], 1e-3))
+    closed(trainer)
+
+
 def test_only_what_lies_above_an_adapter_is_computed_back() -> None:
     gguf = opened(SMALL)
     pairs = tiny_pairs(gguf)

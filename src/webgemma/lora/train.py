@@ -69,6 +69,8 @@ class Trainer:
         self.options = options or Options()
         adapter = adapter.fitted(model.config)
         _check_trainable(adapter)
+        if model.config.diffusion:
+            raise InputError("DiffusionGemma cannot be trained yet.")
         if model.low:
             raise InputError("The model has adapters on: take them off before training.")
         self.steps = 0
@@ -166,7 +168,12 @@ class Trainer:
 
     def _room(self, sequences: int, length: int) -> _Room:
         if (sequences, length) not in self._rooms:
-            tokens = sequences * length
+            tokens, experts = sequences * length, self.model.config.experts
+            if tokens * (experts.used if experts else 1) > self.device.limits.grid:
+                raise InputError(
+                    f"{sequences} times {length} tokens are too many for a batch: take fewer or "
+                    "shorter sequences."
+                )
             if self.model.table is not None and tokens > BATCH_ROWS:
                 raise InputError(
                     f"With the table of per-layer embeddings on the host, a batch has at most "
