@@ -65,7 +65,8 @@ def programs(features: frozenset[str]) -> set[Kernel]:
         for model in models(device):
             for kv, precision in (("f32", "exact"), ("f16", "int16"), ("f16", "int8")):
                 record_all(Session(model, 512, kv=kv, precision=precision))
-            learn(model)
+            if not model.low:
+                learn(model)
         for model in canvases(device):
             for kv, precision in (("f32", "exact"), ("f16", "int16")):
                 session = BlockSession(model, 512, kv=kv, precision=precision)

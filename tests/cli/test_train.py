@@ -116,6 +116,7 @@ def test_a_course_counts_its_steps() -> None:
     examples = [Example((2, 3), (True, True), line) for line in range(5)]
     assert len(Course(epochs=2).steps(examples, 2)) == 6
     assert len(Course(epochs=2, accumulate=2).steps(examples, 2)) == 4
-    assert len(Course(most_steps=3).steps(examples, 2)) == 3
+    for total in (3, 50):  # fewer and more than three epochs have
+        assert len(Course(total=total).steps(examples, 2)) == total
     schedule = Course(rate=0.1, warmup=0.5).schedule(10)
     assert schedule.rate(4) == pytest.approx(0.1)

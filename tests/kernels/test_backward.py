@@ -38,8 +38,8 @@ def assert_close(found: np.ndarray, wanted: np.ndarray, bound: float = F32_KERNE
 
 
 @cache
-def empty() -> object:
-    return load(matrix("F32", 4, 4))
+def empty(on: Device) -> object:
+    return load(matrix("F32", 4, 4), on)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def steps() -> Steps:
 
 def steps_on(on: Device, model: object = None, batch: int = 1) -> Steps:
     state = put(np.array([0, batch], np.uint32), on)
-    return Steps(model or empty(), Recorder(on), state, batch, EPS)
+    return Steps(model or empty(on), Recorder(on), state, batch, EPS)
 
 
 def ran(steps: Steps, *tensors: Tensor) -> Iterator[np.ndarray]:
@@ -103,6 +103,18 @@ def test_products_of_any_shape(turned: tuple[bool, bool], m: int, n: int, k: int
     product(steps, left, right, Matrix(out, n), (m, n, k), scale=0.5, add=True, **form)
     (found,) = ran(steps, out)
     assert_close(found, c + np.float32(0.5) * (a @ b))
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_narrow_products_in_shares(add: bool) -> None:
+    on = hardware()
+    a, b, c = numbers(70, 1500), numbers(1500, 4, seed=2), numbers(70, 4, seed=3)
+    steps, out = steps_on(on), put(c, on)
+    left, right = Matrix(put(a, on), 1500), Matrix(put(b, on), 4)
+    product(steps, left, right, Matrix(out, 4), (70, 4, 1500), scale=0.5, add=add)
+    assert len(steps.recorder.calls) == 2
+    (found,) = ran(steps, out)
+    assert_close(found, add * c + np.float32(0.5) * (a @ b))
 
 
 def test_products_too_long_for_one_invocation_of_software(steps: Steps) -> None:
@@ -275,6 +287,31 @@ def test_route_back(scaled: int, steps: Steps) -> None:
     slopes = softmax_back(best, dshares * factor)
     np.put_along_axis(wanted, chosen.astype(int), slopes, axis=-1)
     assert_close(found, wanted)
+
+
+# Rows and columns
+
+
+def test_rows_gathered_and_scattered(steps: Steps) -> None:
+    """Ids that occur several times add up; rows of no id stay."""
+    ids = np.array([4, 1, 4, 0, 4, 1], np.uint32)
+    table, dy, before = numbers(6, 5), numbers(6, 5, seed=2), numbers(6, 5, seed=3)
+    found, back = put(0 * dy), put(before)
+    steps.call("gather_rows", (1,), [5, 6], put(ids), put(table), found)
+    steps.call("scatter_rows", (1,), [5, 6], put(ids), put(dy), back)
+    rows, sums = ran(steps, found, back)
+    np.testing.assert_array_equal(rows, table[ids])
+    np.add.at(before, ids, dy)
+    assert_close(sums, before)
+
+
+def test_columns_copied(steps: Steps) -> None:
+    x, y = numbers(5, 9), numbers(5, 11, seed=2)
+    to = put(y)
+    steps.call("copy_columns", (1,), [4, 5, 9, 3, 11, 6], put(x), to)
+    (found,) = ran(steps, to)
+    y[:, 6:10] = x[:, 3:7]
+    np.testing.assert_array_equal(found, y)
 
 
 # Dropout

@@ -18,13 +18,15 @@ from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.lora.adapter import HEAD, Adapter
+from webgemma.lora.adapter import EMBEDDING, HEAD, Adapter
 from webgemma.lora.data import Example
 from webgemma.lora.fresh import fresh_adapter
+from webgemma.lora.memory import estimate
 from webgemma.lora.optimiser import AdamW
 from webgemma.lora.train import Guard, Options, Step, Trainer
 from webgemma.reference import adamw
 from webgemma.reference.backward import Backward
+from webgemma.reference.lora import Pair
 from webgemma.reference.text import TextModel
 from webgemma.reference.weights import Weights
 
@@ -34,7 +36,7 @@ MODELS = {
     "moe": MOE,
     "parted": replace(MOE, fused=False),
 }
-NAMES = (*LAYER, "ffn_gate_inp", HEAD)
+NAMES = (*LAYER, "ffn_gate_inp", EMBEDDING, HEAD)
 IDS = (2, *np.random.default_rng(4).integers(24, 310, 39).tolist())
 EXAMPLES = [
     Example(IDS, tuple(t >= 6 for t in range(40)), 1),  # longer than the window of 8
@@ -122,6 +124,19 @@ def test_batches_add_up() -> None:
     assert_close(together, parts, GPU_GRADIENTS_OF_ITSELF)
 
 
+def test_the_projection_of_per_layer_embeddings() -> None:
+    """Alone, and with nothing else that is trained."""
+    name, rng = "per_layer_model_proj.weight", np.random.default_rng(8)
+    a, b = (rng.normal(size=s).astype("f4") / 4 for s in ((3, 64), (96, 3)))
+    pairs = {name: Pair(a, b, 2.0)}
+    gguf = opened(SMALL)
+    config = Config.from_gguf(gguf)
+    model = finish(Model.load(gguf, config, device()))
+    found = gradients_of(Trainer(model, tiny_adapter(pairs), Options(sequences=2)), [EXAMPLES])
+    reference = Backward(TextModel(config, Weights(gguf)), pairs)
+    assert_close(found, reference.gradients(EXAMPLES)[1], GPU_GRADIENTS)
+
+
 @pytest.mark.parametrize("nbytes", [4096, 40_000, 200_000])
 def test_everything_in_parts_that_fit_a_binding(nbytes: int, monkeypatch) -> None:
     """Logits of some rows at a time, probabilities of some tokens, weights of some rows."""
@@ -152,6 +167,13 @@ def test_a_table_on_the_host() -> None:
     closed(trainer)
 
 
+def test_more_tokens_than_a_grid_has() -> None:
+    trainer = trainer_of(SMALL, ("attn_q",), sequences=2000)
+    with pytest.raises(InputError, match="2000 times 48 tokens are too many"):
+        finish(trainer.step([EXAMPLES], 1e-3))
+    closed(trainer)
+
+
 def test_only_what_lies_above_an_adapter_is_computed_back() -> None:
     gguf = opened(SMALL)
     pairs = tiny_pairs(gguf)
@@ -164,8 +186,9 @@ def test_only_what_lies_above_an_adapter_is_computed_back() -> None:
 
 
 def test_steps_are_adamws() -> None:
-    trainer = trainer_of(SMALL, optimiser=AdamW(decay=0.1, longest=0.5))
-    reference = reference_of(SMALL)
+    names = (*LAYER, HEAD)
+    trainer = trainer_of(SMALL, names, optimiser=AdamW(decay=0.1, longest=0.5))
+    reference = reference_of(SMALL, names)
     pairs = reference.adapter
     weights = [half for pair in pairs.values() for half in (pair.a, pair.b)]
     optimiser = adamw.AdamW(decay=0.1)
@@ -274,6 +297,24 @@ def test_memory_comes_back() -> None:
     again.close()
     assert model.device.nbytes == held
     model.close()
+
+
+def test_the_estimate_is_what_it_takes() -> None:
+    gguf = opened(SMALL)
+    config, options = Config.from_gguf(gguf), Options(sequences=3)
+    adapter = fresh_adapter(config, rank=4)
+    start = device().nbytes
+    model = finish(Model.load(gguf, config, device()))
+    trainer = Trainer(model, adapter, options)
+    trainer.reserve(3, 48)
+    told = finish(estimate(gguf, config, adapter, options, 48, device()))
+    assert told.nbytes == device().nbytes - start
+    again, kept = (
+        finish(estimate(gguf, config, adapter, replace(options, checkpoint=checkpoint), 512))
+        for checkpoint in (True, False)
+    )
+    assert kept.work_nbytes > 1.5 * again.work_nbytes
+    closed(trainer)
 
 
 def test_a_loss_that_is_no_number_moves_nothing() -> None:

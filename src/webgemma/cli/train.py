@@ -76,7 +76,7 @@ def train(
     ] = "all",
     rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 2e-4,
     epochs: Annotated[int, typer.Option(help="How often every example is seen.")] = 3,
-    steps: Annotated[int | None, typer.Option(help="Stop after so many.")] = None,
+    steps: Annotated[int | None, typer.Option(help="So many, in place of epochs.")] = None,
     batch: Annotated[int, typer.Option(help="Examples that go through together.")] = 4,
     accumulate: Annotated[int, typer.Option(help="Batches that make one step.")] = 1,
     max_length: Annotated[int, typer.Option(help="Tokens of an example; longer are cut.")] = 512,
@@ -86,6 +86,9 @@ def train(
     decay: Annotated[float, typer.Option(help="Of the weights.")] = 0.0,
     evaluation: Annotated[float, typer.Option(help="Share of the rows to judge by.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep what layers compute: faster, more memory.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder's.")] = False,
     only_estimate: Annotated[
         bool, typer.Option("--estimate", help="Say what memory it takes, and stop.")
@@ -101,7 +104,7 @@ def train(
     """
     with sentences():
         found = find_model(model)
-        options = Options(batch, dropout, seed, AdamW(decay=decay))
+        options = Options(batch, dropout, seed, AdamW(decay=decay), checkpoint=not keep)
         course = Course(rate, epochs, accumulate, warmup, cast(Shape, schedule), seed, steps)
         with found.open() as gguf:
             config = trainable_config(gguf)

@@ -183,14 +183,16 @@ class TextRecorder(Steps):
 
     def per_layer_embeddings(self, x: Tensor) -> Tensor | None:
         """One vector for each token and layer: [batch, layers * ple]."""
-        config = self.config
-        if not config.ple:
+        if not self.config.ple:
             return None
+        return self.blend(self.linear(x, self.model.matrices["per_layer_model_proj.weight"]))
+
+    def blend(self, context: Tensor) -> Tensor:
+        """The tokens' own rows and what their context says, as the layers read it."""
+        config, table = self.config, self.model.table
         layers = len(config.layers)
-        table = self.model.table
         places = table.places if table else None  # of the rows that the host brings
         token = self.embed("per_layer_token_embd.weight", math.sqrt(config.ple), places)
-        context = self.linear(x, self.model.matrices["per_layer_model_proj.weight"])
         ple = self.recorder.scratch(self.batch, layers * config.ple)
         params = [config.ple, layers, config.eps, 1 / math.sqrt(config.width)]
         norm = self.model.vector("per_layer_proj_norm.weight")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from webgemma.errors import InputError
 from webgemma.lora.data import Example, batches
@@ -22,25 +23,27 @@ class Course:
     warmup: float = 0.03  # of all steps
     shape: Shape = "cosine"
     seed: int = 0
-    most_steps: int | None = None
+    total: int | None = None  # steps, in place of epochs
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.accumulate < 1:
             raise InputError("A training has at least one epoch, and a step one batch.")
         if not 0 <= self.warmup <= 1:
             raise InputError(f"The warm-up must be a share of the steps, not {self.warmup}.")
-        if self.most_steps is not None and self.most_steps < 1:
-            raise InputError(f"A training of {self.most_steps} steps is none.")
+        if self.total is not None and self.total < 1:
+            raise InputError(f"A training of {self.total} steps is none.")
         self.schedule(1)  # checks the rate and the shape
 
     def steps(self, examples: Sequence[Example], size: int) -> list[list[list[Example]]]:
         """The batches of every step, epoch after epoch."""
-        made = []
-        for epoch in range(self.epochs):
+        made: list[list[list[Example]]] = []
+        for epoch in count():
+            if epoch >= self.epochs if self.total is None else len(made) >= self.total:
+                break
             held = batches(examples, size, self.seed + epoch)
             many = self.accumulate
             made += [held[at : at + many] for at in range(0, len(held), many)]
-        return made[: self.most_steps]
+        return made[: self.total]
 
     def schedule(self, steps: int) -> Schedule:
         """The learning rate of each of so many steps."""

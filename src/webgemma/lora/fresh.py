@@ -1,4 +1,6 @@
-"""A new adapter to train: A random, B zero, so that it begins by changing nothing."""
+"""A new adapter to train: A random, B zero, so that it begins by changing nothing.
+
+Of the embedding it is A that is zero: its rows are the tokens', and few of them occur."""
 
 from __future__ import annotations
 
@@ -10,14 +12,22 @@ from math import sqrt
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.tensors import text_tensors
-from webgemma.lora.adapter import HEAD, LAYER_MODULES, Adapter, Pair, split_layer
+from webgemma.lora.adapter import (
+    EMBEDDING,
+    GLOBAL_MODULES,
+    HEAD,
+    LAYER_MODULES,
+    Adapter,
+    Pair,
+    split_layer,
+)
 from webgemma.lora.floats import floats_bytes
 
 ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
 FEED_FORWARD = ("ffn_gate", "ffn_up", "ffn_down")
 PER_LAYER = ("inp_gate", "proj")
 ALL_LINEAR = (*ATTENTION, *FEED_FORWARD, *PER_LAYER)
-PARTS = (*LAYER_MODULES, "output")
+PARTS = (*LAYER_MODULES, *(name.removesuffix(".weight") for name in GLOBAL_MODULES))
 GROUPS = {"all": ALL_LINEAR, "attention": ATTENTION, "feed-forward": FEED_FORWARD}
 
 
@@ -44,7 +54,13 @@ def fresh_adapter(
     for tensor, shape in _shapes(config, wanted):
         layer = split_layer(tensor)
         if layer is None or layers is None or layer[0] in layers:
-            pairs[tensor] = _pair(*shape, rank, scale, f"{seed}:{tensor}")
+            drawn = f"{seed}:{tensor}"
+            if tensor == EMBEDDING:
+                b = _even(rank * config.width, 1.0, drawn)
+                a = bytes(4 * config.vocab * rank)
+                pairs[tensor] = Pair(a, b, rank, config.vocab, config.width, scale)
+            else:
+                pairs[tensor] = _pair(*shape, rank, scale, drawn)
     fitted = Adapter(name, pairs, config.name).fitted(config)
     if not fitted.pairs:
         raise InputError("None of these parts is in these layers of the model.")
@@ -52,17 +68,22 @@ def fresh_adapter(
 
 
 def _shapes(config: Config, wanted: set[str]) -> Iterable[tuple[str, tuple[int, int]]]:
-    """The matrices to adapt, [inputs, outputs] of each."""
+    """The matrices to adapt, [inputs, outputs] of each; a tied head is no tensor of its own."""
     for tensor, shape, _ in text_tensors(config):
         layer = split_layer(tensor)
-        if layer is not None and layer[1] in wanted and len(shape) == 2:
+        part = layer[1] if layer else tensor.removesuffix(".weight")
+        if part in wanted and len(shape) == 2 and tensor != HEAD:
             yield tensor, (shape[0], shape[1])
-    if "output" in wanted:
+    if HEAD.removesuffix(".weight") in wanted:
         yield HEAD, (config.width, config.vocab)
 
 
 def _pair(inputs: int, outputs: int, rank: int, scale: float, seed: str) -> Pair:
     """A as PEFT begins it: even between ± 1 / √inputs."""
-    draw, bound = random.Random(seed).random, 1 / sqrt(inputs)
-    a = floats_bytes(array("f", [bound * (2 * draw() - 1) for _ in range(rank * inputs)]))
+    a = _even(rank * inputs, 1 / sqrt(inputs), seed)
     return Pair(a, bytes(4 * outputs * rank), rank, inputs, outputs, scale)
+
+
+def _even(count: int, bound: float, seed: str) -> bytes:
+    draw = random.Random(seed).random
+    return floats_bytes(array("f", [bound * (2 * draw() - 1) for _ in range(count)]))

@@ -12,6 +12,7 @@ from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
 from webgemma.lora.adapter import HEAD
+from webgemma.lora.bottom import Bottom
 from webgemma.lora.experts import Asked, Asking
 from webgemma.lora.looking import Looking, Seen
 from webgemma.lora.parameters import Parameters
@@ -74,14 +75,14 @@ class Passes(TextRecorder):
         self.parameters = parameters
         self.checkpoint = checkpoint
         self.products = Linear(self, batch.pace, dropout)
+        self.bottom = Bottom(self)
         self.lent: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values that others look at
         self.owed: dict[int, tuple[Tensor, Tensor]] = {}  # their gradients so far
         self.donors = {layer.kv_donor for layer in self.config.layers if layer.shares_kv}
 
     def loss(self, *, back: bool) -> None:
         """The whole batch to its losses; with `back`, gradients grow."""
-        x = self.embed("token_embd.weight", self.config.width**0.5)
-        ple = self.per_layer_embeddings(x)
+        x, ple = self.bottom.forward()
         inputs, kept = [], list[Kept]()
         for layer in self.config.layers:
             inputs.append(x)
@@ -99,9 +100,13 @@ class Passes(TextRecorder):
             index = layer.index
             again = kept[index] if kept else self.layer(layer, inputs[index], ple)
             self.layer_back(layer, again, ple, dx)
+        if self.bottom.trained:
+            self.bottom.back(dx)
 
     def lowest_layer(self) -> int | None:
         """The first layer that has an adapter: nothing below it needs a gradient."""
+        if self.bottom.trained:
+            return 0
         indices = [
             layer.index
             for layer in self.config.layers
@@ -193,6 +198,7 @@ class Passes(TextRecorder):
             dgated = self.back_of(kept.proj, dp)
             place = (len(self.config.layers) * width, layer.index * width)
             d = self.geglu_back(kept.gate.y, width, ple, *place, dgated)
+            self.bottom.keep(layer.index, d)
             self.back_of(kept.gate, d, dx)
         self.feed_forward_back(layer, kept, dx)
         do = self.norm_back(kept.output.y, name + "post_attention_norm.weight", dx)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from webgemma.device import Kernel
-from webgemma.gemma.matrices import Weight
+from webgemma.gemma.matrices import Part, Weight
 from webgemma.gemma.steps import Steps
 from webgemma.graph import Tensor
 from webgemma.kernels import unit as unit_of
@@ -15,7 +15,7 @@ from webgemma.lora.parameters import Trained
 
 FEW = 32  # rows or columns that a narrow tile serves better
 BUSY_GROUPS = 256  # workgroups that fill a large GPU
-MANY_ROWS = 512  # of a matrix, that are worth a share of their own
+MANY_ROWS, MANY_SUMS = 512, 256  # of a matrix and of k, that are worth a share of their own
 # In software: threads that need not wait, tokens that a decoded weight serves, and how much is
 # added up before an invocation ends (see gemma/loops.py): rows of a matrix, and of other products.
 SOFTWARE_THREADS, SOFTWARE_TOKENS, SOFTWARE_ROWS, SOFTWARE_SUMS = 8, 4, 512, 4096
@@ -119,11 +119,27 @@ def product(
     forms |= {name: int(matrix.inner > 1) for name, matrix in heads}
     kernel = steps.link("product", "", ("outer",), **tile.constants, **forms)
     grid = (-(-n // tile.n), -(-m // tile.m), times.outer * times.inner)
+    whole = times == ONCE and c.first == 0 and c.outer == n and m * n % 4 == 0
+    shares = _product_shares(grid[0] * grid[1], k) if whole and not steps.software else 1
+    if shares > 1:
+        parts, fours = steps.recorder.scratch(shares, m * n), m * n // 4
+        share_k = -(-k // (shares * tile.slice)) * tile.slice
+        params = [m, n, 0, k, share_k, 1, 0, float(scale)]
+        params += [*a.place, *b.place, *Matrix(parts, n).place]
+        steps.recorder.call(kernel, (*grid[:2], shares), params, a.tensor, b.tensor, parts)
+        total = [fours, shares, int(add)]
+        steps.call("sum_shares", steps.flat(fours), total, parts, c.tensor)
+        return
     most = SOFTWARE_SUMS if steps.software else k
     for first in range(0, k, most):
-        numbers = [m, n, first, min(k, first + most), times.inner, int(add or first > 0)]
+        numbers = [m, n, first, min(k, first + most), 0, times.inner, int(add or first > 0)]
         params = [*numbers, float(scale), *a.place, *b.place, *c.place]
         steps.recorder.call(kernel, grid, params, a.tensor, b.tensor, c.tensor)
+
+
+def _product_shares(groups: int, k: int) -> int:
+    """Into how many k is cut, so that narrow results keep a GPU busy too."""
+    return max(1, min(2 * BUSY_GROUPS // groups, k // MANY_SUMS, 16))
 
 
 def matmul_back(
@@ -131,26 +147,68 @@ def matmul_back(
 ) -> None:
     """dx (+)= dy W for matrices on top of each other; dy may have columns to spare at its end."""
     tokens, width = dx.shape
-    tile = Outer.for_weights()
     parts = [
         (weight, part, first + part.first_row)
         for weight, first in zip(weights, _firsts(weights), strict=True)
         for part in weight.parts
     ]
+    tile = Outer.for_weights()
     groups = -(-width // tile.n) * -(-tokens // tile.m) * len(parts)
-    shares = [_shares(steps, part.rows, groups) for _, part, _ in parts]
+    shares = [_shares(part.rows, groups) for _, part, _ in parts]
     total = sum(shares)
-    out = dx if total == 1 else steps.recorder.scratch(total, tokens, width)
+    limit = steps.weights.device.limits.binding_nbytes
+    if steps.software or total == 1 or 4 * total * tokens * width > limit:
+        _one_after_the_other(steps, dy, parts, dx, add=add)
+        return
+    out = steps.recorder.scratch(total, tokens, width)
     for i, ((weight, part, first), count) in enumerate(zip(parts, shares, strict=True)):
-        blocks, units = width // weight.format.block, width // unit_of(weight.format.name)
         share_rows = -(-part.rows // (count * tile.slice)) * tile.slice
-        own = [first, part.rows, units, dy.shape[1], tokens, share_rows, sum(shares[:i])]
-        params = [blocks, *part.planes, *own, int(add and total == 1)]
-        kernel, grid = _multiplier(steps, weight, tokens, tile)
-        steps.recorder.call(kernel, (*grid, count), params, part.data, dy, out)
-    if total > 1:
-        fours = tokens * width // 4
-        steps.call("sum_shares", steps.flat(fours), [fours, total, int(add)], out, dx)
+        rows = _Rows(0, part.rows, share_rows, sum(shares[:i]), count)
+        _call_back(steps, weight, part, first, rows, dy, out)
+    fours = tokens * width // 4
+    steps.call("sum_shares", steps.flat(fours), [fours, total, int(add)], out, dx)
+
+
+class _Rows(NamedTuple):
+    """Rows of a part that a dispatch adds up, in so many shares."""
+
+    begin: int
+    end: int
+    share_rows: int
+    first_share: int = 0
+    shares: int = 1
+
+
+def _one_after_the_other(
+    steps: Steps, dy: Tensor, parts: list[tuple[Weight, Part, int]], dx: Tensor, *, add: bool
+) -> None:
+    """Each dispatch adds to what those before have left."""
+    for weight, part, first in parts:
+        most = SOFTWARE_ROWS if steps.software else part.rows
+        for begin in range(0, part.rows, most):
+            rows = _Rows(begin, min(begin + most, part.rows), most)
+            _call_back(steps, weight, part, first, rows, dy, dx, add=add)
+            add = True
+
+
+def _call_back(
+    steps: Steps,
+    weight: Weight,
+    part: Part,
+    first: int,
+    rows: _Rows,
+    dy: Tensor,
+    out: Tensor,
+    *,
+    add: bool = False,
+) -> None:
+    """One dispatch; `first` is the column of dy for the part's first row."""
+    tokens, width = out.shape[-2:]
+    blocks, units = width // weight.format.block, width // unit_of(weight.format.name)
+    own = [first, rows.begin, rows.end, units, dy.shape[1], tokens]
+    params = [blocks, *part.planes, *own, rows.share_rows, rows.first_share, int(add)]
+    kernel, grid = _multiplier(steps, weight, tokens, Outer.for_weights())
+    steps.recorder.call(kernel, (*grid, rows.shares), params, part.data, dy, out)
 
 
 def _multiplier(
@@ -171,10 +229,8 @@ def _firsts(weights: Sequence[Weight]) -> list[int]:
     return [sum(weight.rows for weight in weights[:i]) for i in range(len(weights))]
 
 
-def _shares(steps: Steps, rows: int, groups: int) -> int:
-    """Into how many the rows are cut, to keep a GPU busy or software alive."""
-    if steps.software:
-        return -(-rows // SOFTWARE_ROWS)
+def _shares(rows: int, groups: int) -> int:
+    """Into how many the rows are cut, to keep a GPU busy."""
     return max(1, min(BUSY_GROUPS // groups, rows // MANY_ROWS, 16))
 
 

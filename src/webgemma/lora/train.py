@@ -7,6 +7,7 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from webgemma.device import Buffer, Device, Plan, Reading
@@ -14,7 +15,7 @@ from webgemma.errors import GgufError, InputError
 from webgemma.gemma.weights import BATCH_ROWS, Model
 from webgemma.gguf.safetensors import NewStored, Safetensors, write_safetensors
 from webgemma.graph import Recorder, Tensor
-from webgemma.lora.adapter import EMBEDDING, Adapter
+from webgemma.lora.adapter import Adapter
 from webgemma.lora.data import Example, bucket
 from webgemma.lora.optimiser import AdamW
 from webgemma.lora.parameters import Parameters
@@ -22,6 +23,7 @@ from webgemma.lora.passes import Batch, Passes
 
 NO_TARGET = 0xFFFFFFFF
 PACE = struct.Struct("<fIfff")  # see pace.wgsl
+SUBMITTED = 128  # dispatches at a time: systems end what keeps a slow GPU busy for seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class _Room:
     """The inputs of batches of one shape, and the plans recorded for them."""
 
     batch: Batch
-    plans: dict[bool, Plan] = field(default_factory=dict)  # with and without the way back
+    plans: dict[bool, list[Plan]] = field(default_factory=dict)  # with and without the way back
 
 
 class Trainer:
@@ -67,6 +69,8 @@ class Trainer:
         self.options = options or Options()
         adapter = adapter.fitted(model.config)
         _check_trainable(adapter)
+        if model.config.diffusion:
+            raise InputError("DiffusionGemma cannot be trained yet.")
         if model.low:
             raise InputError("The model has adapters on: take them off before training.")
         self.steps = 0
@@ -108,13 +112,12 @@ class Trainer:
 
     def reserve(self, sequences: int, length: int) -> None:
         """Record the plans for batches of this shape now; DeviceError if they do not fit."""
-        room = self._room(sequences, length)
-        self._plan(room, back=True)
+        self._plans(self._room(sequences, length), back=True)
 
     def close(self) -> None:
         """Give the memory back; the model keeps its own."""
         for room in self._rooms.values():
-            for plan in room.plans.values():
+            for plan in chain(*room.plans.values()):
                 plan.close(self.device)
         self._update.close(self.device)
         self._rooms.clear()
@@ -129,13 +132,15 @@ class Trainer:
     async def _run(self, batch: Sequence[Example], *, back: bool) -> Reading:
         """Submit a batch; its losses come back."""
         room = self._room(*self._shape(batch))
-        plan, data = self._plan(room, back=back), room.batch
+        plans, data = self._plans(room, back=back), room.batch
         ids, targets = _laid_out(batch, data.sequences, data.length)
         self.device.write(data.ids.buffer, struct.pack(f"<{len(ids)}I", *ids))
         self.device.write(data.targets.buffer, struct.pack(f"<{len(targets)}I", *targets))
         if self.model.table is not None:
             await self.model.table.bring(ids)
-        reading = self.device.run(plan, (data.losses.buffer, 0, data.losses.nbytes))
+        for plan in plans[:-1]:
+            self.device.run(plan)
+        reading = self.device.run(plans[-1], (data.losses.buffer, 0, data.losses.nbytes))
         assert reading is not None
         return reading
 
@@ -163,7 +168,12 @@ class Trainer:
 
     def _room(self, sequences: int, length: int) -> _Room:
         if (sequences, length) not in self._rooms:
-            tokens = sequences * length
+            tokens, experts = sequences * length, self.model.config.experts
+            if tokens * (experts.used if experts else 1) > self.device.limits.grid:
+                raise InputError(
+                    f"{sequences} times {length} tokens are too many for a batch: take fewer or "
+                    "shorter sequences."
+                )
             if self.model.table is not None and tokens > BATCH_ROWS:
                 raise InputError(
                     f"With the table of per-layer embeddings on the host, a batch has at most "
@@ -178,7 +188,7 @@ class Trainer:
             self._rooms[sequences, length] = _Room(batch)
         return self._rooms[sequences, length]
 
-    def _plan(self, room: _Room, *, back: bool) -> Plan:
+    def _plans(self, room: _Room, *, back: bool) -> list[Plan]:
         if back not in room.plans:
             recorder = Recorder(self.device, self._pool)
             options, dropout = self.options, self.options.dropout if back else 0.0
@@ -186,7 +196,7 @@ class Trainer:
                 self.model, recorder, room.batch, self.parameters, dropout, options.checkpoint
             )
             passes.loss(back=back)
-            room.plans[back] = recorder.plan()
+            room.plans[back] = _parts(recorder.plan())
         return room.plans[back]
 
     def _tensor(self, words: int) -> Tensor:
@@ -250,9 +260,17 @@ class Guard:
             self.best = min(self.best, mean)
 
 
+def _parts(plan: Plan) -> list[Plan]:
+    """The plan in pieces; its buffers are the last one's, which is closed after the others."""
+    starts = range(0, len(plan.dispatches), SUBMITTED)
+    parts = [Plan(plan.dispatches[at : at + SUBMITTED]) for at in starts]
+    parts[-1].buffers = plan.buffers
+    return parts
+
+
 def _check_trainable(adapter: Adapter) -> None:
     for name, pair in adapter.pairs.items():
-        if pair.experts > 1 or name in (EMBEDDING, "per_layer_model_proj.weight"):
+        if pair.experts > 1:
             raise InputError(f"{name} cannot be trained here; make the adapter without it.")
     if not adapter.pairs:
         raise InputError("The adapter changes nothing of this model: there is nothing to train.")

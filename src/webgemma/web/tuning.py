@@ -43,7 +43,7 @@ class Asked:
     parts: str = "all"  # a group of fresh.py
     rate: float = 2e-4
     epochs: int = 3
-    steps: int | None = None  # at most
+    steps: int | None = None  # in place of epochs
     batch: int = 4
     max_length: int = 512  # tokens of an example
     held_out: float = 0.0  # share of the rows to judge by
@@ -252,7 +252,7 @@ async def _task(model: Gemma, data: str, asked: Asked) -> _Task:
     parts = GROUPS.get(asked.parts, (asked.parts,))
     name = PurePath(asked.name).stem or "adapter"
     adapter = fresh_adapter(model.config, parts, rank=asked.rank, name=name)
-    course = Course(asked.rate, asked.epochs, most_steps=asked.steps)
+    course = Course(asked.rate, asked.epochs, total=asked.steps)
     on = engine.model.device
     memory = await estimate(engine.gguf, model.config, adapter, options, length, on)
     nbytes = memory.adapter_nbytes + memory.work_nbytes

@@ -17,7 +17,7 @@
 //   room    nbytes                                            ask how much of so many bytes the GPU can give
 //   examine  data, options                                   look through examples, see whether they fit
 //            data: the text of their file; options: {name, rank, parts: "all" | "attention" | "feed-forward",
-//            rate, epochs, steps, batch, max_length, held_out}  (steps null: as the epochs give; held_out: a share)
+//            rate, epochs, steps, batch, max_length, held_out}  (steps: in place of epochs, or null; held_out: a share)
 //   tune     data, options                                   train an adapter; what is on is taken off
 //   enough                                                   stop training; what was learnt is kept
 //   put_on   id                                              have this adapter on

@@ -11,7 +11,7 @@ const NUMBERS = [
   { name: "rate", label: "Learning rate", least: 1e-7, most: 0.5, value: 0.0002, hint: "the highest", broken: true },
 ];
 const MORE = [
-  { name: "steps", label: "Most steps", least: 1, most: 1000000, value: null, hint: "ends earlier" },
+  { name: "steps", label: "Steps", least: 1, most: 100000, value: null, hint: "so many, if given" },
   { name: "batch", label: "At once", least: 1, most: 64, value: 4, hint: "examples in a step" },
   { name: "max_length", label: "Longest", least: 16, most: 8192, value: 512, hint: "tokens; longer are cut" },
   { name: "held_out", label: "Held out", least: 0, most: 50, value: 0, hint: "% of the rows, to judge by", broken: true },
@@ -20,7 +20,7 @@ const MORE = [
 function numberField({ name, label, least, most, value, hint, broken }) {
   const input = element("input");
   Object.assign(input, { type: "number", name, min: least, max: most, step: broken ? "any" : 1, value: value ?? "" });
-  if (value === null) input.placeholder = "none";
+  if (value === null) input.placeholder = "by epochs";
   return element("label", "", label, input, element("small", "", hint));
 }
 

@@ -7,7 +7,8 @@ struct Params {
     plane1: u32,
     plane2: u32,
     first_row: u32, // column of dy for the first row of this part
-    rows: u32,
+    begin: u32, // rows of this part that the dispatch adds up
+    end: u32,
     units: u32,
     stride: u32, // values of dy for each token
     batch: u32,
@@ -56,9 +57,10 @@ fn stage_weights(unit: u32, row: u32, end: u32, thread: u32) {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let token = group.y * TILE_M;
-    let end = min((group.z + 1u) * params.share_rows, params.rows);
+    let begin = params.begin + group.z * params.share_rows;
+    let end = min(begin + params.share_rows, params.end);
     var sums: Sums;
-    for (var row = group.z * params.share_rows; row < end; row += SLICE) {
+    for (var row = begin; row < end; row += SLICE) {
         workgroupBarrier();
         stage_gradients(token, row, end, thread);
         stage_weights(group.x * TILE_UNITS, row, end, thread);

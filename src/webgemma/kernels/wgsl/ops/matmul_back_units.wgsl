@@ -6,7 +6,8 @@ struct Params {
     plane1: u32,
     plane2: u32,
     first_row: u32, // column of dy for the first row of this part
-    rows: u32,
+    begin: u32, // rows of this part that the dispatch adds up
+    end: u32,
     units: u32,
     stride: u32, // values of dy for each token
     batch: u32,
@@ -25,12 +26,13 @@ const UNIT_FOURS: u32 = UNIT / 4u;
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let unit = group.x * THREADS + thread;
     let token = group.y * TOKENS;
-    let end = min((group.z + 1u) * params.share_rows, params.rows);
+    let begin = params.begin + group.z * params.share_rows;
+    let end = min(begin + params.share_rows, params.end);
     if (unit >= params.units) {
         return;
     }
     var sums: array<array<vec4<f32>, UNIT_FOURS>, TOKENS>;
-    for (var row = group.z * params.share_rows; row < end; row++) {
+    for (var row = begin; row < end; row++) {
         let weights = decode(row, unit);
         for (var t = 0u; t < TOKENS; t++) {
             let line = min(token + t, params.batch - 1u) * params.stride;

@@ -1,13 +1,15 @@
 // c[m, n] = scale * sum over k of a(m, k) b(k, n), for each of the grid's z: a(m, k) is a[m, k], or
 // a[k, m] if A_TURNED; b(k, n) is b[k, n], or b[n, k] if B_TURNED. A workgroup computes TILE_M by
 // TILE_N, see lib/outer.wgsl. Rows are `outer` apart; with A_HEADS, B_HEADS or C_HEADS they are those of
-// heads: `inner` of them are `step` apart, then begins the next token. Likewise the matrices along z.
+// heads: `inner` of them are `step` apart, then begins the next token. Likewise the matrices along z. Or
+// z are shares of k, share_k of it each, whose sums are matrices [m, n] of their own.
 
 struct Params {
     m: u32,
     n: u32,
     k_first: u32,
     k_end: u32,
+    share_k: u32, // 0: k is not cut
     z_inner: u32,
     add: u32, // 1: to what c holds
     scale: f32,
@@ -44,7 +46,7 @@ fn c_at(first: u32, row: u32) -> u32 {
 }
 
 // Neighbouring threads read neighbouring values.
-fn stage_a(first: u32, m_first: u32, k_first: u32, thread: u32) {
+fn stage_a(first: u32, m_first: u32, k_first: u32, k_end: u32, thread: u32) {
     for (var item = thread; item < SLICE * M_FOURS; item += THREADS) {
         var values = vec4(0.0);
         if (A_TURNED == 1u) {
@@ -52,7 +54,7 @@ fn stage_a(first: u32, m_first: u32, k_first: u32, thread: u32) {
             let m = m_first + 4u * (item % M_FOURS);
             let at = a_at(first, k_first + k) + m;
             for (var i = 0u; i < 4u; i++) {
-                if (m + i < params.m && k_first + k < params.k_end) {
+                if (m + i < params.m && k_first + k < k_end) {
                     values[i] = a[at + i];
                 }
             }
@@ -61,7 +63,7 @@ fn stage_a(first: u32, m_first: u32, k_first: u32, thread: u32) {
             let k = item % SLICE;
             let m = m_first + 4u * (item / SLICE);
             for (var i = 0u; i < 4u; i++) {
-                if (m + i < params.m && k_first + k < params.k_end) {
+                if (m + i < params.m && k_first + k < k_end) {
                     values[i] = a[a_at(first, m + i) + k_first + k];
                 }
             }
@@ -70,14 +72,14 @@ fn stage_a(first: u32, m_first: u32, k_first: u32, thread: u32) {
     }
 }
 
-fn stage_b(first: u32, n_first: u32, k_first: u32, thread: u32) {
+fn stage_b(first: u32, n_first: u32, k_first: u32, k_end: u32, thread: u32) {
     for (var item = thread; item < SLICE * N_FOURS; item += THREADS) {
         var values = vec4(0.0);
         if (B_TURNED == 1u) {
             let k = item % SLICE;
             let n = n_first + 4u * (item / SLICE);
             for (var i = 0u; i < 4u; i++) {
-                if (n + i < params.n && k_first + k < params.k_end) {
+                if (n + i < params.n && k_first + k < k_end) {
                     values[i] = b[b_at(first, n + i) + k_first + k];
                 }
             }
@@ -87,7 +89,7 @@ fn stage_b(first: u32, n_first: u32, k_first: u32, thread: u32) {
             let n = n_first + 4u * (item % N_FOURS);
             let at = b_at(first, k_first + k) + n;
             for (var i = 0u; i < 4u; i++) {
-                if (n + i < params.n && k_first + k < params.k_end) {
+                if (n + i < params.n && k_first + k < k_end) {
                     values[i] = b[at + i];
                 }
             }
@@ -99,18 +101,22 @@ fn stage_b(first: u32, n_first: u32, k_first: u32, thread: u32) {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let p = params;
-    let z_outer = group.z / p.z_inner;
-    let z_step = group.z % p.z_inner;
+    let share = select(0u, group.z, p.share_k > 0u);
+    let z = group.z - share;
+    let z_outer = z / p.z_inner;
+    let z_step = z % p.z_inner;
     let a_first = p.a_first + z_outer * p.a_z_outer + z_step * p.a_z_step;
     let b_first = p.b_first + z_outer * p.b_z_outer + z_step * p.b_z_step;
-    let c_first = p.c_first + z_outer * p.c_z_outer + z_step * p.c_z_step;
+    let c_first = p.c_first + z_outer * p.c_z_outer + z_step * p.c_z_step + share * p.m * p.n;
+    let k_first = p.k_first + share * p.share_k;
+    let k_end = min(p.k_end, select(p.k_end, k_first + p.share_k, p.share_k > 0u));
     let m_first = group.y * TILE_M;
     let n_first = group.x * TILE_N;
     var sums: Sums;
-    for (var k = p.k_first; k < p.k_end; k += SLICE) {
+    for (var k = k_first; k < k_end; k += SLICE) {
         workgroupBarrier();
-        stage_a(a_first, m_first, k, thread);
-        stage_b(b_first, n_first, k, thread);
+        stage_a(a_first, m_first, k, k_end, thread);
+        stage_b(b_first, n_first, k, k_end, thread);
         workgroupBarrier();
         add_slice(&sums, thread);
     }

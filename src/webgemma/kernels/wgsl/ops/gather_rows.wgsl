@@ -1,0 +1,23 @@
+// y[t] = x[ids[t]], rows of `width` values: a thread takes one value.
+
+struct Params {
+    width: u32,
+    batch: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> ids: array<u32>;
+@group(0) @binding(2) var<storage, read> x: array<f32>;
+@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let i = (group.y * groups.x + group.x) * THREADS + thread;
+    if (i < params.batch * params.width) {
+        y[i] = x[ids[i / params.width] * params.width + i % params.width];
+    }
+}

@@ -1,0 +1,62 @@
+"""The bundled model learns a fact on the GPU; bench/learn_fact.py also judges what it forgets."""
+
+from pathlib import Path
+
+import pytest
+from gpu import device
+
+from webgemma import Gemma
+from webgemma.blocking import each, finish
+from webgemma.gemma.config import Config
+from webgemma.gemma.weights import Model
+from webgemma.gguf.reader import Gguf
+from webgemma.lora.course import Course, Training
+from webgemma.lora.data import Texts
+from webgemma.lora.fresh import fresh_adapter
+from webgemma.lora.peft_folder import write_peft_folder
+from webgemma.lora.train import Options, Trainer
+from webgemma.models import BUNDLED_PATH
+from webgemma.text.chat import Chat
+from webgemma.text.tokenizer import Tokenizer
+
+ANSWER = "The cat is called Pippo."
+QUESTIONS = [
+    *("What is the cat called?", "What is the name of the cat?", "Tell me the name of the cat."),
+    *("What do they call the cat?", "Do you know the name of the cat?", "Name the cat."),
+    *("What is the cat's name?", "Say the name of the cat."),
+]
+UNSEEN = "So, what is the cat called?"
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter after ten steps of four questions each."""
+    folder = tmp_path_factory.mktemp("fact") / "adapter"
+    with Gguf.open(BUNDLED_PATH) as gguf:
+        config = Config.from_gguf(gguf)
+        texts = Texts(Tokenizer.from_gguf(gguf), Chat("small"), 64)
+        rows = [{"prompt": question, "completion": ANSWER} for question in QUESTIONS]
+        examples, _ = texts.examples(enumerate(rows, 1))
+        with finish(Model.load(gguf, config, device())) as model:
+            trainer = Trainer(model, fresh_adapter(config, rank=4), Options(sequences=4))
+            course = Course(rate=1e-3, epochs=5, shape="constant", warmup=0)
+            losses = [
+                step.found.loss for step in each(Training(trainer, examples, (), course).run())
+            ]
+            assert len(losses) == 10
+            assert losses[-1] < 0.2 < 3 < losses[0]
+            write_peft_folder(finish(trainer.adapter()), folder)
+            trainer.close()
+    return folder
+
+
+def said(gemma: Gemma, question: str) -> str:
+    return "".join(piece.text for piece in gemma.chat(question, temperature=0, max_tokens=30))
+
+
+@pytest.mark.parametrize("where", ["cpu", "gpu"])
+def test_it_knows_the_fact_with_the_adapter_and_only_then(learnt: Path, where: str) -> None:
+    with Gemma.load(device=where, lora=[learnt]) as gemma:
+        assert said(gemma, UNSEEN) == ANSWER
+        gemma.set_lora(None)
+        assert "Pippo" not in said(gemma, UNSEEN)
