@@ -67,7 +67,10 @@ ROOMS: dict[str, set[str]] = {
     "merge": {"gguf", "gemma", "lora", "reference"},
     "check": {"gguf", "device", "kernels", "graph", "gemma", "session", "reference"},
     "bench": {"gguf", "device", "kernels", "graph", "gemma", "session", "sampler", "reference"},
-    "web": {"pieces", "denoising", "gguf", "device", "engines", "models", "api", "__version__"},
+    "web": {
+        *("gguf", "device", "gemma", "denoising", "lora", "engines", "models", "pieces", "api"),
+        "__version__",
+    },
     "cli": {
         *("gguf", "text", "device", "gemma", "selftest", "models", "pieces", "pictures"),
         "denoising",
@@ -83,7 +86,7 @@ GUESTS = {
     "soundfile": {"sounds"},
     "rich": {"cli"},
     "typer": {"cli"},
-    "PIL": {"picture_files"},
+    "PIL": {"picture_files", "cli"},
     "wgpu": {"device"},
     "js": {"javascript"},
     "pyodide": {"device", "javascript"},

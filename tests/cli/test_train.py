@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import gpu
+import numpy as np
 import pytest
 from cli.test_check_bench import answer, refused, webgemma
+from PIL import Image
 from tiny import SMALL, tiny_gguf
 
 from webgemma import Gemma
-from webgemma.cli.train import plot
+from webgemma.cli.plot import bars, draw_losses
+from webgemma.errors import InputError
 from webgemma.lora.adapter import Adapter
 from webgemma.lora.course import Course
 from webgemma.lora.train import Trainer
@@ -98,6 +101,8 @@ def test_an_estimate_trains_nothing(model: Path, data: Path, tmp_path: Path) -> 
         (("--batch", 0), "at least one sequence"),
         (("--dropout", 1), "dropout must be from 0"),
         (("--epochs", 0), "at least one epoch"),
+        (("--layers", "1-x"), "names no layers; write them like 0-5,9"),
+        (("--layers", "99"), "has the layers 0 to"),
         (("--resume",), "no file"),
     ],
 )
@@ -106,8 +111,29 @@ def test_what_cannot_be(model: Path, data: Path, tmp_path: Path, options: Any, s
 
 
 def test_a_plot_falls_with_the_loss() -> None:
-    assert plot([4.0, 3.0, 2.0, 1.0]) == "█▆▃▁"
-    assert len(plot([1.0] * 1000)) <= 60
+    assert bars([4.0, 3.0, 2.0, 1.0]) == "█▆▃▁"
+    assert len(bars([1.0] * 1000)) <= 60
+
+
+def test_a_picture_of_the_loss(tmp_path: Path) -> None:
+    draw_losses([4.0, 3.0, 2.0, 1.0], tmp_path / "loss.png")
+    picture = np.asarray(Image.open(tmp_path / "loss.png").convert("RGB"))
+    blue = (picture == (0x1F, 0x5F, 0xD0)).all(axis=2)
+    heights = [int(blue[:, x].argmax()) for x in (100, 500, 900)]
+    assert heights == sorted(heights)  # it falls
+    assert heights[0] < heights[-1]
+    draw_losses([1.0], tmp_path / "one.png")
+    for path in (tmp_path / "loss.nothing", tmp_path / "no" / "loss.png"):
+        with pytest.raises(InputError, match="The plot cannot be written"):
+            draw_losses([1.0], path)
+
+
+def test_layers_are_chosen(model: Path, data: Path, tmp_path: Path) -> None:
+    options = ("--layers", "0,2-3", "--steps", 1, "--plot", tmp_path / "loss.png", *GPU, "--json")
+    webgemma("train", model, data, "--out", tmp_path / "some", *options)
+    names = Adapter.open(tmp_path / "some").pairs
+    assert {name.split(".")[1] for name in names} == {"0", "2", "3"}
+    assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
 def test_a_course_counts_its_steps() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,6 +16,7 @@ from rich.progress import Progress as Bars
 
 from webgemma.blocking import each, finish
 from webgemma.cli.loading import load_model
+from webgemma.cli.plot import bars, draw_losses
 from webgemma.cli.terminal import err, human_count, human_nbytes, out, sentences, write_json
 from webgemma.cli.words import AdapterOption, JsonOption, ModelArgument
 from webgemma.defaults import chat_size
@@ -36,7 +38,6 @@ from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
 
 STATE_FILE = "training.safetensors"
-BARS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass(slots=True)
@@ -74,6 +75,9 @@ def train(
     parts: Annotated[
         str, typer.Option(help="all, attention, feed-forward, or names: attn_q,attn_v,output,…")
     ] = "all",
+    layers: Annotated[
+        str | None, typer.Option(help="Only these layers: 0-5,9; all, if not given.")
+    ] = None,
     rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 2e-4,
     epochs: Annotated[int, typer.Option(help="How often every example is seen.")] = 3,
     steps: Annotated[int | None, typer.Option(help="So many, in place of epochs.")] = None,
@@ -89,6 +93,9 @@ def train(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep what layers compute: faster, more memory.")
     ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="A picture of the loss, to be written at the end.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder's.")] = False,
     only_estimate: Annotated[
         bool, typer.Option("--estimate", help="Say what memory it takes, and stop.")
@@ -100,6 +107,7 @@ def train(
 
     Examples:
       webgemma train gemma4:e2b chats.jsonl --out adapter/
+      webgemma train gemma4:e2b chats.jsonl --out adapter/ --layers 20-34 --plot loss.png
       webgemma run gemma4:e2b --lora adapter/
     """
     with sentences():
@@ -114,7 +122,14 @@ def train(
             if resume:
                 pairs = Adapter.open(folder)
             else:
-                pairs = fresh_adapter(config, _parts(parts), rank=rank, alpha=alpha, seed=seed)
+                pairs = fresh_adapter(
+                    config,
+                    _parts(parts),
+                    rank=rank,
+                    alpha=alpha,
+                    layers=_layers(layers),
+                    seed=seed,
+                )
             task = _Task(
                 *(found, gguf, config, pairs, learn, judges, report, options, course, folder)
             )
@@ -125,6 +140,8 @@ def train(
                     _introduce(task, device, memory)
                 if not only_estimate:
                     facts |= _train(task, device, resume=resume, quiet=as_json)
+                if plot is not None and task.losses:
+                    draw_losses(task.losses, plot)
         if as_json:
             write_json(facts)
 
@@ -136,6 +153,19 @@ def _parts(names: str) -> tuple[str, ...]:
         known = ", ".join((*GROUPS, *PARTS))
         raise InputError(f"There is no part {unknown[0]!r} to adapt; take of {known}.")
     return tuple(part for name in listed for part in GROUPS.get(name, (name,)))
+
+
+def _layers(ranges: str | None) -> set[int] | None:
+    """The layers that are named: "0-5,9"."""
+    if ranges is None:
+        return None
+    found: set[int] = set()
+    for part in ranges.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})(?:\s*-\s*(\d{1,4}))?\s*", part, re.ASCII)
+        if match is None:
+            raise InputError(f"{part!r} names no layers; write them like 0-5,9.")
+        found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return found
 
 
 def _introduce(task: _Task, device: Device, memory: Memory) -> None:
@@ -229,7 +259,7 @@ def _bar(quiet: bool) -> Iterator[Any]:
 
 def _conclude(task: _Task, steps: int, stopped: bool) -> None:
     if task.losses:
-        line = f"{plot(task.losses)}  loss {task.losses[0]:.3f} to {task.losses[-1]:.3f}"
+        line = f"{bars(task.losses)}  loss {task.losses[0]:.3f} to {task.losses[-1]:.3f}"
         out.print(line, markup=False, soft_wrap=True)
     for judged in task.judged[-1:]:
         best = min(task.judged)
@@ -238,16 +268,3 @@ def _conclude(task: _Task, steps: int, stopped: bool) -> None:
     how = "stopped" if stopped else "done"
     said = f"{how} after {steps} steps{speed}: {task.folder}"
     out.print(said + ("; --resume goes on" if stopped else ""), markup=False, soft_wrap=True)
-
-
-def plot(values: list[float], width: int = 60) -> str:
-    """A line of bars, one for every so many values."""
-    size = -(-len(values) // width)
-    means = [sum(part) / len(part) for part in _runs(values, size)]
-    low, high = min(means), max(means)
-    spread = (high - low) or 1.0
-    return "".join(BARS[1 + round(7 * (mean - low) / spread)] for mean in means)
-
-
-def _runs(values: list[float], size: int) -> list[list[float]]:
-    return [values[at : at + size] for at in range(0, len(values), size)]
