@@ -4,6 +4,7 @@ import base64
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote_to_bytes
 
@@ -251,7 +252,7 @@ def _is_sound(source: Any) -> bool:
     if _begins(source, "data:"):
         source = _data(source, "")
     elif isinstance(source, str | os.PathLike) and os.path.isfile(source):
-        with open(source, "rb") as file:
+        with suppress(OSError), open(source, "rb") as file:  # who decodes it says why it is closed
             source = file.read(12)
     if not isinstance(source, bytes | bytearray):
         return False

@@ -101,6 +101,9 @@ def test_an_estimate_trains_nothing(model: Path, data: Path, tmp_path: Path) -> 
         (("--batch", 0), "at least one sequence"),
         (("--dropout", 1), "dropout must be from 0"),
         (("--epochs", 0), "at least one epoch"),
+        (("--rank", -1), "take 1 to 4096"),
+        (("--rank", 999_999), "take 1 to 4096"),
+        (("--max-length", -5), "at least 2 tokens"),
         (("--layers", "1-x"), "names no layers; write them like 0-5,9"),
         (("--layers", "99"), "has the layers 0 to"),
         (("--resume",), "no file"),
@@ -130,8 +133,9 @@ def test_a_picture_of_the_loss(tmp_path: Path) -> None:
 
 def test_layers_are_chosen(model: Path, data: Path, tmp_path: Path) -> None:
     options = ("--layers", "0,2-3", "--steps", 1, "--plot", tmp_path / "loss.png", *GPU, "--json")
-    webgemma("train", model, data, "--out", tmp_path / "some", *options)
+    webgemma("train", model, data, "--out", tmp_path / "some", "--gguf", *options)
     names = Adapter.open(tmp_path / "some").pairs
+    assert Adapter.open(tmp_path / "some" / "adapter.gguf").pairs == names
     assert {name.split(".")[1] for name in names} == {"0", "2", "3"}
     assert (tmp_path / "loss.png").stat().st_size > 1000
 

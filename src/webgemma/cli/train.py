@@ -28,6 +28,7 @@ from webgemma.lora.adapter import Adapter
 from webgemma.lora.course import Course, Progress, Training
 from webgemma.lora.data import Example, Report, Texts, bucket, split
 from webgemma.lora.fresh import GROUPS, PARTS, fresh_adapter
+from webgemma.lora.gguf_file import write_gguf_adapter
 from webgemma.lora.memory import Memory, estimate
 from webgemma.lora.optimiser import AdamW
 from webgemma.lora.peft_folder import write_peft_folder
@@ -37,7 +38,7 @@ from webgemma.models import FoundModel, find_model
 from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
 
-STATE_FILE = "training.safetensors"
+STATE_FILE, GGUF_FILE = "training.safetensors", "adapter.gguf"
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class _Task:
     options: Options
     course: Course
     folder: Path
+    as_gguf: bool
     losses: list[float] = field(default_factory=list)
     judged: list[float] = field(default_factory=list)
     began: float | None = None  # when the first step, which compiles, was done
@@ -93,6 +95,9 @@ def train(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep what layers compute: faster, more memory.")
     ] = False,
+    as_gguf: Annotated[
+        bool, typer.Option("--gguf", help="Write adapter.gguf, too, for llama.cpp and Ollama.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="A picture of the loss, to be written at the end.")
     ] = None,
@@ -131,7 +136,8 @@ def train(
                     seed=seed,
                 )
             task = _Task(
-                *(found, gguf, config, pairs, learn, judges, report, options, course, folder)
+                *(found, gguf, config, pairs, learn, judges, report, options, course, folder),
+                as_gguf,
             )
             with closing(open_device(adapter)) as device:
                 memory = finish(estimate(gguf, config, pairs, options, task.length, device))
@@ -202,7 +208,7 @@ def _train(task: _Task, device: Device, *, resume: bool, quiet: bool) -> dict[st
         finally:
             steps = trainer.steps
             if steps:
-                _save(trainer, task.folder)
+                _save(trainer, task)
     if not quiet:
         _conclude(task, steps, stopped)
     speed = task.tokens / task.seconds if task.seconds else 0.0
@@ -225,10 +231,13 @@ def _note(task: _Task, trainer: Trainer, progress: Progress) -> None:
         write_peft_folder(finish(trainer.adapter()), task.folder / "best")
 
 
-def _save(trainer: Trainer, folder: Path) -> None:
+def _save(trainer: Trainer, task: _Task) -> None:
     """The adapter as it is now, and what is needed to go on."""
-    write_peft_folder(finish(trainer.adapter()), folder)
-    finish(trainer.save_state(folder / STATE_FILE))
+    learnt = finish(trainer.adapter())
+    write_peft_folder(learnt, task.folder)
+    if task.as_gguf:
+        write_gguf_adapter(learnt, task.folder / GGUF_FILE)
+    finish(trainer.save_state(task.folder / STATE_FILE))
 
 
 def trainable_config(gguf: Gguf) -> Config:

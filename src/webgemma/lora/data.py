@@ -73,6 +73,10 @@ class Texts:
     chat: Chat
     max_tokens: int
 
+    def __post_init__(self) -> None:
+        if self.max_tokens < 2:
+            raise InputError(f"An example has at least 2 tokens, not {self.max_tokens}.")
+
     def read(self, path: str | os.PathLike[str]) -> tuple[list[Example], Report]:
         """All examples of a file: JSON lines, a JSON list, or (.txt) one plain text."""
         file = Path(path)

@@ -17,6 +17,7 @@ from webgemma.lora.adapter import (
     GLOBAL_MODULES,
     HEAD,
     LAYER_MODULES,
+    MAX_RANK,
     Adapter,
     Pair,
     split_layer,
@@ -44,12 +45,14 @@ def fresh_adapter(
     """An adapter for the parts (`attn_q`, …; those that a model has) of all or some layers.
 
     `alpha` is twice the rank if not given."""
+    if not 1 <= rank <= MAX_RANK:  # before so much memory is filled
+        raise InputError(f"An adapter of rank {rank} is none; take 1 to {MAX_RANK}.")
     wanted = set(parts)
     if unknown := sorted(wanted - set(PARTS)):
         raise InputError(f"There is no part {unknown[0]!r} to adapt; take of {', '.join(PARTS)}.")
     if layers is not None and not set(layers) <= set(range(len(config.layers))):
         raise InputError(f"This model has the layers 0 to {len(config.layers) - 1} to adapt.")
-    scale = (2.0 if alpha is None else alpha / rank) if rank else 0.0
+    scale = 2.0 if alpha is None else alpha / rank
     pairs = {}
     for tensor, shape in _shapes(config, wanted):
         layer = split_layer(tensor)

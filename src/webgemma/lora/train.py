@@ -225,7 +225,7 @@ class Trainer:
         slabs = {slab.values: slab for slab in self.parameters.slabs}
         with Safetensors.open(path) as file:
             steps = file.metadata.get("steps", "")
-            if not steps.isdecimal():
+            if not (steps.isdecimal() and len(steps) < 10):
                 raise GgufError(f"{file.name} is no state of a training.")
             for name, trained in self.parameters.pairs.items():
                 for half, t in (("lora_a", trained.a), ("lora_b", trained.b)):
