@@ -2,10 +2,10 @@
 
 import math
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
 
-from webgemma.device import Device
+from webgemma.device import Device, Limits
 from webgemma.errors import DeviceError, GgufError
 from webgemma.gemma.attention import EVERYTHING, Heads, attend
 from webgemma.gemma.clipped import EPS, Bounds, ClippedSteps, read_bounds
@@ -25,6 +25,40 @@ ROPE_BASE = 100.0
 # The order in which `v.clamp_data` keeps the bounds of a block's linears.
 CLIPPED = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
 HEAD_DIMS = (16, 24, 32, 64, 72, 128)  # that attention_prefill.wgsl can cut up
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """How sight_attention.wgsl is cut: the size of a head, and the queries of a workgroup."""
+
+    head_dim: int
+    queries: int
+
+    @classmethod
+    def within(cls, head_dim: int, limits: Limits) -> "Looks | None":
+        """The most queries that a workgroup has memory and threads for."""
+        for queries in (64, 32):
+            looks = cls(head_dim, queries)
+            fits = looks.nbytes <= limits.workgroup_nbytes
+            if fits and looks.threads <= limits.workgroup_threads:
+                return looks
+        return None
+
+    @property
+    def threads(self) -> int:
+        """Each has four queries and eight keys."""
+        return self.queries // 4 * self.head_dim // 8
+
+    @property
+    def nbytes(self) -> int:
+        """Of a workgroup's memory."""
+        line, shares = self.head_dim // 4 + 1, self.queries // 4 + 1
+        return 16 * (self.queries * line + self.head_dim * max(line, shares) + self.threads)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """As sight_attention.wgsl names them."""
+        return {"HEAD_DIM": self.head_dim, "QUERIES": self.queries, "THREADS": self.threads}
 
 
 class Eyes(Matrices):
@@ -139,9 +173,21 @@ class VisionRecorder(ClippedSteps):
             HEAD_DIM=size,
             THREADS=self.row_threads(32),
         )
-        heads = Heads(vision.heads, vision.heads, size)
-        out = attend(self, q, (k, v), heads, self.batch, EVERYTHING, "kv_f32", "sees_all")
-        return self.clipped(out, name + "attn_out")
+        return self.clipped(self.look(q, k, v), name + "attn_out")
+
+    def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """softmax(q kᵀ) v: [patches, width]."""
+        heads, size = self.vision.heads, self.vision.width // self.vision.heads
+        looks = None if self.software else Looks.within(size, self.eyes.device.limits)
+        if looks is None:
+            kind = Heads(heads, heads, size)
+            return attend(self, q, (k, v), kind, self.batch, EVERYTHING, "kv_f32", "sees_all")
+        out = self.recorder.scratch(*q.shape)
+        grid = (heads, -(-self.batch // looks.queries))
+        tensors = (self.state, q, k, v, out)
+        pieces = ("state",)
+        self.call("sight_attention", grid, [heads], *tensors, pieces=pieces, **looks.constants)
+        return out
 
     def feed_forward(self, name: str, n: Tensor) -> Tensor:
         """W_down(gelu(W_gate n) · W_up n)."""
