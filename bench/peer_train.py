@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # has a `gguf` of its own
 
 import peft
 import torch
@@ -62,13 +62,14 @@ def main() -> None:
     print(
         f"torch {torch.__version__}, transformers {transformers.__version__}, "
         f"peft {peft.__version__} on {card}: {asked.sequences} sequences of {asked.length} tokens, "
-        f"rank {asked.rank}, bf16 weights, sdpa, median of {STEPS} steps",
+        f"rank {asked.rank}, bf16 weights, sdpa, median of {STEPS} steps; "
+        "{:,} parameters and {:,} trained".format(*sizes(config, asked.rank)),
         flush=True,
     )
-    kept = [True] if asked.checkpointing else [False, True]
-    variants = [Variant(float32, again) for float32 in (True, False) for again in kept]
+    choices = [True] if asked.checkpointing else [False, True]
+    variants = [Variant(float32, choice) for float32 in (True, False) for choice in choices]
     if asked.compile:
-        variants += [Variant(float32, kept[0], compiled=True) for float32 in (True, False)]
+        variants += [Variant(float32, choices[0], compiled=True) for float32 in (True, False)]
     for variant in variants:
         try:
             print(f"{variant.name}: {measured(config, variant, asked)}", flush=True)
@@ -131,8 +132,8 @@ def adapted(config: Config, variant: Variant, rank: int) -> Any:
         model = transformers.AutoModelForCausalLM.from_config(
             text_config(config), dtype=torch.bfloat16, attn_implementation="sdpa"
         )
-    wanted = [(name, shape) for name, shape, needed in text_tensors(config) if needed]
-    check("parameters", model.num_parameters(), sum(prod(shape) for _, shape in wanted))
+    parameters, trained = sizes(config, rank)
+    check("parameters", model.num_parameters(), parameters)
     if variant.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     lora = peft.LoraConfig(
@@ -142,10 +143,19 @@ def adapted(config: Config, variant: Variant, rank: int) -> Any:
         task_type="CAUSAL_LM",
     )
     model = peft.get_peft_model(model, lora, autocast_adapter_dtype=variant.float32).train()
-    split = [(split_layer(name), shape) for name, shape in wanted]
-    ours = sum(rank * sum(shape) for layer, shape in split if layer and layer[1] in ALL_LINEAR)
-    check("trained parameters", model.get_nb_trainable_parameters()[0], ours)
+    check("trained parameters", model.get_nb_trainable_parameters()[0], trained)
     return model
+
+
+def sizes(config: Config, rank: int) -> tuple[int, int]:
+    """How many parameters our model has, and how many its adapter on all linear layers."""
+    shapes = {name: shape for name, shape, needed in text_tensors(config) if needed}
+    adapted = [
+        shape
+        for name, shape in shapes.items()
+        if (layer := split_layer(name)) and layer[1] in ALL_LINEAR
+    ]
+    return sum(map(prod, shapes.values())), rank * sum(map(sum, adapted))
 
 
 def text_config(config: Config) -> transformers.Gemma4TextConfig:
