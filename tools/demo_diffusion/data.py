@@ -19,7 +19,7 @@ from webgemma.gguf.reader import Gguf
 from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
 
-MOST_OF_A_TOPIC = 24  # stories: there are hundreds about a girl
+MOST_OF_A_TOPIC = 12  # stories: there are hundreds about a girl
 ASKED = re.compile(r"about (.+?)(?:, please)?[.?!]?$", re.IGNORECASE)
 POLITE = re.compile(r"^(?:(?:Sure!|Okay!|Of course!|Here is a story(?: for you)?\.) )+")
 END = "<turn|>"

@@ -9,8 +9,8 @@ from torch import Tensor
 from webgemma.denoising import Denoising
 
 TOPICS = [
-    *("a frog", "a boat", "a bear", "a cat and a dog", "a train", "Lily and Ben"),
-    *("a bunny", "a tree", "a little bird", "a fish named Fin"),
+    *("a black cat", "a frog", "a boat", "a bear", "a cat and a dog", "a train", "Lily and Ben"),
+    *("a bunny", "a tree", "a little bird"),
     *("a brave mouse", "a robot and a flower"),  # which no story of the data is about
 ]
 
