@@ -23,9 +23,7 @@ def check_pixels(device: Device, width: int, height: int) -> None:
         )
 
 
-def resized(
-    bench: Bench, rgb: Tensor, size: tuple[int, int], target: tuple[int, int]
-) -> Tensor:
+def resized(bench: Bench, rgb: Tensor, size: tuple[int, int], target: tuple[int, int]) -> Tensor:
     """The pixels of a picture, three bytes each, in another size: [height * width] words."""
     axes = "yx" if starts_with_y(*size, *target) else "xy"
     wanted = {"x": size[0] != target[0], "y": size[1] != target[1]}
