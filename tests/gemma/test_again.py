@@ -1,9 +1,9 @@
 """Pictures and sounds of one size, one after the other: recorded once, and each its own."""
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import coroutine
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,24 @@ class EnoughError(Exception):
     """What a progress raises that has seen enough."""
 
 
+def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
+    """The results of coroutines that take turns whenever one has to wait."""
+    results: dict[int, Any] = {}
+    while len(results) < len(work):
+        for at, each in enumerate(work):
+            try:
+                if at not in results:
+                    each.send(None)
+            except StopIteration as done:
+                results[at] = done.value
+    return [results[at] for at in range(len(work))]
+
+
+def alone(work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of one."""
+    return together(work)[0]
+
+
 @dataclass
 class Sense:
     """A tower, and how it encodes something random of a small or a large size."""
@@ -39,17 +57,17 @@ class Sense:
 
     def encoded(self, seed: int, large: bool = False, progress: Progress = unwatched) -> np.ndarray:
         """The soft tokens."""
-        made = asyncio.run(self.encode(seed, large, progress))
+        made = alone(self.encode(seed, large, progress))
         tokens = get(made.tokens)
         made.close()
         return tokens
 
 
 def eyes(on: Device, shape: object) -> Sense:
-    gguf = asyncio.run(Gguf.aopen(BytesSource(eyes_gguf(shape))))
+    gguf = alone(Gguf.aopen(BytesSource(eyes_gguf(shape))))
     vision = Towers.from_gguf(gguf).vision
     assert vision is not None
-    tower, side = asyncio.run(Eyes.load(gguf, vision, on)), vision.patch * vision.pool
+    tower, side = alone(Eyes.load(gguf, vision, on)), vision.patch * vision.pool
 
     async def encode(seed: int, large: bool = False, progress: Progress = unwatched) -> Sight:
         width, height = (31, 17) if large else (21, 35)
@@ -62,7 +80,7 @@ def eyes(on: Device, shape: object) -> Sense:
 
 def ears(on: Device, shape: object) -> Sense:
     gguf = ears_gguf(shape, ears_tensors(shape))
-    tower = asyncio.run(Ears.load(gguf, audio_of(gguf), on))
+    tower = alone(Ears.load(gguf, audio_of(gguf), on))
 
     async def encode(seed: int, large: bool = False, progress: Progress = unwatched) -> Sound:
         samples = np.random.default_rng(seed).uniform(-1, 1, 3000 if large else 1500)
@@ -91,7 +109,7 @@ def opened(kind: str, on: Device | None = None) -> Iterator[Sense]:
     assert on.nbytes == held
 
 
-def alone(kind: str, seed: int, large: bool = False) -> np.ndarray:
+def fresh(kind: str, seed: int, large: bool = False) -> np.ndarray:
     """What a tower makes of it that has seen and heard nothing before."""
     with opened(kind) as sense:
         return sense.encoded(seed, large)
@@ -114,12 +132,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_size_is_recorded_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = [alone(kind, seed) for seed in (1, 2)]
+    wanted = [fresh(kind, seed) for seed in (1, 2)]
     assert np.abs(wanted[0] - wanted[1]).max() > 0
     with opened(kind) as sense, counted(monkeypatch) as plans:
-        first = asyncio.run(sense.encode(1))
+        first = alone(sense.encode(1))
         recorded, held = len(plans), device().nbytes
-        second = asyncio.run(sense.encode(2))
+        second = alone(sense.encode(2))
         assert len(plans) == recorded > 0
         np.testing.assert_array_equal(get(second.tokens), wanted[1])
         np.testing.assert_array_equal(get(first.tokens), wanted[0])  # still there
@@ -136,7 +154,7 @@ def test_the_same_size_is_recorded_once(kind: str, monkeypatch: pytest.MonkeyPat
 def test_sizes_that_alternate(kind: str) -> None:
     with opened(kind) as sense:
         for seed, large in enumerate((False, True, True, False)):
-            np.testing.assert_array_equal(sense.encoded(seed, large), alone(kind, seed, large))
+            np.testing.assert_array_equal(sense.encoded(seed, large), fresh(kind, seed, large))
 
 
 @pytest.mark.parametrize("kind", DEEP)
@@ -159,7 +177,7 @@ def test_an_end_in_the_middle(kind: str, replayed: bool) -> None:
         assert told == [(1, steps), (2, steps)]
         assert steps > 2
         assert device().nbytes == loaded  # what has failed is not kept
-        np.testing.assert_array_equal(sense.encoded(3), alone(kind, 3))
+        np.testing.assert_array_equal(sense.encoded(3), fresh(kind, 3))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -172,6 +190,12 @@ def test_progress_of_every_run(kind: str) -> None:
             assert told == [(done, total) for done in range(1, total + 1)]
 
 
+@coroutine
+def pause() -> Iterator[None]:
+    """Let others work."""
+    yield
+
+
 class PatientDevice(NullDevice):
     """One on which others can work while bytes are on their way, as in a browser."""
 
@@ -180,7 +204,7 @@ class PatientDevice(NullDevice):
 
         class Later:
             async def bytes(self) -> bytes:
-                await asyncio.sleep(0)
+                await pause()
                 return await reading.bytes()
 
         return Later()
@@ -190,15 +214,12 @@ class PatientDevice(NullDevice):
 def test_two_at_the_same_time_share_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     on = PatientDevice()
 
-    async def both(sense: Sense) -> None:
-        for made in await asyncio.gather(sense.encode(1), sense.encode(2)):
-            made.close()
-
     with opened(kind, on) as sense, counted(monkeypatch) as plans:
-        asyncio.run(sense.encode(0)).close()
+        alone(sense.encode(0)).close()
         recorded, held = len(plans), on.nbytes
         on.plans.clear()
-        asyncio.run(both(sense))
+        for made in together(sense.encode(1), sense.encode(2)):
+            made.close()
         assert len(plans) == 2 * recorded  # one was free
         assert len({id(plan) for plan in on.plans}) == len(on.plans) == 2 * recorded
         assert on.nbytes == held  # one of both is kept
@@ -210,9 +231,9 @@ def test_a_tower_that_is_closed_at_work_says_so(kind: str, replayed: bool) -> No
     on = PatientDevice()
     with opened(kind, on) as sense:
         if replayed:
-            asyncio.run(sense.encode(0)).close()
+            alone(sense.encode(0)).close()
         with pytest.raises(DeviceError, match="given back while it was at work"):
-            asyncio.run(sense.encode(1, progress=lambda *_: sense.tower.close()))
+            alone(sense.encode(1, progress=lambda *_: sense.tower.close()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
