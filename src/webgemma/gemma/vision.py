@@ -9,12 +9,12 @@ from webgemma.device import Device, Limits
 from webgemma.errors import DeviceError, GgufError
 from webgemma.gemma.attention import EVERYTHING, Heads, attend
 from webgemma.gemma.clipped import EPS, Bounds, ClippedSteps, read_bounds
-from webgemma.gemma.matrices import Matrices
-from webgemma.gemma.pixels import pixels_of
+from webgemma.gemma.matrices import whole_words
+from webgemma.gemma.pixels import check_pixels, resized
 from webgemma.gemma.steps import ROW_THREADS
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats
 from webgemma.gemma.towers import Vision, vision_tensors
-from webgemma.gemma.workbench import Bench
+from webgemma.gemma.workbench import Bench, Encoded, Tower
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Tensor
 from webgemma.pictures import Picture
@@ -62,11 +62,11 @@ class Looks:
         return {"HEAD_DIM": self.head_dim, "QUERIES": self.queries, "THREADS": self.threads}
 
 
-class Eyes(Matrices):
+class Eyes(Tower):
     """A vision tower's weights on a device."""
 
     def __init__(self, vision: Vision, device: Device) -> None:
-        super().__init__(device)
+        super().__init__(device, steps=vision.layers + 1)
         self.vision = vision
         self.bounds: dict[str, Bounds] = {}  # of clipped linears, by name
         self.head_norms: dict[int, Tensor] = {}  # of each layer: q_norm, then k_norm
@@ -248,40 +248,35 @@ class ProjectionRecorder(VisionRecorder):
         return self.clipped(h, "mm.input_projection")
 
 
-class Sight:
+class Sight(Encoded):
     """What a picture has become on the device, until it is closed."""
 
-    def __init__(self, bench: Bench, pooled: Tensor, tokens: Tensor) -> None:
+    def __init__(self, device: Device, pooled: Tensor, tokens: Tensor) -> None:
+        super().__init__(device, pooled, tokens)
         self.pooled = pooled  # [n, width], what the tower makes of it
         self.tokens = tokens  # [n, output], what the text model reads
-        self._bench = bench
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._bench.clear()
 
 
 async def see(
     eyes: Eyes, picture: Picture, width: int, height: int, progress: Progress = unwatched
 ) -> Sight:
     """Have the device look at a picture in a size that the tower takes."""
-    vision = eyes.vision
-    bench = Bench(eyes.device, vision.layers + 1, progress)
-    try:
+    vision, size = eyes.vision, (picture.width, picture.height)
+    check_pixels(eyes.device, *size)
+
+    async def record(bench: Bench, rgb: Tensor) -> None:
         columns, rows = width // vision.patch, height // vision.patch
-        pixels = pixels_of(bench, picture, width, height)
+        pixels = resized(bench, rgb, size, (width, height))
         first = VisionRecorder(eyes, bench, columns, rows)
         x = first.embed(pixels, *_places(bench, vision, columns, rows))
         await first.body(x)
         columns, rows = columns // vision.pool, rows // vision.pool
         last = ProjectionRecorder(eyes, bench, columns, rows)
         pooled = last.pool(x)
-        tokens = last.project(pooled)
-        await bench.finish(pooled, tokens)
-        return Sight(bench, pooled, tokens)
-    except BaseException:
-        bench.clear()
-        raise
+        await bench.finish(pooled, last.project(pooled))
+
+    made = await eyes.work((*size, width, height), whole_words(picture.rgb), record, progress)
+    return Sight(eyes.device, *made)
 
 
 def _check_kernels_fit(gguf: Gguf, vision: Vision) -> None:

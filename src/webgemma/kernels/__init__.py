@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 
 from webgemma.device import Kernel
@@ -33,14 +33,21 @@ def link(
     device's features decide, and "integer" brings the format's weights as integers.
     """
     constants = constants or {}
-    chosen = [_provider(piece, features, constants) for piece in pieces]
-    parts = [_constant(name, value) for name, value in constants.items()]
-    parts += [_source(f"lib/{piece}") for piece in dict.fromkeys(chosen)]
+    chosen = tuple(_provider(piece, features, constants) for piece in pieces)
+    lines = tuple(_constant(name, value) for name, value in constants.items())
+    return _joined(op, format, lines, chosen, "enable-subgroups" in features)
+
+
+@lru_cache(maxsize=1024)
+def _joined(
+    op: str, format: str, lines: tuple[str, ...], chosen: tuple[str, ...], enable: bool
+) -> Kernel:
+    parts = [*lines, *(_source(f"lib/{piece}") for piece in dict.fromkeys(chosen))]
     parts += [_source(f"formats/{format.lower()}")] if format else []
     parts += [_source(f"formats/integer/{format.lower()}")] if "integer" in chosen else []
     parts.append(_source(f"ops/{op}"))
     wgsl = "\n".join(parts)
-    if "enable-subgroups" in features and "subgroup" in wgsl:
+    if enable and "subgroup" in wgsl:
         wgsl = ENABLE + wgsl
     name = "/".join([op, *([format] if format else [])])
     return Kernel(name, wgsl, _bindings(wgsl))
