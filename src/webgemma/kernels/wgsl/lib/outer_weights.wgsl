@@ -22,12 +22,12 @@ fn bring_right(tile: Tile, k: u32, item: u32) -> Brought {
 
 fn put_right(brought: Brought, buffer: u32, item: u32) {
     let own = item % W_ROOM;
-    if (own < W_UNITS) {
-        let weights = weights_of(brought);
-        let first = own % TILE_UNITS * UNIT_FOURS;
-        for (var four = 0u; four < UNIT_FOURS; four++) {
-            if (four / PART_FOURS == item / W_ROOM) { // an index would take them out of registers
-                right[right_at(buffer, own / TILE_UNITS, first + four)] = weights[four];
+    let at = right_at(buffer, own / TILE_UNITS, own % TILE_UNITS * UNIT_FOURS);
+    for (var part = 0u; part < W_PARTS; part++) { // a part of its own: the rest is never computed
+        if (own < W_UNITS && part == item / W_ROOM) {
+            var weights = weights_of(brought);
+            for (var i = part * PART_FOURS; i < (part + 1u) * PART_FOURS; i++) {
+                right[at + i] = weights[i];
             }
         }
     }
