@@ -1,6 +1,7 @@
 """The steps that every part of a model is made of, over a Recorder: products, norms, sums."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from webgemma.device import Kernel
 from webgemma.gemma.adapters import narrow, widen
@@ -8,11 +9,14 @@ from webgemma.gemma.integers import Integers, multiplies_integers, pieces_of
 from webgemma.gemma.matrices import Matrices, Weight
 from webgemma.gemma.moe import Branches
 from webgemma.gemma.tiles import FEW_TOKENS, Cut, Team, Tile
+from webgemma.gguf.formats import FORMATS
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
 from webgemma.kernels import unit as unit_of
 
 THREADS = 64
+UNPACKED_TOKENS = 256  # from which on it pays to unpack a matrix of this size at most
+UNPACKED_NBYTES = 256 << 20
 ROW_THREADS = 256  # where one workgroup handles a whole row
 # In software, a barrier costs more than all else; among eight threads, lavapipe needs none.
 SOFTWARE_THREADS, SOFTWARE_TILE = 8, 32
@@ -75,6 +79,8 @@ class Steps:
             others = (fused.b, inner)
         if tokens > FEW_TOKENS:
             x = self._as_integers(x, weight)
+        if not isinstance(x, Integers):
+            weight = self.unpacked(weight, tokens)
         y = out or self.recorder.scratch(tokens, weight.rows)
         finish = ("linear", "gelu", "finish_gated") if up else ("linear", "finish_plain")
         finish = ("linear", "finish_adapted") if fused else finish
@@ -97,6 +103,25 @@ class Steps:
             widen(self, y, first, low, inner)
         return y
 
+    def unpacked(self, weight: Weight, tokens: int) -> Weight:
+        """The same matrix in float32, where so many tokens are multiplied faster with that."""
+        most = max(part.rows for part in weight.parts) * 4 * weight.width
+        few = tokens < UNPACKED_TOKENS or most > UNPACKED_NBYTES
+        if few or self.software or unit_of(weight.format.name) == 4:
+            return weight
+        kernel = self.link("unpack", weight.format.name)
+        blocks, units = (
+            weight.width // weight.format.block,
+            weight.width // unit_of(weight.format.name),
+        )
+        parts = []
+        for part in weight.parts:
+            out = self.recorder.scratch(part.rows, weight.width)
+            params = [blocks, *part.planes, part.rows, units]
+            self.recorder.call(kernel, self.flat(part.rows * units), params, part.data, out)
+            parts.append(replace(part, data=out, planes=(0, 0)))
+        return replace(weight, format=FORMATS["F32"], parts=tuple(parts))
+
     def _multiplier(
         self, x: Tensor, weight: Weight, finish: tuple[str, ...]
     ) -> tuple[Kernel, int, int]:
@@ -108,6 +133,11 @@ class Steps:
         if cut is not None:
             kernel = self.link("matmul_lanes", name, ("state", *finish), **cut.constants)
             return kernel, cut.threads * cut.rows_each, cut.tokens
+        fours = not integers and unit_of(name) == 4
+        tile = Tile.of_fours(weight.rows, tokens) if fours else None
+        if tile is not None:
+            parts = ("state", "tile", "tile_four", *finish)
+            return self.link("matmul", name, parts, **tile.constants), tile.rows, tile.tokens
         tile = Tile.for_product(weight.rows, tokens, integers)
         if tile is not None:
             parts = ("state", "tile", *pieces_of("tile", x), *finish)

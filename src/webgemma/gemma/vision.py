@@ -37,7 +37,7 @@ class Looks:
     @classmethod
     def within(cls, head_dim: int, limits: Limits) -> "Looks | None":
         """The most queries that a workgroup has memory and threads for."""
-        for queries in (64, 32):
+        for queries in (64, 48, 32, 24, 16):
             looks = cls(head_dim, queries)
             fits = looks.nbytes <= limits.workgroup_nbytes
             if fits and looks.threads <= limits.workgroup_threads:
@@ -52,8 +52,9 @@ class Looks:
     @property
     def nbytes(self) -> int:
         """Of a workgroup's memory."""
-        line, shares = self.head_dim // 4 + 1, self.queries // 4 + 1
-        return 16 * (self.queries * line + self.head_dim * max(line, shares) + self.threads)
+        query_line, key_line = self.queries // 4 + 1, self.head_dim // 4 + 1
+        lines = self.head_dim * (query_line + max(query_line, key_line))
+        return 16 * (lines + self.threads)
 
     @property
     def constants(self) -> dict[str, int]:

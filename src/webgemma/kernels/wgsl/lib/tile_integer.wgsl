@@ -1,10 +1,12 @@
 // fetch, stage, add_slice: a slice of k through workgroup memory as integers, a group of 32 at a
 // time. The SPLIT threads of a place take every SPLIT-th group.
 
+const PAIR: u32 = 1u; // neighbouring threads that have the same rows
 const GROUPS: u32 = SLICE / 32u;
 const UNIT_GROUPS: u32 = UNIT / 32u;
 const SLICE_UNITS: u32 = SLICE / UNIT;
 const W_ITEMS: u32 = TILE_ROWS * SLICE_UNITS; // units of the tile's weights
+const W_LINES: u32 = TILE_ROWS * GROUPS; // groups of them
 const W_EACH: u32 = (W_ITEMS + THREADS - 1u) / THREADS;
 const SLICE_QUARTERS: u32 = GROUPS * QUARTERS;
 const X_ITEMS: u32 = TILE_TOKENS * SLICE_QUARTERS; // vec4s of its tokens
@@ -22,8 +24,8 @@ struct Ahead {
 
 // Neighbours lie an odd number of vec4s apart, so that they use other banks: a row's group is three
 // (its q, its sizes), a token's QUARTERS.
-var<workgroup> w_tile: array<vec4<u32>, 3u * GROUPS * TILE_ROWS>;
-var<workgroup> x_tile: array<vec4<u32>, X_ITEMS>;
+var<workgroup> w_tile: array<vec4<u32>, BUFFERS * 3u * W_LINES>;
+var<workgroup> x_tile: array<vec4<u32>, BUFFERS * X_ITEMS>;
 
 // Beyond the last row, token or unit comes that one again; x is 0 there, where it would count.
 fn fetch(ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
@@ -48,14 +50,14 @@ fn fetch(ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
     }
 }
 
-fn stage(ahead: ptr<function, Ahead>, tile: Tile, thread: u32) {
+fn stage(ahead: ptr<function, Ahead>, buffer: u32, tile: Tile, thread: u32) {
     for (var i = 0u; i < W_EACH; i++) {
         let item = thread + i * THREADS;
         if (item < W_ITEMS) {
             var weights = integer_unit((*ahead).words[i]);
             for (var j = 0u; j < UNIT_GROUPS; j++) {
                 let group = item % SLICE_UNITS * UNIT_GROUPS + j;
-                let at = 3u * (group * TILE_ROWS + item / SLICE_UNITS);
+                let at = 3u * (buffer * W_LINES + group * TILE_ROWS + item / SLICE_UNITS);
                 w_tile[at] = weights[j].first;
                 w_tile[at + 1u] = weights[j].last;
                 w_tile[at + 2u] = bitcast<vec4<u32>>(weights[j].sizes);
@@ -65,7 +67,7 @@ fn stage(ahead: ptr<function, Ahead>, tile: Tile, thread: u32) {
     for (var i = 0u; i < X_EACH; i++) {
         let item = thread + i * THREADS;
         if (item < X_ITEMS) {
-            x_tile[item] = (*ahead).tokens[i];
+            x_tile[buffer * X_ITEMS + item] = (*ahead).tokens[i];
         }
     }
 }
@@ -75,14 +77,15 @@ fn weights_at(line: u32) -> Weights {
     return Weights(w_tile[at], w_tile[at + 1u], bitcast<vec4<f32>>(w_tile[at + 2u]));
 }
 
-fn add_slice(sums: ptr<function, Sums>, row: u32, token: u32, share: u32) {
+fn add_slice(sums: ptr<function, Sums>, buffer: u32, row: u32, token: u32, share: u32) {
     for (var group = share; group < GROUPS; group += SPLIT) {
         var w: array<Weights, ROWS_EACH>;
         for (var i = 0u; i < ROWS_EACH; i++) {
-            w[i] = weights_at(group * TILE_ROWS + row + i * ACROSS);
+            w[i] = weights_at(buffer * W_LINES + group * TILE_ROWS + row + i * ACROSS);
         }
         for (var j = 0u; j < TOKENS_EACH; j++) {
-            let at = (token + j * DOWN) * SLICE_QUARTERS + group * QUARTERS;
+            let line = buffer * X_ITEMS + (token + j * DOWN) * SLICE_QUARTERS;
+            let at = line + group * QUARTERS;
             let low = at + 2u * BYTES - 2u;
             let sizes = bitcast<vec4<f32>>(x_tile[at + QUARTERS - 1u]);
             let a = Sixteen(x_tile[at], x_tile[low], sizes.x, sizes.y);

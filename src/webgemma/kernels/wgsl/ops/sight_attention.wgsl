@@ -20,14 +20,17 @@ const KEYS: u32 = HEAD_DIM;
 const EACH: u32 = 8u; // keys of a thread
 const ACROSS: u32 = KEYS / EACH;
 const QUADS: u32 = QUERIES / 4u;
+const KEY_QUADS: u32 = KEYS / 4u;
 // Lines are one longer than needed, so that neighbouring lines use other banks.
-const LINE: u32 = FOURS + 1u;
-const SHARES: u32 = QUADS + 1u;
+const QUERY_LINE: u32 = QUADS + 1u;
+const KEY_LINE: u32 = KEY_QUADS + 1u;
 
 const_assert ACROSS * EACH == KEYS && ACROSS * QUADS == THREADS;
+const_assert FOURS % 2u == 0u && QUADS % 2u == 0u;
 
 alias Scores = array<vec4<f32>, EACH>; // of each key, for four queries
 alias Gathered = array<array<vec4<f32>, 2>, 4>; // of each query, two fours of dimensions
+alias Values = array<array<vec4<f32>, 2>, 4>; // of each of four keys
 
 // What four queries have seen so far.
 struct Softmax {
@@ -35,8 +38,9 @@ struct Softmax {
     total: vec4<f32>, // of the shares, but only those that this thread has made
 }
 
-var<workgroup> queries: array<vec4<f32>, QUERIES * LINE>;
-var<workgroup> tile: array<vec4<f32>, KEYS * max(LINE, SHARES)>; // keys, then shares of four queries
+// In both, four queries, or four keys, stand together, for one dimension after the other.
+var<workgroup> queries: array<vec4<f32>, HEAD_DIM * QUERY_LINE>;
+var<workgroup> keys: array<vec4<f32>, HEAD_DIM * max(KEY_LINE, QUERY_LINE)>; // then shares of the keys
 var<workgroup> parts: array<vec4<f32>, THREADS>;
 
 // Where a patch's head begins; beyond the last patch comes that one again.
@@ -44,41 +48,58 @@ fn head_at(t: u32, head: u32) -> u32 {
     return (min(t, state.count - 1u) * params.heads + head) * FOURS;
 }
 
+// A thread brings four dimensions of four patches and turns them; neighbours have neighbouring fours.
 fn load_queries(first: u32, head: u32, thread: u32) {
-    for (var i = thread; i < QUERIES * FOURS; i += THREADS) {
-        queries[i / FOURS * LINE + i % FOURS] = q[head_at(first + i / FOURS, head) + i % FOURS];
-    }
-}
-
-fn load_keys(first: u32, head: u32, thread: u32) {
-    for (var i = thread; i < KEYS * FOURS; i += THREADS) {
-        tile[i / FOURS * LINE + i % FOURS] = k[head_at(first + i / FOURS, head) + i % FOURS];
-    }
-}
-
-fn score(scores: ptr<function, Scores>, quad: u32, across: u32) {
-    for (var i = 0u; i < FOURS; i++) {
-        let a = transpose(mat4x4<f32>( // a column is four queries in one dimension
-            queries[quad * LINE + i],
-            queries[(quad + QUADS) * LINE + i],
-            queries[(quad + 2u * QUADS) * LINE + i],
-            queries[(quad + 3u * QUADS) * LINE + i],
+    for (var item = thread; item < QUADS * FOURS; item += THREADS) {
+        let four = item / (2u * QUADS) * 2u + item % 2u;
+        let quad = item / 2u % QUADS;
+        let t = first + quad;
+        let turned = transpose(mat4x4<f32>(
+            q[head_at(t, head) + four],
+            q[head_at(t + QUADS, head) + four],
+            q[head_at(t + 2u * QUADS, head) + four],
+            q[head_at(t + 3u * QUADS, head) + four],
         ));
-        for (var j = 0u; j < EACH; j++) {
-            let key = tile[(across + j * ACROSS) * LINE + i];
-            var sum = (*scores)[j];
-            sum = fma(a[0], vec4(key.x), sum);
-            sum = fma(a[1], vec4(key.y), sum);
-            sum = fma(a[2], vec4(key.z), sum);
-            (*scores)[j] = fma(a[3], vec4(key.w), sum);
+        for (var i = 0u; i < 4u; i++) {
+            queries[(4u * four + i) * QUERY_LINE + quad] = turned[i];
         }
     }
 }
 
-// Leaves shares of the best so far in `tile`, and gives how much that one has faded.
-fn soften(softmax: ptr<function, Softmax>, scores: Scores, first: u32, thread: u32) -> vec4<f32> {
-    let across = thread % ACROSS;
-    let quad = thread / ACROSS;
+fn load_keys(first: u32, head: u32, thread: u32) {
+    for (var item = thread; item < KEY_QUADS * FOURS; item += THREADS) {
+        let four = item / (2u * KEY_QUADS) * 2u + item % 2u;
+        let quad = item / 2u % KEY_QUADS;
+        let t = first + quad / ACROSS * 4u * ACROSS + quad % ACROSS;
+        let turned = transpose(mat4x4<f32>(
+            k[head_at(t, head) + four],
+            k[head_at(t + ACROSS, head) + four],
+            k[head_at(t + 2u * ACROSS, head) + four],
+            k[head_at(t + 3u * ACROSS, head) + four],
+        ));
+        for (var i = 0u; i < 4u; i++) {
+            keys[(4u * four + i) * KEY_LINE + quad] = turned[i];
+        }
+    }
+}
+
+fn score(scores: ptr<function, Scores>, quad: u32, across: u32) {
+    for (var i = 0u; i < HEAD_DIM; i++) {
+        let a = queries[i * QUERY_LINE + quad];
+        for (var j = 0u; j < 2u; j++) {
+            let b = keys[i * KEY_LINE + across + j * ACROSS];
+            (*scores)[4u * j] = fma(a, vec4(b.x), (*scores)[4u * j]);
+            (*scores)[4u * j + 1u] = fma(a, vec4(b.y), (*scores)[4u * j + 1u]);
+            (*scores)[4u * j + 2u] = fma(a, vec4(b.z), (*scores)[4u * j + 2u]);
+            (*scores)[4u * j + 3u] = fma(a, vec4(b.w), (*scores)[4u * j + 3u]);
+        }
+    }
+}
+
+// Leaves shares of the best so far in `keys`, and gives how much that one has faded.
+fn soften(
+    softmax: ptr<function, Softmax>, scores: Scores, first: u32, quad: u32, across: u32,
+) -> vec4<f32> {
     var seen = scores;
     var top = (*softmax).best;
     for (var j = 0u; j < EACH; j++) {
@@ -87,7 +108,7 @@ fn soften(softmax: ptr<function, Softmax>, scores: Scores, first: u32, thread: u
         }
         top = max(top, seen[j]);
     }
-    parts[thread] = top;
+    parts[quad * ACROSS + across] = top;
     workgroupBarrier();
     for (var i = 0u; i < ACROSS; i++) {
         top = max(top, parts[quad * ACROSS + i]);
@@ -97,30 +118,41 @@ fn soften(softmax: ptr<function, Softmax>, scores: Scores, first: u32, thread: u
     for (var j = 0u; j < EACH; j++) {
         let share = exp(seen[j] - top);
         total += share;
-        tile[(across + j * ACROSS) * SHARES + quad] = share;
+        keys[(across + j * ACROSS) * QUERY_LINE + quad] = share;
     }
     *softmax = Softmax(top, total);
     workgroupBarrier();
     return fade;
 }
 
-// Adds the tile's values, times their shares.
-fn gather(gathered: ptr<function, Gathered>, first: u32, head: u32, quad: u32, across: u32) {
+// Of four keys, what this thread gathers.
+fn values_of(first: u32, head: u32, across: u32) -> Values {
+    var values: Values;
+    for (var j = 0u; j < 4u; j++) {
+        let at = head_at(first + j, head) + across;
+        values[j][0] = v[at];
+        values[j][1] = v[at + ACROSS];
+    }
+    return values;
+}
+
+// Adds the values of all keys, times their shares; of the first four they are there, and four are
+// under way while others are added.
+fn gather(
+    gathered: ptr<function, Gathered>, begun: Values, first: u32, head: u32, quad: u32, across: u32,
+) {
+    var values = begun;
     for (var key = 0u; key < KEYS; key += 4u) {
-        var values: array<array<vec4<f32>, 2>, 4>; // read first: eight reads are under way at once
+        let following = values_of(first + key + 4u, head, across);
         for (var j = 0u; j < 4u; j++) {
-            let at = head_at(first + key + j, head) + across;
-            values[j][0] = v[at];
-            values[j][1] = v[at + ACROSS];
-        }
-        for (var j = 0u; j < 4u; j++) {
-            let shares = tile[(key + j) * SHARES + quad];
+            let shares = keys[(key + j) * QUERY_LINE + quad];
             for (var c = 0u; c < 4u; c++) {
                 for (var i = 0u; i < 2u; i++) {
                     (*gathered)[c][i] = fma(vec4(shares[c]), values[j][i], (*gathered)[c][i]);
                 }
             }
         }
+        values = following;
     }
 }
 
@@ -131,8 +163,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (first_query >= state.count) {
         return;
     }
-    let across = thread % ACROSS;
-    let quad = thread / ACROSS;
+    let across = thread / 2u % ACROSS; // pairs of threads have the same keys
+    let quad = thread / (2u * ACROSS) * 2u + thread % 2u;
     var softmax = Softmax(vec4(UNSEEN), vec4(0.0));
     var gathered: Gathered;
     load_queries(first_query, head, thread);
@@ -142,14 +174,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         workgroupBarrier();
         var scores = Scores(); // naga zeroes a bare `var` only once
         score(&scores, quad, across);
-        let fade = soften(&softmax, scores, first, thread);
+        let values = values_of(first, head, across);
+        let fade = soften(&softmax, scores, first, quad, across);
         for (var c = 0u; c < 4u; c++) {
             gathered[c][0] *= fade[c];
             gathered[c][1] *= fade[c];
         }
-        gather(&gathered, first, head, quad, across);
+        gather(&gathered, values, first, head, quad, across);
     }
-    parts[thread] = softmax.total;
+    parts[quad * ACROSS + across] = softmax.total;
     workgroupBarrier();
     var total = vec4(0.0);
     for (var i = 0u; i < ACROSS; i++) {
