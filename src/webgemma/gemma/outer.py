@@ -1,6 +1,6 @@
 """How outer products are shared out among threads; measured on an H200."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 FEW = 32  # rows or columns that a narrow tile serves better
 
@@ -27,6 +27,17 @@ class Outer:
         return cls(128, 64, 128, 2, 2, 8, 2)
 
     @classmethod
+    def narrow(cls) -> "Outer":
+        """For few columns."""
+        return cls(64, 64, 16, 1, 1, 16, 2)
+
+    @property
+    def turned(self) -> "Outer":
+        """The same for rows as for columns."""
+        m, n, each_m, each_n = self.n, self.m, self.each_n, self.each_m
+        return replace(self, m=m, n=n, each_m=each_m, each_n=each_n)
+
+    @classmethod
     def for_product(cls, m: int, n: int, software: bool) -> "Outer":
         """Narrow tiles for narrow results; in software, threads that need not wait."""
         if software:
@@ -34,10 +45,8 @@ class Outer:
             m, n = (512 // short, short) if n <= m else (short, 512 // short)
             return cls(8, m, n, 2, 2, ahead=False)
         if n <= FEW:
-            return cls(64, 64, 16, 1, 1)
-        if m <= FEW:
-            return cls(64, 16, 64, 1, 1)
-        return cls.large()
+            return cls.narrow()
+        return cls.narrow().turned if m <= FEW else cls.large()
 
     @classmethod
     def for_places(cls, places: int, software: bool) -> "Outer":

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from webgemma.device import Kernel
 from webgemma.gemma.matrices import Part, Weight
-from webgemma.gemma.outer import Outer
+from webgemma.gemma.outer import FEW, Outer
 from webgemma.gemma.steps import Steps
 from webgemma.graph import Tensor
 from webgemma.kernels import unit as unit_of
@@ -16,6 +16,7 @@ from webgemma.lora.parameters import Trained
 
 BUSY_GROUPS = 256  # workgroups that fill a large GPU
 MANY_ROWS, MANY_SUMS = 512, 256  # of a matrix and of k, that are worth a share of their own
+FEW_SUMS = 64  # of k, the same for a narrow result
 # In software: threads that need not wait, tokens that a decoded weight serves, and how much is
 # added up before an invocation ends (see gemma/loops.py): rows of a matrix, and of other products.
 SOFTWARE_THREADS, SOFTWARE_TOKENS, SOFTWARE_ROWS, SOFTWARE_SUMS = 8, 4, 512, 4096
@@ -70,10 +71,13 @@ def product(
     kernel = steps.link("product", "", ("outer",), **tile.constants, **forms)
     grid = (-(-n // tile.n), -(-m // tile.m), times.outer * times.inner)
     whole = times == ONCE and c.first == 0 and c.outer == n and m * n % 4 == 0
-    shares = _product_shares(grid[0] * grid[1], k) if whole and not steps.software else 1
+    shares = 1
+    if whole and not steps.software:
+        shares = _product_shares(grid[0] * grid[1], k, narrow=min(m, n) <= FEW)
     if shares > 1:
-        parts, fours = steps.recorder.scratch(shares, m * n), m * n // 4
         share_k = -(-k // (shares * tile.slice)) * tile.slice
+        shares = -(-k // share_k)
+        parts, fours = steps.recorder.scratch(shares, m * n), m * n // 4
         params = [m, n, 0, k, share_k, 1, 0, float(scale)]
         params += [*a.place, *b.place, *Matrix(parts, n).place]
         steps.recorder.call(kernel, (*grid[:2], shares), params, a.tensor, b.tensor, parts)
@@ -87,8 +91,12 @@ def product(
         steps.recorder.call(kernel, grid, params, a.tensor, b.tensor, c.tensor)
 
 
-def _product_shares(groups: int, k: int) -> int:
-    """Into how many k is cut, so that narrow results keep a GPU busy too."""
+def _product_shares(groups: int, k: int, *, narrow: bool) -> int:
+    """Into how many k is cut, so that narrow results keep a GPU busy too.
+
+    Those are as fast as memory if enough of it is on its way, and their shares are small."""
+    if narrow:
+        return max(1, min(4 * BUSY_GROUPS // groups, k // FEW_SUMS, 32))
     return max(1, min(2 * BUSY_GROUPS // groups, k // MANY_SUMS, 16))
 
 
@@ -97,6 +105,7 @@ def matmul_back(
 ) -> None:
     """dx (+)= dy W for matrices on top of each other; dy may have columns to spare at its end."""
     tokens, width = dx.shape
+    weights = [steps.unpacked(weight, tokens) for weight in weights]
     parts = [
         (weight, part, first + part.first_row)
         for weight, first in zip(weights, _firsts(weights), strict=True)

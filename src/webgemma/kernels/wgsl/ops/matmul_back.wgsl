@@ -63,15 +63,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let first = (params.first_share + group.z) * params.batch;
     for (var i = 0u; i < 4u * EACH_M; i++) {
         let t = tile.token + own_m(thread, i);
+        let line = (first + t) * fours;
         for (var j = 0u; j < EACH_N; j++) {
             let four = group.x * N_FOURS + own_four(thread, j);
             if (t < params.batch && four < fours) {
-                let at = (first + t) * fours + four;
                 var before = vec4(0.0);
                 if (params.add == 1u) {
-                    before = dx[at];
+                    before = dx[line + four];
                 }
-                dx[at] = before + sums[i][j];
+                dx[line + four] = before + sums[i][j];
             }
         }
     }

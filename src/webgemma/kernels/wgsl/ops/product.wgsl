@@ -133,20 +133,34 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let tile = Tile(k_first, k_end, a_first, b_first, group.y * TILE_M, group.x * TILE_N);
     var sums: Sums;
     sum_up(&sums, tile, thread);
+    if (p.add == 1u) { // all is read before anything is written, so that nothing waits in between
+        for (var i = 0u; i < 4u * EACH_M; i++) {
+            let line = c_at(c_first, min(tile.m + own_m(thread, i), p.m - 1u));
+            for (var j = 0u; j < EACH_N; j++) {
+                let n = tile.n + own_four(thread, j);
+                let before = vec4(
+                    c[line + min(n, p.n - 1u)],
+                    c[line + min(n + N_FOURS, p.n - 1u)],
+                    c[line + min(n + 2u * N_FOURS, p.n - 1u)],
+                    c[line + min(n + 3u * N_FOURS, p.n - 1u)],
+                );
+                sums[i][j] = before + p.scale * sums[i][j];
+            }
+        }
+    } else {
+        for (var i = 0u; i < 4u * EACH_M; i++) {
+            for (var j = 0u; j < EACH_N; j++) {
+                sums[i][j] *= p.scale;
+            }
+        }
+    }
     for (var i = 0u; i < 4u * EACH_M; i++) {
         let m = tile.m + own_m(thread, i);
-        if (m >= p.m) {
-            continue;
-        }
         let line = c_at(c_first, m);
         for (var j = 0u; j < 4u * EACH_N; j++) {
             let n = tile.n + own_four(thread, j / 4u) + j % 4u * N_FOURS;
-            if (n < p.n) {
-                var before = 0.0;
-                if (p.add == 1u) {
-                    before = c[line + n];
-                }
-                c[line + n] = before + p.scale * sums[i][j / 4u][j % 4u];
+            if (m < p.m && n < p.n) {
+                c[line + n] = sums[i][j / 4u][j % 4u];
             }
         }
     }
