@@ -21,7 +21,7 @@ TILES = {  # THREADS, TILE_ROWS, TILE_TOKENS, ROWS_EACH, TOKENS_EACH, SLICE, BUF
     "tall": (128, 128, 32, 8, 8, 16, 1),
     "small": (128, 16, 16, 4, 4, 128, 1),
 }
-FOURS = {"fours": (128, 64, 128, 8, 8, 8, 2), "half fours": (128, 64, 64, 4, 8, 8, 2)}
+FOURS = {"fours": (128, 64, 64, 4, 8, 8, 2), "wide fours": (128, 64, 128, 8, 8, 8, 2)}
 NAMES = ("THREADS", "TILE_ROWS", "TILE_TOKENS", "ROWS_EACH", "TOKENS_EACH", "SLICE", "BUFFERS")
 LANES = {"few lanes": (2, 1), "lanes": (4, 8)}  # EACH, TOKENS of matmul_lanes
 EVERY_TILE = pytest.mark.parametrize("tile", [*TILES, *LANES])
@@ -161,3 +161,16 @@ def test_a_gate_over_a_slice_of_longer_rows(tile: str) -> None:
     matrix, x, up = Matrix("F32", 70, 36), numbers(19, 36), numbers(19, 200)
     y = matmul(matrix, x, tile=tile, up=up, up_first=90)
     assert_close(y, gelu(matrix.times(x)) * up[:, 90:160])
+
+
+@pytest.mark.parametrize("name", [name for name, format in FORMATS.items() if format.usable])
+def test_unpacked(name: str) -> None:
+    matrix = Matrix(name, 37, 256)
+    kernel = link("unpack", frozenset(), format=name, constants={"THREADS": 64})
+    out, units = put(np.full((38, 256), POISON)), 256 // unit(name)
+    params = [256 // matrix.format.block, *matrix.planes[1:3], 37, units]
+    recorder = Recorder(device())
+    recorder.call(kernel, (3, -(-37 * units // (3 * 64))), params, matrix.data, out)
+    device().run(recorder.plan())
+    assert_close(get(out)[:37], matrix.weights)
+    assert (get(out)[37:] == POISON).all()

@@ -63,10 +63,12 @@ class Steps:
         out: Tensor | None = None,
         first: int = 0,
         up: tuple[Tensor, int, int] | None = None,
+        between: tuple[float, float] | None = None,
     ) -> Tensor:
         """x Wᵀ: [tokens, rows], or into the columns from `first` on of a wider `out`.
 
-        With `up` (a tensor, its stride, its first column) the result is gelu(x Wᵀ) * up."""
+        With `up` (a tensor, its stride, its first column) the result is gelu(x Wᵀ) * up; or it is
+        held `between` two values."""
         tokens = x.shape[0]
         low = self.weights.low.get(weight.name)
         if low and up:
@@ -83,6 +85,7 @@ class Steps:
             weight = self.unpacked(weight, tokens)
         y = out or self.recorder.scratch(tokens, weight.rows)
         finish = ("linear", "gelu", "finish_gated") if up else ("linear", "finish_plain")
+        finish = ("linear", "finish_held") if between else finish
         finish = ("linear", "finish_adapted") if fused else finish
         kernel, rows_at_once, tokens_at_once = self._multiplier(x, weight, finish)
         units = weight.width // unit_of(weight.format.name)
@@ -92,7 +95,8 @@ class Steps:
                 *(first + part.first_row, part.rows, units, y.shape[1]),
                 *(up[1:] if up else (0, 0)),
                 tokens,
-                *(fused.product_params(part.first_row) if fused else ()),
+                *(fused.product_params(part.first_row) if fused else (0,) * 5),
+                *(between or ()),
             ]
             columns, layers = self.fold(-(-part.rows // rows_at_once))
             grid = (columns, layers, tokens)

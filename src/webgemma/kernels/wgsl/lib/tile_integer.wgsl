@@ -6,14 +6,13 @@ const GROUPS: u32 = SLICE / 32u;
 const UNIT_GROUPS: u32 = UNIT / 32u;
 const SLICE_UNITS: u32 = SLICE / UNIT;
 const W_ITEMS: u32 = TILE_ROWS * SLICE_UNITS; // units of the tile's weights
-const W_LINES: u32 = TILE_ROWS * GROUPS; // groups of them
 const W_EACH: u32 = (W_ITEMS + THREADS - 1u) / THREADS;
 const SLICE_QUARTERS: u32 = GROUPS * QUARTERS;
 const X_ITEMS: u32 = TILE_TOKENS * SLICE_QUARTERS; // vec4s of its tokens
 const X_EACH: u32 = (X_ITEMS + THREADS - 1u) / THREADS;
 
 const_assert SLICE_UNITS * UNIT == SLICE;
-const_assert SPLIT <= GROUPS;
+const_assert BUFFERS == 1u && SPLIT <= GROUPS;
 const_assert SPLIT == 1u || THREADS <= 3u * GROUPS * TILE_ROWS; // a sum of each thread fits
 
 // What a thread brings of a slice: while it is on its way, the one before is multiplied.
@@ -24,8 +23,8 @@ struct Ahead {
 
 // Neighbours lie an odd number of vec4s apart, so that they use other banks: a row's group is three
 // (its q, its sizes), a token's QUARTERS.
-var<workgroup> w_tile: array<vec4<u32>, BUFFERS * 3u * W_LINES>;
-var<workgroup> x_tile: array<vec4<u32>, BUFFERS * X_ITEMS>;
+var<workgroup> w_tile: array<vec4<u32>, 3u * GROUPS * TILE_ROWS>;
+var<workgroup> x_tile: array<vec4<u32>, X_ITEMS>;
 
 // Beyond the last row, token or unit comes that one again; x is 0 there, where it would count.
 fn fetch(ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
@@ -57,7 +56,7 @@ fn stage(ahead: ptr<function, Ahead>, buffer: u32, tile: Tile, thread: u32) {
             var weights = integer_unit((*ahead).words[i]);
             for (var j = 0u; j < UNIT_GROUPS; j++) {
                 let group = item % SLICE_UNITS * UNIT_GROUPS + j;
-                let at = 3u * (buffer * W_LINES + group * TILE_ROWS + item / SLICE_UNITS);
+                let at = 3u * (group * TILE_ROWS + item / SLICE_UNITS);
                 w_tile[at] = weights[j].first;
                 w_tile[at + 1u] = weights[j].last;
                 w_tile[at + 2u] = bitcast<vec4<u32>>(weights[j].sizes);
@@ -67,7 +66,7 @@ fn stage(ahead: ptr<function, Ahead>, buffer: u32, tile: Tile, thread: u32) {
     for (var i = 0u; i < X_EACH; i++) {
         let item = thread + i * THREADS;
         if (item < X_ITEMS) {
-            x_tile[buffer * X_ITEMS + item] = (*ahead).tokens[i];
+            x_tile[item] = (*ahead).tokens[i];
         }
     }
 }
@@ -81,11 +80,10 @@ fn add_slice(sums: ptr<function, Sums>, buffer: u32, row: u32, token: u32, share
     for (var group = share; group < GROUPS; group += SPLIT) {
         var w: array<Weights, ROWS_EACH>;
         for (var i = 0u; i < ROWS_EACH; i++) {
-            w[i] = weights_at(buffer * W_LINES + group * TILE_ROWS + row + i * ACROSS);
+            w[i] = weights_at(group * TILE_ROWS + row + i * ACROSS);
         }
         for (var j = 0u; j < TOKENS_EACH; j++) {
-            let line = buffer * X_ITEMS + (token + j * DOWN) * SLICE_QUARTERS;
-            let at = line + group * QUARTERS;
+            let at = (token + j * DOWN) * SLICE_QUARTERS + group * QUARTERS;
             let low = at + 2u * BYTES - 2u;
             let sizes = bitcast<vec4<f32>>(x_tile[at + QUARTERS - 1u]);
             let a = Sixteen(x_tile[at], x_tile[low], sizes.x, sizes.y);

@@ -24,13 +24,14 @@ const KEY_QUADS: u32 = KEYS / 4u;
 // Lines are one longer than needed, so that neighbouring lines use other banks.
 const QUERY_LINE: u32 = QUADS + 1u;
 const KEY_LINE: u32 = KEY_QUADS + 1u;
+const ITEMS: u32 = (KEY_QUADS * FOURS + THREADS - 1u) / THREADS; // that a thread brings of the keys
 
 const_assert ACROSS * EACH == KEYS && ACROSS * QUADS == THREADS;
 const_assert FOURS % 2u == 0u && QUADS % 2u == 0u;
 
 alias Scores = array<vec4<f32>, EACH>; // of each key, for four queries
 alias Gathered = array<array<vec4<f32>, 2>, 4>; // of each query, two fours of dimensions
-alias Values = array<array<vec4<f32>, 2>, 4>; // of each of four keys
+alias Ahead = array<mat4x4<f32>, ITEMS>; // of each of four keys, a four of dimensions
 
 // What four queries have seen so far.
 struct Softmax {
@@ -43,22 +44,28 @@ var<workgroup> queries: array<vec4<f32>, HEAD_DIM * QUERY_LINE>;
 var<workgroup> keys: array<vec4<f32>, HEAD_DIM * max(KEY_LINE, QUERY_LINE)>; // then shares of the keys
 var<workgroup> parts: array<vec4<f32>, THREADS>;
 
-// Where a patch's head begins; beyond the last patch comes that one again.
-fn head_at(t: u32, head: u32) -> u32 {
-    return (min(t, state.count - 1u) * params.heads + head) * FOURS;
+// Where the workgroup's head stands in q, k, v and out.
+struct Place {
+    first: u32, // of a patch's fours
+    step: u32, // from a patch to the next
+    last: u32, // patch: beyond it, it comes again
+}
+
+fn four_at(place: Place, t: u32, four: u32) -> u32 {
+    return min(t, place.last) * place.step + place.first + four;
 }
 
 // A thread brings four dimensions of four patches and turns them; neighbours have neighbouring fours.
-fn load_queries(first: u32, head: u32, thread: u32) {
+fn load_queries(place: Place, first: u32, thread: u32) {
     for (var item = thread; item < QUADS * FOURS; item += THREADS) {
         let four = item / (2u * QUADS) * 2u + item % 2u;
         let quad = item / 2u % QUADS;
         let t = first + quad;
         let turned = transpose(mat4x4<f32>(
-            q[head_at(t, head) + four],
-            q[head_at(t + QUADS, head) + four],
-            q[head_at(t + 2u * QUADS, head) + four],
-            q[head_at(t + 3u * QUADS, head) + four],
+            q[four_at(place, t, four)],
+            q[four_at(place, t + QUADS, four)],
+            q[four_at(place, t + 2u * QUADS, four)],
+            q[four_at(place, t + 3u * QUADS, four)],
         ));
         for (var i = 0u; i < 4u; i++) {
             queries[(4u * four + i) * QUERY_LINE + quad] = turned[i];
@@ -66,19 +73,32 @@ fn load_queries(first: u32, head: u32, thread: u32) {
     }
 }
 
-fn load_keys(first: u32, head: u32, thread: u32) {
-    for (var item = thread; item < KEY_QUADS * FOURS; item += THREADS) {
+// Keys on their way, while others are looked at.
+fn fetch_keys(place: Place, first: u32, thread: u32) -> Ahead {
+    var ahead: Ahead;
+    for (var n = 0u; n < ITEMS; n++) {
+        let item = thread + n * THREADS;
         let four = item / (2u * KEY_QUADS) * 2u + item % 2u;
         let quad = item / 2u % KEY_QUADS;
         let t = first + quad / ACROSS * 4u * ACROSS + quad % ACROSS;
-        let turned = transpose(mat4x4<f32>(
-            k[head_at(t, head) + four],
-            k[head_at(t + ACROSS, head) + four],
-            k[head_at(t + 2u * ACROSS, head) + four],
-            k[head_at(t + 3u * ACROSS, head) + four],
-        ));
-        for (var i = 0u; i < 4u; i++) {
-            keys[(4u * four + i) * KEY_LINE + quad] = turned[i];
+        if (item < KEY_QUADS * FOURS) {
+            for (var i = 0u; i < 4u; i++) {
+                ahead[n][i] = k[four_at(place, t + i * ACROSS, four)];
+            }
+        }
+    }
+    return ahead;
+}
+
+fn stage_keys(ahead: Ahead, thread: u32) {
+    for (var n = 0u; n < ITEMS; n++) {
+        let item = thread + n * THREADS;
+        let four = item / (2u * KEY_QUADS) * 2u + item % 2u;
+        let turned = transpose(ahead[n]);
+        if (item < KEY_QUADS * FOURS) {
+            for (var i = 0u; i < 4u; i++) {
+                keys[(4u * four + i) * KEY_LINE + item / 2u % KEY_QUADS] = turned[i];
+            }
         }
     }
 }
@@ -98,12 +118,12 @@ fn score(scores: ptr<function, Scores>, quad: u32, across: u32) {
 
 // Leaves shares of the best so far in `keys`, and gives how much that one has faded.
 fn soften(
-    softmax: ptr<function, Softmax>, scores: Scores, first: u32, quad: u32, across: u32,
+    softmax: ptr<function, Softmax>, scores: Scores, left: u32, quad: u32, across: u32,
 ) -> vec4<f32> {
     var seen = scores;
     var top = (*softmax).best;
     for (var j = 0u; j < EACH; j++) {
-        if (first + across + j * ACROSS >= state.count) {
+        if (across + j * ACROSS >= left) {
             seen[j] = vec4(UNSEEN);
         }
         top = max(top, seen[j]);
@@ -125,25 +145,15 @@ fn soften(
     return fade;
 }
 
-// Of four keys, what this thread gathers.
-fn values_of(first: u32, head: u32, across: u32) -> Values {
-    var values: Values;
-    for (var j = 0u; j < 4u; j++) {
-        let at = head_at(first + j, head) + across;
-        values[j][0] = v[at];
-        values[j][1] = v[at + ACROSS];
-    }
-    return values;
-}
-
-// Adds the values of all keys, times their shares; of the first four they are there, and four are
-// under way while others are added.
-fn gather(
-    gathered: ptr<function, Gathered>, begun: Values, first: u32, head: u32, quad: u32, across: u32,
-) {
-    var values = begun;
+// Adds the values of all keys, times their shares.
+fn gather(gathered: ptr<function, Gathered>, place: Place, first: u32, quad: u32, across: u32) {
     for (var key = 0u; key < KEYS; key += 4u) {
-        let following = values_of(first + key + 4u, head, across);
+        var values: array<array<vec4<f32>, 2>, 4>; // read first: eight reads are under way at once
+        for (var j = 0u; j < 4u; j++) {
+            let at = four_at(place, first + key + j, across);
+            values[j][0] = v[at];
+            values[j][1] = v[at + ACROSS];
+        }
         for (var j = 0u; j < 4u; j++) {
             let shares = keys[(key + j) * QUERY_LINE + quad];
             for (var c = 0u; c < 4u; c++) {
@@ -152,35 +162,36 @@ fn gather(
                 }
             }
         }
-        values = following;
     }
 }
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let head = group.x;
     let first_query = group.y * QUERIES;
-    if (first_query >= state.count) {
+    let count = state.count;
+    if (first_query >= count) {
         return;
     }
+    let place = Place(group.x * FOURS, params.heads * FOURS, count - 1u);
     let across = thread / 2u % ACROSS; // pairs of threads have the same keys
     let quad = thread / (2u * ACROSS) * 2u + thread % 2u;
     var softmax = Softmax(vec4(UNSEEN), vec4(0.0));
     var gathered: Gathered;
-    load_queries(first_query, head, thread);
-    for (var first = 0u; first < state.count; first += KEYS) {
+    load_queries(place, first_query, thread);
+    var ahead = fetch_keys(place, 0u, thread);
+    for (var first = 0u; first < count; first += KEYS) {
         workgroupBarrier();
-        load_keys(first, head, thread);
+        stage_keys(ahead, thread);
         workgroupBarrier();
         var scores = Scores(); // naga zeroes a bare `var` only once
         score(&scores, quad, across);
-        let values = values_of(first, head, across);
-        let fade = soften(&softmax, scores, first, quad, across);
+        let fade = soften(&softmax, scores, count - first, quad, across);
         for (var c = 0u; c < 4u; c++) {
             gathered[c][0] *= fade[c];
             gathered[c][1] *= fade[c];
         }
-        gather(&gathered, values, first, head, quad, across);
+        ahead = fetch_keys(place, first + KEYS, thread);
+        gather(&gathered, place, first, quad, across);
     }
     parts[quad * ACROSS + across] = softmax.total;
     workgroupBarrier();
@@ -190,8 +201,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     for (var c = 0u; c < 4u; c++) {
         let t = first_query + quad + c * QUADS;
-        if (t < state.count) {
-            let at = head_at(t, head) + across;
+        if (t < count) {
+            let at = four_at(place, t, across);
             out[at] = gathered[c][0] / total[c];
             out[at + ACROSS] = gathered[c][1] / total[c];
         }
