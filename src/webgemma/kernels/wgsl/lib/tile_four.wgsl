@@ -31,7 +31,7 @@ fn fetch(ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
         let first = tile.row + quad / ACROSS * 4u * ACROSS + quad % ACROSS;
         for (var i = 0u; i < 4u; i++) {
             let row = min(first + i * ACROSS, params.rows - 1u);
-            (*ahead)[i] = stored(row, min(k, params.units - 1u));
+            (*ahead)[i] = words_of(row, min(k, params.units - 1u));
         }
     } else if (thread < W_ITEMS + X_ITEMS) {
         let line = (quad - W_QUADS) / DOWN * 4u * DOWN + (quad - W_QUADS) % DOWN;
