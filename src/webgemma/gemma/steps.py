@@ -110,7 +110,8 @@ class Steps:
     def unpacked(self, weight: Weight, tokens: int) -> Weight:
         """The same matrix in float32, where so many tokens are multiplied faster with that."""
         most = max(part.rows for part in weight.parts) * 4 * weight.width
-        few = tokens < UNPACKED_TOKENS or most > UNPACKED_NBYTES
+        room = min(UNPACKED_NBYTES, self.weights.device.limits.binding_nbytes)
+        few = tokens < UNPACKED_TOKENS or most > room
         if few or self.software or unit_of(weight.format.name) == 4:
             return weight
         kernel = self.link("unpack", weight.format.name)

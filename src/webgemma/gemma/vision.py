@@ -54,7 +54,7 @@ class Looks:
         """Of a workgroup's memory."""
         query_line, key_line = self.queries // 4 + 1, self.head_dim // 4 + 1
         lines = self.head_dim * (query_line + max(query_line, key_line))
-        return 16 * (lines + self.threads)
+        return 16 * (lines + self.threads + self.queries // 4)
 
     @property
     def constants(self) -> dict[str, int]:
@@ -81,12 +81,10 @@ class Eyes(Tower):
         _check_kernels_fit(gguf, vision)
         eyes = cls(vision, device)
         try:
-            for name, _, _ in vision_tensors(vision):
-                if name in tensors:
-                    stack = [_as_rows(name, tensors[name])]
-                    eyes.reserve_tensors(name, stack)
-                    await eyes.fill_tensors(gguf, name, stack)
             await eyes._derive(gguf, tensors)
+            for name, stack in _stacks(vision, tensors, eyes.bounds).items():
+                eyes.reserve_tensors(name, stack)
+                await eyes.fill_tensors(gguf, name, stack)
             await eyes.settle()
         except BaseException:
             eyes.close()
@@ -158,11 +156,13 @@ class VisionRecorder(ClippedSteps):
         vision, name = self.vision, f"v.blk.{index}."
         size = vision.width // vision.heads
         raw = self.recorder.scratch(self.batch, 3 * vision.width)
-        limits: list[float] = []
-        for number, part in enumerate(CLIPPED[:3]):
+        first, limits = 0, list[float]()
+        for part in CLIPPED[:3]:
             bounds = self.bounds_of(name + part)
-            weight = self.eyes.matrices[f"{name}{part}.weight"]
-            self.linear(self.clip(h, bounds.input), weight, raw, number * vision.width)
+            weight = self.eyes.matrices.get(f"{name}{part}.weight")
+            if weight is not None:  # else it is on top of the first one
+                self.linear(self.clip(h, bounds.input), weight, raw, first)
+                first += weight.rows
             limits += bounds.output
         q, k, v = (self.recorder.scratch(self.batch, vision.width) for _ in range(3))
         self.call(
@@ -192,10 +192,12 @@ class VisionRecorder(ClippedSteps):
 
     def feed_forward(self, name: str, n: Tensor) -> Tensor:
         """W_down(gelu(W_gate n) · W_up n)."""
-        gate = self.clipped(n, name + "ffn_gate")
-        up = self.clipped(n, name + "ffn_up")
-        ffn = self.vision.ffn
-        return self.clipped(self.geglu(gate, ffn, up, ffn, 0, ffn), name + "ffn_down")
+        gate, ffn = self.clipped(n, name + "ffn_gate"), self.vision.ffn
+        if f"{name}ffn_up.weight" in self.eyes.matrices:
+            hidden = self.geglu(gate, ffn, self.clipped(n, name + "ffn_up"), ffn, 0, ffn)
+        else:  # it is on top of the gate
+            hidden = self.geglu(gate, 2 * ffn, gate, 2 * ffn, ffn, ffn)
+        return self.clipped(hidden, name + "ffn_down")
 
     def layer_norm(self, x: Tensor, number: int, shift: str = "") -> Tensor:
         """(y − mean) / √(variance + eps), times the weight, plus the bias; y = x + shift."""
@@ -301,6 +303,30 @@ def _places(bench: Bench, vision: Vision, columns: int, rows: int) -> tuple[Tens
     y = [vision.positions + row for row in range(rows) for _ in range(columns)]
     tables = [bench.put(struct.pack(f"<{len(ids)}I", *ids), "places") for ids in (x, y)]
     return tables[0], tables[1]
+
+
+def _stacks(
+    vision: Vision, tensors: dict[str, TensorInfo], bounds: dict[str, Bounds]
+) -> dict[str, list[TensorInfo]]:
+    """What is brought to the device, by its name there: alike matrices that read the same go on top
+    of each other, under the name of the first, to be multiplied at once."""
+    stacks = {
+        name: [_as_rows(name, tensors[name])]
+        for name, _, _ in vision_tensors(vision)
+        if name in tensors
+    }
+    for index in range(vision.layers):
+        for parts in (CLIPPED[:3], CLIPPED[4:6]):
+            names = [f"v.blk.{index}.{part}" for part in parts]
+            limits = [bounds.get(name, Bounds()) for name in names]
+            # What comes out of q, k and v is held later, each by itself.
+            held = {each.input if parts[0] == "attn_q" else each for each in limits}
+            stack = [stacks[name + ".weight"][0] for name in names]
+            if len(held) == 1 and len({each.format for each in stack}) == 1:
+                stacks[names[0] + ".weight"] = stack
+                for name in names[1:]:
+                    del stacks[name + ".weight"]
+    return stacks
 
 
 def _as_rows(name: str, tensor: TensorInfo) -> TensorInfo:

@@ -1,7 +1,7 @@
 // out[t, head] = softmax(q k^T) v, every patch seeing every other, with an online softmax. A workgroup
-// has a head and QUERIES of its queries, and takes HEAD_DIM keys at a time, so that its threads lie in
-// the same way over queries by keys and over queries by dimensions: a thread has four queries, QUADS
-// apart, first with eight keys, then with eight dimensions, both ACROSS apart.
+// has a head and QUERIES of its queries, and takes HEAD_DIM keys at a time. A thread makes the scores of
+// four queries, QUADS apart, and eight keys, ACROSS apart; then it gathers four dimensions for eight
+// queries, since values come from far and shares do not.
 
 struct Params {
     heads: u32,
@@ -20,6 +20,7 @@ const KEYS: u32 = HEAD_DIM;
 const EACH: u32 = 8u; // keys of a thread
 const ACROSS: u32 = KEYS / EACH;
 const QUADS: u32 = QUERIES / 4u;
+const HALF: u32 = QUADS / 2u;
 const KEY_QUADS: u32 = KEYS / 4u;
 // Lines are one longer than needed, so that neighbouring lines use other banks.
 const QUERY_LINE: u32 = QUADS + 1u;
@@ -30,7 +31,7 @@ const_assert ACROSS * EACH == KEYS && ACROSS * QUADS == THREADS;
 const_assert FOURS % 2u == 0u && QUADS % 2u == 0u;
 
 alias Scores = array<vec4<f32>, EACH>; // of each key, for four queries
-alias Gathered = array<array<vec4<f32>, 2>, 4>; // of each query, two fours of dimensions
+alias Gathered = array<array<vec4<f32>, 4>, 2>; // of each of eight queries, four dimensions
 alias Ahead = array<mat4x4<f32>, ITEMS>; // of each of four keys, a four of dimensions
 
 // What four queries have seen so far.
@@ -43,6 +44,7 @@ struct Softmax {
 var<workgroup> queries: array<vec4<f32>, HEAD_DIM * QUERY_LINE>;
 var<workgroup> keys: array<vec4<f32>, HEAD_DIM * max(KEY_LINE, QUERY_LINE)>; // then shares of the keys
 var<workgroup> parts: array<vec4<f32>, THREADS>;
+var<workgroup> fades: array<vec4<f32>, QUADS>; // how much the best so far has faded
 
 // Where the workgroup's head stands in q, k, v and out.
 struct Place {
@@ -116,10 +118,8 @@ fn score(scores: ptr<function, Scores>, quad: u32, across: u32) {
     }
 }
 
-// Leaves shares of the best so far in `keys`, and gives how much that one has faded.
-fn soften(
-    softmax: ptr<function, Softmax>, scores: Scores, left: u32, quad: u32, across: u32,
-) -> vec4<f32> {
+// Leaves shares of the best so far in `keys`, and in `fades` how much that one has faded.
+fn soften(softmax: ptr<function, Softmax>, scores: Scores, left: u32, quad: u32, across: u32) {
     var seen = scores;
     var top = (*softmax).best;
     for (var j = 0u; j < EACH; j++) {
@@ -141,28 +141,41 @@ fn soften(
         keys[(across + j * ACROSS) * QUERY_LINE + quad] = share;
     }
     *softmax = Softmax(top, total);
+    if (across == 0u) {
+        fades[quad] = fade;
+    }
     workgroupBarrier();
-    return fade;
 }
 
-// Adds the values of all keys, times their shares.
-fn gather(gathered: ptr<function, Gathered>, place: Place, first: u32, quad: u32, across: u32) {
+// Fades what was gathered and adds the values of all keys, times their shares.
+fn gather(gathered: ptr<function, Gathered>, place: Place, first: u32, quad: u32, four: u32) {
+    for (var c = 0u; c < 4u; c++) {
+        (*gathered)[0][c] *= fades[quad][c];
+        (*gathered)[1][c] *= fades[quad + HALF][c];
+    }
     for (var key = 0u; key < KEYS; key += 4u) {
-        var values: array<array<vec4<f32>, 2>, 4>; // read first: eight reads are under way at once
+        var values: array<vec4<f32>, 4>; // read first: four reads are under way at once
         for (var j = 0u; j < 4u; j++) {
-            let at = four_at(place, first + key + j, across);
-            values[j][0] = v[at];
-            values[j][1] = v[at + ACROSS];
+            values[j] = v[four_at(place, first + key + j, four)];
         }
         for (var j = 0u; j < 4u; j++) {
-            let shares = keys[(key + j) * QUERY_LINE + quad];
+            let a = keys[(key + j) * QUERY_LINE + quad];
+            let b = keys[(key + j) * QUERY_LINE + quad + HALF];
             for (var c = 0u; c < 4u; c++) {
-                for (var i = 0u; i < 2u; i++) {
-                    (*gathered)[c][i] = fma(vec4(shares[c]), values[j][i], (*gathered)[c][i]);
-                }
+                (*gathered)[0][c] = fma(vec4(a[c]), values[j], (*gathered)[0][c]);
+                (*gathered)[1][c] = fma(vec4(b[c]), values[j], (*gathered)[1][c]);
             }
         }
     }
+}
+
+// What the threads of a quad have made of shares.
+fn total_of(quad: u32) -> vec4<f32> {
+    var total = vec4(0.0);
+    for (var i = 0u; i < ACROSS; i++) {
+        total += parts[quad * ACROSS + i];
+    }
+    return total;
 }
 
 @compute @workgroup_size(THREADS)
@@ -185,26 +198,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         workgroupBarrier();
         var scores = Scores(); // naga zeroes a bare `var` only once
         score(&scores, quad, across);
-        let fade = soften(&softmax, scores, count - first, quad, across);
-        for (var c = 0u; c < 4u; c++) {
-            gathered[c][0] *= fade[c];
-            gathered[c][1] *= fade[c];
-        }
+        soften(&softmax, scores, count - first, quad, across);
         ahead = fetch_keys(place, first + KEYS, thread);
-        gather(&gathered, place, first, quad, across);
+        gather(&gathered, place, first, thread / FOURS, thread % FOURS);
     }
     parts[quad * ACROSS + across] = softmax.total;
     workgroupBarrier();
-    var total = vec4(0.0);
-    for (var i = 0u; i < ACROSS; i++) {
-        total += parts[quad * ACROSS + i];
-    }
-    for (var c = 0u; c < 4u; c++) {
-        let t = first_query + quad + c * QUADS;
-        if (t < count) {
-            let at = four_at(place, t, across);
-            out[at] = gathered[c][0] / total[c];
-            out[at + ACROSS] = gathered[c][1] / total[c];
+    for (var half = 0u; half < 2u; half++) {
+        let own = thread / FOURS + half * HALF;
+        let total = total_of(own);
+        for (var c = 0u; c < 4u; c++) {
+            let t = first_query + own + c * QUADS;
+            if (t < count) {
+                out[four_at(place, t, thread % FOURS)] = gathered[half][c] / total[c];
+            }
         }
     }
 }
