@@ -30,7 +30,7 @@ from transformers.models.gemma4.modeling_gemma4 import (
     Gemma4VisionModel,
 )
 
-from webgemma.gemma.mel import MEL_BINS
+from webgemma.gemma.mel import HOP, MEL_BINS
 from webgemma.gemma.tensors import Wanted
 from webgemma.gemma.towers import PART_SAMPLES, Audio, Vision, audio_tensors, vision_tensors
 from webgemma.pictures import target_size
@@ -38,7 +38,7 @@ from webgemma.pictures import target_size
 TOWERS = {"E2B's eyes": SMALL, "the large eyes": LARGE, "the ears, 30 s": CONFORMER}
 WARM_UP, RUNS = 5, 20
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-FRAMES = (PART_SAMPLES - 1) // 160  # of 30 s of sound, as in log_mel
+FRAMES = (PART_SAMPLES - 1) // HOP  # of 30 s of sound, as in log_mel
 
 
 @dataclass(frozen=True)
