@@ -50,16 +50,28 @@ class Looks:
         return self.queries // 4 * self.head_dim // 8
 
     @property
+    def slice_fours(self) -> int:
+        """Fours of dimensions that the threads bring at once, one each for four queries or keys."""
+        fours = self.head_dim // 4
+        most = self.threads // (self.queries // 4 + fours)
+        return next(n for n in range(most, 0, -1) if fours % n == 0)
+
+    @property
     def nbytes(self) -> int:
         """Of a workgroup's memory."""
         query_line, key_line = self.queries // 4 + 1, self.head_dim // 4 + 1
-        lines = self.head_dim * (query_line + max(query_line, key_line))
-        return 16 * (lines + self.threads + self.queries // 4)
+        slices = 8 * self.slice_fours * (query_line + key_line)
+        return 16 * (max(slices, self.head_dim * query_line) + self.threads)
 
     @property
     def constants(self) -> dict[str, int]:
         """As sight_attention.wgsl names them."""
-        return {"HEAD_DIM": self.head_dim, "QUERIES": self.queries, "THREADS": self.threads}
+        return {
+            "HEAD_DIM": self.head_dim,
+            "QUERIES": self.queries,
+            "SLICE_FOURS": self.slice_fours,
+            "THREADS": self.threads,
+        }
 
 
 class Eyes(Tower):
