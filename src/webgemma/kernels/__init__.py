@@ -33,14 +33,21 @@ def link(
     device's features decide, and "integer" brings the format's weights as integers.
     """
     constants = constants or {}
-    chosen = [_provider(piece, features, constants) for piece in pieces]
-    parts = [_constant(name, value) for name, value in constants.items()]
-    parts += [_source(f"lib/{piece}") for piece in dict.fromkeys(chosen)]
+    chosen = dict.fromkeys(_provider(piece, features, constants) for piece in pieces)
+    lines = tuple(_constant(name, value) for name, value in constants.items())
+    return _joined(op, format, lines, tuple(chosen), "enable-subgroups" in features)
+
+
+@cache  # a plan links the same few programs for every layer
+def _joined(
+    op: str, format: str, constants: tuple[str, ...], pieces: tuple[str, ...], enable: bool
+) -> Kernel:
+    parts = [*constants, *(_source(f"lib/{piece}") for piece in pieces)]
     parts += [_source(f"formats/{format.lower()}")] if format else []
-    parts += [_source(f"formats/integer/{format.lower()}")] if "integer" in chosen else []
+    parts += [_source(f"formats/integer/{format.lower()}")] if "integer" in pieces else []
     parts.append(_source(f"ops/{op}"))
     wgsl = "\n".join(parts)
-    if "enable-subgroups" in features and "subgroup" in wgsl:
+    if enable and "subgroup" in wgsl:
         wgsl = ENABLE + wgsl
     name = "/".join([op, *([format] if format else [])])
     return Kernel(name, wgsl, _bindings(wgsl))
