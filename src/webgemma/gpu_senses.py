@@ -1,6 +1,7 @@
 """Eyes and ears that compute on a GPU."""
 
 from typing import Any
+from weakref import WeakSet
 
 from webgemma.device import Device
 from webgemma.errors import DeviceMemoryError
@@ -8,6 +9,7 @@ from webgemma.gemma.audio import Ears, Sound, hear
 from webgemma.gemma.matrices import Matrices
 from webgemma.gemma.towers import Audio, Vision, tower_nbytes
 from webgemma.gemma.vision import Eyes, Sight, see
+from webgemma.gemma.workbench import Tower
 from webgemma.gguf.reader import Gguf
 from webgemma.pictures import Picture
 from webgemma.progress import Progress
@@ -16,8 +18,11 @@ from webgemma.senses import Senses, TowerFiles
 
 def gpu_senses(files: TowerFiles, device: Device, memory_gb: float | None) -> Senses:
     """The senses of a model on a device, of whose memory so much may be in use."""
+    towers: WeakSet[Tower] = WeakSet()
 
     def check_room(file: Gguf, kind: str) -> None:
+        for tower in towers:
+            tower.rest()
         nbytes = tower_nbytes(file, kind)
         if memory_gb is not None and device.nbytes + nbytes > memory_gb * 1e9:
             raise DeviceMemoryError(
@@ -29,11 +34,15 @@ def gpu_senses(files: TowerFiles, device: Device, memory_gb: float | None) -> Se
 
     async def open_eyes(file: Gguf, vision: Vision) -> GpuEyes:
         check_room(file, "vision")
-        return GpuEyes(await Eyes.load(file, vision, device))
+        eyes = await Eyes.load(file, vision, device)
+        towers.add(eyes)
+        return GpuEyes(eyes)
 
     async def open_ears(file: Gguf, audio: Audio) -> GpuEars:
         check_room(file, "audio")
-        return GpuEars(await Ears.load(file, audio, device))
+        ears = await Ears.load(file, audio, device)
+        towers.add(ears)
+        return GpuEars(ears)
 
     return Senses(files, open_eyes, open_ears)
 

@@ -90,6 +90,7 @@ class Recorder:
         except BaseException:
             plan.close(self.device)
             raise
+        self._made = []  # those of the next plan
         return plan
 
     def _dispatches(self) -> list[Dispatch]:

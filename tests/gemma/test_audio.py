@@ -44,6 +44,7 @@ def heard(
         sound_on_device = finish(hear(ears, sound.astype("<f4")))
         found = get(sound_on_device.mel, on=on), get(sound_on_device.tokens, on=on)
         sound_on_device.close()
+        ears.rest()
         assert on.nbytes == loaded
     assert on.nbytes == held
     return found

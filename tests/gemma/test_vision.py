@@ -13,7 +13,8 @@ from tolerance import GPU_SOFT_TOKENS
 from webgemma.blocking import finish
 from webgemma.device.null import NullDevice
 from webgemma.errors import DeviceError, InputError
-from webgemma.gemma.pixels import pixels_of, words
+from webgemma.gemma.matrices import whole_words
+from webgemma.gemma.pixels import check_pixels, resized
 from webgemma.gemma.towers import Towers
 from webgemma.gemma.vision import Eyes as DeviceEyes
 from webgemma.gemma.vision import see
@@ -93,7 +94,7 @@ def test_a_picture_larger_than_a_binding_gets_a_sentence() -> None:
     limited = NullDevice()
     limited.limits = replace(limited.limits, binding_nbytes=1000)
     with pytest.raises(InputError, match="A picture of 20 x 30 pixels is too large for"):
-        pixels_of(Bench(limited), Picture(20, 30, bytes(1800)), 48, 48)
+        check_pixels(limited, 20, 30)
 
 
 @pytest.mark.parametrize(
@@ -115,10 +116,12 @@ def test_resized_byte_for_byte_as_the_reference(
     width, height = size
     rgb = np.random.default_rng(7).integers(0, 256, (height, width, 3), np.uint8)
     bench = Bench(device())
-    pixels = pixels_of(bench, Picture(width, height, rgb.tobytes()), *target)
+    pixels = resized(bench, bench.put(whole_words(rgb.tobytes()), "rgb"), size, target)
     plan = bench.recorder.plan()
     device().run(plan)
     found = get(pixels, np.uint32)
     plan.close(device())
     bench.clear()
-    assert found.tobytes() == words(resize(rgb, *target).tobytes())
+    wanted = resize(rgb, *target).reshape(-1, 3)
+    np.testing.assert_array_equal(found.view(np.uint8).reshape(-1, 4)[:, :3], wanted)
+    assert not found.view(np.uint8)[3::4].any()

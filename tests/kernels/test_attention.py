@@ -9,9 +9,11 @@ import pytest
 from gpu import device, get, put
 from tolerance import F16_ROUNDING, F32_KERNEL
 
+from webgemma.device import Limits
 from webgemma.gemma import loops, text
 from webgemma.gemma.attention import Attention
 from webgemma.gemma.config import Layer
+from webgemma.gemma.vision import Looks
 from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
@@ -318,3 +320,31 @@ def test_the_same_dispatch_would_turn_too_often() -> None:
     inputs = Inputs(LONG[1])
     if "llvmpipe" in device().name:  # Chromium's SwiftShader turns as often as it should
         assert np.abs(prefill(inputs) - inputs.expected()).max() > 0.1
+
+
+@pytest.mark.parametrize("head_dim", [16, 24, 64, 72])
+@pytest.mark.parametrize("patches", [1, 63, 150])
+def test_patches_see_every_other(head_dim: int, patches: int) -> None:
+    looks = Looks.within(head_dim, device().limits)
+    assert looks is not None
+    inputs = Inputs(Case(heads=2, kv_heads=2, head_dim=head_dim, batch=patches, ring=patches))
+    kernel = link("sight_attention", frozenset(), constants=looks.constants, pieces=("state",))
+    out = put(np.full((patches + 1, 2, head_dim), POISON, np.float32))
+    recorder = Recorder(device())
+    recorder.call(kernel, (2, -(-patches // looks.queries)), [2], *inputs.tensors, out)
+    device().run(recorder.plan())
+    scores = np.einsum("qhd,khd->hqk", inputs.q, inputs.kv[0], dtype=np.float64)
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    truth = np.einsum("hqk,khd->qhd", shares, inputs.kv[1])
+    error = np.abs(get(out)[:patches] - truth).max()
+    assert error <= F32_KERNEL * np.abs(truth).max()
+    assert (get(out)[patches:] == POISON).all()
+
+
+def test_a_workgroup_takes_as_many_queries_as_fit() -> None:
+    sizes = {
+        nbytes: Looks.within(72, Limits(1 << 30, 1 << 30, nbytes, 256, 65535))
+        for nbytes in (16 << 10, 32 << 10, 48 << 10)
+    }
+    assert sizes == {16 << 10: None, 32 << 10: Looks(72, 24), 48 << 10: Looks(72, 64)}

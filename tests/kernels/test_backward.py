@@ -65,12 +65,24 @@ def ran(steps: Steps, *tensors: Tensor) -> Iterator[np.ndarray]:
 def test_back_through_a_matrix_of_any_format(format: str, on) -> None:
     tensor = matrix(format, 512, 67)
     model = load(tensor, on())
-    dy, before = numbers(19, 70), numbers(19, 512, seed=2)  # three columns to spare
+    dy, before = numbers(69, 70), numbers(69, 512, seed=2)  # three columns to spare
     dx = put(before, on())
-    steps = steps_on(on(), model, 19)
+    steps = steps_on(on(), model, 69)
     matmul_back(steps, put(dy, on()), [model.matrices[format]], dx, add=True)
     (found,) = ran(steps, dx)
     assert_close(found, before + dy[:, :67] @ truth(tensor))
+    model.close()
+
+
+def test_back_through_a_matrix_that_many_tokens_unpack() -> None:
+    on, tensor = hardware(), matrix("Q4_K", 256, 35)
+    model, dy = load(tensor, on), numbers(260, 35)
+    dx = put(np.zeros((260, 256), np.float32), on)
+    steps = steps_on(on, model, 260)
+    matmul_back(steps, put(dy, on), [model.matrices["Q4_K"]], dx)
+    assert [call.kernel.name for call in steps.recorder.calls] == ["unpack/Q4_K", "matmul_back/F32"]
+    (found,) = ran(steps, dx)
+    assert_close(found, dy @ truth(tensor))
     model.close()
 
 
@@ -106,12 +118,13 @@ def test_products_of_any_shape(turned: tuple[bool, bool], m: int, n: int, k: int
 
 
 @pytest.mark.parametrize("add", [False, True])
-def test_narrow_products_in_shares(add: bool) -> None:
+@pytest.mark.parametrize("k", [1500, 2049])
+def test_narrow_products_in_shares(k: int, add: bool) -> None:
     on = hardware()
-    a, b, c = numbers(70, 1500), numbers(1500, 4, seed=2), numbers(70, 4, seed=3)
+    a, b, c = numbers(70, k), numbers(k, 4, seed=2), numbers(70, 4, seed=3)
     steps, out = steps_on(on), put(c, on)
-    left, right = Matrix(put(a, on), 1500), Matrix(put(b, on), 4)
-    product(steps, left, right, Matrix(out, 4), (70, 4, 1500), scale=0.5, add=add)
+    left, right = Matrix(put(a, on), k), Matrix(put(b, on), 4)
+    product(steps, left, right, Matrix(out, 4), (70, 4, k), scale=0.5, add=add)
     assert len(steps.recorder.calls) == 2
     (found,) = ran(steps, out)
     assert_close(found, add * c + np.float32(0.5) * (a @ b))

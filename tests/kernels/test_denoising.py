@@ -214,12 +214,27 @@ def test_expected_embeddings_of_a_table_in_parts(monkeypatch: pytest.MonkeyPatch
     assert_expected("Q8_0", 256, 75, 5, parts=3)
 
 
-def assert_expected(name: str, width: int, vocab: int, rows: int, parts: int = 1) -> None:
+@pytest.mark.parametrize("gap", [4, 12, 60])
+def test_expected_embeddings_where_most_ids_have_no_share(gap: int) -> None:
+    logits = random_logits(5, 300) / 10 - 30
+    rows = np.arange(5)
+    logits[rows, 50 * rows], logits[rows, 299 - rows], logits[rows, 17] = 29, 28, 29 - gap
+    assert_expected("F32", 68, 300, 5, logits=logits)
+
+
+def assert_expected(
+    name: str,
+    width: int,
+    vocab: int,
+    rows: int,
+    parts: int = 1,
+    logits: np.ndarray | None = None,
+) -> None:
     tensor = replace(matrix(name, width, vocab), name="token_embd.weight")
     model = load(tensor)
     assert len(model.matrices["token_embd.weight"].parts) == parts
     bench = Bench(rows + 3, vocab, model, width)
-    logits = random_logits(rows, vocab)
+    logits = random_logits(rows, vocab) if logits is None else logits
     held = put(logits)
     bench.canvas.survey(held, 2)
     bench.canvas.expect(held, 2)

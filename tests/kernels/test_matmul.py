@@ -14,14 +14,15 @@ from webgemma.reference.text import gelu
 
 POISON = np.float32(-77)
 
-TILES = {  # THREADS, TILE_ROWS, TILE_TOKENS, ROWS_EACH, TOKENS_EACH, SLICE
-    "wide": (256, 64, 64, 8, 8, 32),
-    "narrow": (64, 32, 16, 4, 4, 32),
-    "long": (64, 32, 32, 4, 4, 64),
-    "tall": (128, 128, 32, 8, 8, 16),
-    "small": (128, 16, 16, 4, 4, 128),
+TILES = {  # THREADS, TILE_ROWS, TILE_TOKENS, ROWS_EACH, TOKENS_EACH, SLICE, BUFFERS
+    "wide": (256, 64, 64, 8, 8, 32, 1),
+    "narrow": (64, 32, 16, 4, 4, 32, 1),
+    "long": (64, 32, 32, 4, 4, 64, 1),
+    "tall": (128, 128, 32, 8, 8, 16, 1),
+    "small": (128, 16, 16, 4, 4, 128, 1),
 }
-NAMES = ("THREADS", "TILE_ROWS", "TILE_TOKENS", "ROWS_EACH", "TOKENS_EACH", "SLICE")
+FOURS = {"fours": (128, 64, 64, 4, 8, 8, 2), "wide fours": (128, 64, 128, 8, 8, 8, 2)}
+NAMES = ("THREADS", "TILE_ROWS", "TILE_TOKENS", "ROWS_EACH", "TOKENS_EACH", "SLICE", "BUFFERS")
 LANES = {"few lanes": (2, 1), "lanes": (4, 8)}  # EACH, TOKENS of matmul_lanes
 EVERY_TILE = pytest.mark.parametrize("tile", [*TILES, *LANES])
 
@@ -57,7 +58,7 @@ def cut(tile: str) -> tuple[str, dict[str, int], int, int]:
         threads = 8 if "shuffle8" in device().features else 4  # Chromium's software has four
         constants = {"THREADS": threads, "EACH": each, "TOKENS": tokens}
         return "matmul_lanes", constants, threads * each, tokens
-    constants = dict(zip(NAMES, TILES[tile], strict=True))
+    constants = dict(zip(NAMES, (TILES | FOURS)[tile], strict=True))
     return "matmul", constants, constants["TILE_ROWS"], constants["TILE_TOKENS"]
 
 
@@ -77,7 +78,8 @@ def matmul(
     op, constants, rows_at_once, tokens_at_once = cut(tile)
     batch, stride = len(x), stride or matrix.rows
     finish = ("linear", *(("finish_plain",) if up is None else ("gelu", "finish_gated")))
-    pieces = ("state", *(("tile", "tile_float") if op == "matmul" else ()), *finish)
+    form = "tile_four" if tile in FOURS else "tile_float"
+    pieces = ("state", *(("tile", form) if op == "matmul" else ()), *finish)
     name = matrix.format.name
     kernel = link(op, device().features, format=name, constants=constants, pieces=pieces)
     tiles = -(-matrix.rows // rows_at_once)
@@ -123,7 +125,15 @@ def test_every_length_of_row_in_every_tile(name: str, width: int, tile: str) -> 
     assert_close(matmul(matrix, x, tile=tile), matrix.times(x))
 
 
-@EVERY_TILE
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("tile", FOURS)
+def test_fours_of_weights(name: str, tile: str) -> None:
+    for rows, batch, width in ((1, 3, 4), (70, 19, 36), (129, 130, 20), (257, 128, 68)):
+        matrix, x = Matrix(name, rows, width), numbers(batch, width)
+        assert_close(matmul(matrix, x, tile=tile), matrix.times(x))
+
+
+@pytest.mark.parametrize("tile", [*TILES, *LANES, *FOURS])
 def test_tokens_beyond_the_count_are_neither_used_nor_stored(tile: str) -> None:
     matrix, x = Matrix("F32", 70, 36), numbers(65, 36)
     expected = matrix.times(x)
@@ -151,3 +161,16 @@ def test_a_gate_over_a_slice_of_longer_rows(tile: str) -> None:
     matrix, x, up = Matrix("F32", 70, 36), numbers(19, 36), numbers(19, 200)
     y = matmul(matrix, x, tile=tile, up=up, up_first=90)
     assert_close(y, gelu(matrix.times(x)) * up[:, 90:160])
+
+
+@pytest.mark.parametrize("name", [name for name, format in FORMATS.items() if format.usable])
+def test_unpacked(name: str) -> None:
+    matrix = Matrix(name, 37, 256)
+    kernel = link("unpack", frozenset(), format=name, constants={"THREADS": 64})
+    out, units = put(np.full((38, 256), POISON)), 256 // unit(name)
+    params = [256 // matrix.format.block, *matrix.planes[1:3], 37, units]
+    recorder = Recorder(device())
+    recorder.call(kernel, (3, -(-37 * units // (3 * 64))), params, matrix.data, out)
+    device().run(recorder.plan())
+    assert_close(get(out)[:37], matrix.weights)
+    assert (get(out)[37:] == POISON).all()

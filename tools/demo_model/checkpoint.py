@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from settings import Shape
@@ -21,7 +22,7 @@ def save(model: object, folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps(index))
 
 
-def load(folder: Path) -> tuple[Shape, dict[str, np.ndarray]]:
+def load(folder: Path, kind: type = Shape) -> tuple[Any, dict[str, np.ndarray]]:
     """The shape of the model and its tensors as float32."""
     index = json.loads((folder / INDEX).read_text())
     sizes = {name: int(np.prod(shape)) for name, shape in index["tensors"].items()}
@@ -31,6 +32,6 @@ def load(folder: Path) -> tuple[Shape, dict[str, np.ndarray]]:
     ends = np.cumsum(list(sizes.values()))
     parts = np.split(values, ends[:-1])
     shapes = index["tensors"].items()
-    return Shape(**index["shape"]), {
+    return kind(**index["shape"]), {
         name: part.reshape(shape) for (name, shape), part in zip(shapes, parts, strict=True)
     }

@@ -28,7 +28,7 @@ class Muon:
             gradient = torch.stack([p.grad for p in group])
             memory.lerp_(gradient, 1 - self.momentum)
             update = orthogonal(gradient.lerp(memory, self.momentum))
-            rows, columns = group[0].shape
+            rows, columns = group[0].shape[-2:]
             size = rate * max(1.0, rows / columns) ** 0.5
             for parameter, change in zip(group, update, strict=True):
                 parameter.mul_(1 - rate * self.decay).sub_(change.to(parameter.dtype), alpha=size)

@@ -53,6 +53,7 @@ class Plan:
     dispatches: list[Dispatch] = field(default_factory=list)
     ready: Any = None
     buffers: list[Buffer] = field(default_factory=list)  # its own: params and scratch
+    ahead: bool = True  # it runs so often that the device may prepare the next run
 
     def close(self, device: "Device") -> None:
         """Give its memory back; what was submitted is still computed."""

@@ -71,7 +71,7 @@ class Commands:
             commands = self._record(recording) if ahead is None else ahead.result()
         reading = self._submit([commands], read)
         recording.runs += 1
-        if self._ahead and recording.runs > 1:
+        if self._ahead and plan.ahead and recording.runs > 1:
             recording.ahead = self._last = self._thread.submit(self._record_ahead, recording)
         return reading
 

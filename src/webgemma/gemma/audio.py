@@ -12,8 +12,8 @@ from webgemma.gemma.matrices import Matrices, packed_floats
 from webgemma.gemma.mel import MelTables, log_mel, raw_frames
 from webgemma.gemma.steps import ROW_THREADS, SOFTWARE_TILE, THREADS, Steps
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats
-from webgemma.gemma.towers import PART_SAMPLES, Audio, audio_tensors
-from webgemma.gemma.workbench import Bench
+from webgemma.gemma.towers import PART_SAMPLES, RAW_SAMPLES, Audio, audio_tensors
+from webgemma.gemma.workbench import Bench, Encoded, Tower
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Tensor
 from webgemma.progress import Progress, unwatched
@@ -32,11 +32,11 @@ DERIVED = (
 )
 
 
-class Ears(Matrices):
+class Ears(Tower):
     """An audio tower's weights on a device."""
 
     def __init__(self, audio: Audio, device: Device) -> None:
-        super().__init__(device)
+        super().__init__(device, steps=audio.layers + 1)
         self.audio = audio
         self.bounds: dict[str, Bounds] = {}  # of clipped linears, by name
         self.distance_keys: dict[str, Tensor] = {}  # of each block: [REACH, width]
@@ -278,17 +278,13 @@ class AudioRecorder(ClippedSteps):
         return SOFTWARE_TILE if self.software else ROW_THREADS
 
 
-class Sound:
+class Sound(Encoded):
     """What a sound has become on the device, until it is closed."""
 
-    def __init__(self, bench: Bench, mel: Tensor, tokens: Tensor) -> None:
+    def __init__(self, device: Device, mel: Tensor, tokens: Tensor) -> None:
+        super().__init__(device, mel, tokens)
         self.mel = mel  # [frames, bins]; without layers the raw frames, [n, 640]
         self.tokens = tokens  # [n, output], what the text model reads
-        self._bench = bench
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._bench.clear()
 
 
 async def hear(ears: Ears, samples: Any, progress: Progress = unwatched) -> Sound:
@@ -301,22 +297,20 @@ async def hear(ears: Ears, samples: Any, progress: Progress = unwatched) -> Soun
             f"A sound of {view.nbytes // 4} samples is longer than the 30 s that ears hear at "
             "once; give them its parts."
         )
-    data, bench = view.cast("B"), Bench(ears.device, ears.audio.layers + 1, progress)
-    try:
+
+    async def record(bench: Bench, sound: Tensor) -> None:
         if ears.tables is None:
-            frames = raw_frames(bench, data)
-            tokens = AudioRecorder(ears, bench, frames.shape[0]).project(frames)
-        else:
-            frames = log_mel(bench, ears.tables, data)
-            recorder = AudioRecorder(ears, bench, -(-frames.shape[0] // 4))
-            x = recorder.subsample(frames)
-            await recorder.body(x)
-            tokens = recorder.project(recorder.clipped(x, "a.pre_encode.out"))
-        await bench.finish(frames, tokens)
-        return Sound(bench, frames, tokens)
-    except BaseException:
-        bench.clear()
-        raise
+            sound.shape = (sound.shape[0] // RAW_SAMPLES, RAW_SAMPLES)
+            await bench.finish(sound, AudioRecorder(ears, bench, sound.shape[0]).project(sound))
+            return
+        frames = log_mel(bench, ears.tables, sound)
+        recorder = AudioRecorder(ears, bench, -(-frames.shape[0] // 4))
+        x = recorder.subsample(frames)
+        await recorder.body(x)
+        await bench.finish(frames, recorder.project(recorder.clipped(x, "a.pre_encode.out")))
+
+    data = view.cast("B") if ears.tables else raw_frames(view.tobytes())
+    return Sound(ears.device, *await ears.work((view.nbytes,), data, record, progress))
 
 
 def _check_kernels_fit(gguf: Gguf, audio: Audio) -> None:

@@ -58,6 +58,7 @@ class ClippedSteps(Steps):
     ) -> None:
         super().__init__(tower, recorder, state, batch, EPS)
         self.bounds = bounds
+        self._clipped: tuple[Tensor, Limits, Tensor] | None = None  # the last: what, how, result
 
     def bounds_of(self, name: str) -> Bounds:
         """Those of a linear; most of them bound nothing in models that do not clip."""
@@ -66,17 +67,21 @@ class ClippedSteps(Steps):
     def clipped(self, x: Tensor, name: str) -> Tensor:
         """W x; a clipped linear keeps what goes in and what comes out between its bounds."""
         bounds = self.bounds_of(name)
-        y = self.linear(self.clip(x, bounds.input), self.weights.matrices[name + ".weight"])
-        return self.clip(y, bounds.output)
+        between = None if bounds.output == UNLIMITED else bounds.output
+        weight = self.weights.matrices[name + ".weight"]
+        return self.linear(self.clip(x, bounds.input), weight, between=between)
 
     def clip(self, x: Tensor, limits: Limits) -> Tensor:
         """x held between two values; x itself where they bound nothing."""
         if limits == UNLIMITED:
             return x
+        if self._clipped and self._clipped[0] is x and self._clipped[1] == limits:
+            return self._clipped[2]
         h = self.recorder.scratch(*x.shape)
         params = [x.shape[1], *limits]
         pieces = ("state", "put_float")
         self.call("clip", self.fours(x.shape[1]), params, self.state, x, h, pieces=pieces)
+        self._clipped = (x, limits, h)
         return h
 
     def fours(self, width: int) -> tuple[int, int]:

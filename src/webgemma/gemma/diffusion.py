@@ -9,6 +9,7 @@ from webgemma.denoising import Canvas, Denoising
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.matrices import Weight
+from webgemma.gemma.outer import Outer
 from webgemma.gemma.steps import ROW_THREADS, THREADS
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
@@ -20,7 +21,8 @@ MOST_CANVAS = 256  # positions: accept.wgsl has a thread for each
 LOGITS_NBYTES = 1 << 27  # of the rows that are surveyed at once
 ROWS_STEP = 64  # of them; a part of a tensor has to begin at a multiple of 256 bytes
 SPLIT_IDS = 8192  # of the vocabulary that one workgroup of expect.wgsl adds up
-EXPECT = {"THREADS": 128, "TOKENS": 64, "COLUMNS": 64}  # as expect.wgsl has them
+SOFTWARE_IDS = 2048  # the same, before an invocation ends (see gemma/loops.py)
+ROUNDING = 2**-24  # of a float32
 NOBODY = MASK  # an id that no token has
 FINDING, LEFT, POSITION = 6, 4, 4  # words of the structures in finding.wgsl and accept.wgsl
 BROKEN = -0.5  # an entropy below it: a logit was no number
@@ -165,30 +167,35 @@ class CanvasRecorder(TextRecorder):
         """softmax(z) E √d of each row, for the next step."""
         rows, width = logits.shape[0], self.config.width
         weight = self.model.matrices["token_embd.weight"]
-        splits = sum(-(-part.rows // SPLIT_IDS) for part in weight.parts)
+        splits = sum(-(-part.rows // self._split) for part in weight.parts)
         sums = self.recorder.scratch(splits, rows, width)
         self._expect_parts(weight, logits, first, sums)
-        scale = math.sqrt(width)
         self.call(
             "expect_sum",
             (-(-width // (4 * THREADS)), rows),
-            [width // 4, splits, first, rows, scale],
+            [width // 4, splits, first, rows],
             *(sums, self.easel.findings, self.easel.expected),
             pieces=("finding",),
         )
 
+    @property
+    def _split(self) -> int:
+        return SOFTWARE_IDS if self.software else SPLIT_IDS
+
     def _expect_parts(self, weight: Weight, logits: Tensor, first: int, sums: Tensor) -> None:
-        name, width, rows = weight.format.name, weight.width, logits.shape[0]
-        pieces = ("denoising", "draw", "finding")
-        kernel = self.link("expect", name, pieces, THREADS=EXPECT["THREADS"])
+        name, width, (rows, vocab) = weight.format.name, weight.width, logits.shape
+        pieces = ("denoising", "draw", "finding", "outer", "outer_weights")
+        tile = Outer.large()
+        kernel = self.link("expect", name, pieces, **tile.constants | {"SKIP": 1})
         units, first_split = width // unit_of(name), 0
+        least = ROUNDING / vocab  # all that is less would be lost in the rounding, even together
         for part in weight.parts:
-            splits = -(-part.rows // SPLIT_IDS)
+            splits = -(-part.rows // self._split)
             params = [
                 *(width // weight.format.block, *part.planes, part.first_row, part.rows, units),
-                *(self.config.vocab, first, rows, SPLIT_IDS, first_split),
+                *(vocab, first, rows, self._split, first_split, least, math.sqrt(width)),
             ]
-            grid = (-(-width // EXPECT["COLUMNS"]), -(-rows // EXPECT["TOKENS"]), splits)
+            grid = (-(-width // tile.n), -(-rows // tile.m), splits)
             tensors = (part.data, self.easel.denoising, logits, self.easel.findings, sums)
             self.recorder.call(kernel, grid, params, *tensors)
             first_split += splits

@@ -62,11 +62,11 @@ def mel_triangles() -> list[tuple[int, list[float]]]:
     return found
 
 
-def log_mel(bench: Bench, tables: MelTables, samples: memoryview) -> Tensor:
-    """ln(mel + 0.001) of each frame of float32 samples, given as bytes: [frames, bins].
+def log_mel(bench: Bench, tables: MelTables, samples: Tensor) -> Tensor:
+    """ln(mel + 0.001) of each frame of float32 samples: [frames, bins].
 
     Less than one frame is filled up with silence."""
-    count = len(samples) // 4
+    (count,) = samples.shape
     mel = bench.room(max(1, (count - 1) // HOP), MEL_BINS, label="mel")
     constants = {
         "THREADS": SOFTWARE_THREADS if bench.device.software else THREADS,
@@ -79,15 +79,12 @@ def log_mel(bench: Bench, tables: MelTables, samples: memoryview) -> Tensor:
         link("mel", bench.device.features, constants=constants),
         (mel.shape[0],),
         [count],
-        bench.put(samples, "samples"),
+        samples,
         *(tables.window, tables.turns, tables.filters, tables.weights, mel),
     )
     return mel
 
 
-def raw_frames(bench: Bench, samples: memoryview) -> Tensor:
-    """The samples in rows of 640, the last one filled up with silence: [n, 640]."""
-    rows = -(-len(samples) // (4 * RAW_SAMPLES))
-    frames = bench.room(rows, RAW_SAMPLES, label="samples")
-    bench.device.write(frames.buffer, bytes(samples).ljust(frames.nbytes, b"\0"))
-    return frames
+def raw_frames(samples: bytes) -> bytes:
+    """Float32 samples with silence behind them, so that they fill rows of 640."""
+    return samples + bytes(-len(samples) % (4 * RAW_SAMPLES))

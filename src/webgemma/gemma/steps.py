@@ -1,6 +1,7 @@
 """The steps that every part of a model is made of, over a Recorder: products, norms, sums."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from webgemma.device import Kernel
 from webgemma.gemma.adapters import narrow, widen
@@ -8,11 +9,14 @@ from webgemma.gemma.integers import Integers, multiplies_integers, pieces_of
 from webgemma.gemma.matrices import Matrices, Weight
 from webgemma.gemma.moe import Branches
 from webgemma.gemma.tiles import FEW_TOKENS, Cut, Team, Tile
+from webgemma.gguf.formats import FORMATS
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
 from webgemma.kernels import unit as unit_of
 
 THREADS = 64
+UNPACKED_TOKENS = 256  # from which on it pays to unpack a matrix of this size at most
+UNPACKED_NBYTES = 256 << 20
 ROW_THREADS = 256  # where one workgroup handles a whole row
 # In software, a barrier costs more than all else; among eight threads, lavapipe needs none.
 SOFTWARE_THREADS, SOFTWARE_TILE = 8, 32
@@ -59,10 +63,12 @@ class Steps:
         out: Tensor | None = None,
         first: int = 0,
         up: tuple[Tensor, int, int] | None = None,
+        between: tuple[float, float] | None = None,
     ) -> Tensor:
         """x Wᵀ: [tokens, rows], or into the columns from `first` on of a wider `out`.
 
-        With `up` (a tensor, its stride, its first column) the result is gelu(x Wᵀ) * up."""
+        With `up` (a tensor, its stride, its first column) the result is gelu(x Wᵀ) * up; or it is
+        held `between` two values."""
         tokens = x.shape[0]
         low = self.weights.low.get(weight.name)
         if low and up:
@@ -75,8 +81,11 @@ class Steps:
             others = (fused.b, inner)
         if tokens > FEW_TOKENS:
             x = self._as_integers(x, weight)
+        if not isinstance(x, Integers):
+            weight = self.unpacked(weight, tokens)
         y = out or self.recorder.scratch(tokens, weight.rows)
         finish = ("linear", "gelu", "finish_gated") if up else ("linear", "finish_plain")
+        finish = ("linear", "finish_held") if between else finish
         finish = ("linear", "finish_adapted") if fused else finish
         kernel, rows_at_once, tokens_at_once = self._multiplier(x, weight, finish)
         units = weight.width // unit_of(weight.format.name)
@@ -86,7 +95,8 @@ class Steps:
                 *(first + part.first_row, part.rows, units, y.shape[1]),
                 *(up[1:] if up else (0, 0)),
                 tokens,
-                *(fused.product_params(part.first_row) if fused else ()),
+                *(fused.product_params(part.first_row) if fused else (0,) * 5),
+                *(between or ()),
             ]
             columns, layers = self.fold(-(-part.rows // rows_at_once))
             grid = (columns, layers, tokens)
@@ -96,6 +106,26 @@ class Steps:
         if low and inner and not fused:
             widen(self, y, first, low, inner)
         return y
+
+    def unpacked(self, weight: Weight, tokens: int) -> Weight:
+        """The same matrix in float32, where so many tokens are multiplied faster with that."""
+        most = max(part.rows for part in weight.parts) * 4 * weight.width
+        room = min(UNPACKED_NBYTES, self.weights.device.limits.binding_nbytes)
+        few = tokens < UNPACKED_TOKENS or most > room
+        if few or self.software or unit_of(weight.format.name) == 4:
+            return weight
+        kernel = self.link("unpack", weight.format.name)
+        blocks, units = (
+            weight.width // weight.format.block,
+            weight.width // unit_of(weight.format.name),
+        )
+        parts = []
+        for part in weight.parts:
+            out = self.recorder.scratch(part.rows, weight.width)
+            params = [blocks, *part.planes, part.rows, units]
+            self.recorder.call(kernel, self.flat(part.rows * units), params, part.data, out)
+            parts.append(replace(part, data=out, planes=(0, 0)))
+        return replace(weight, format=FORMATS["F32"], parts=tuple(parts))
 
     def _multiplier(
         self, x: Tensor, weight: Weight, finish: tuple[str, ...]
@@ -108,6 +138,11 @@ class Steps:
         if cut is not None:
             kernel = self.link("matmul_lanes", name, ("state", *finish), **cut.constants)
             return kernel, cut.threads * cut.rows_each, cut.tokens
+        fours = not integers and unit_of(name) == 4
+        tile = Tile.of_fours(weight.rows, tokens) if fours else None
+        if tile is not None:
+            parts = ("state", "tile", "tile_four", *finish)
+            return self.link("matmul", name, parts, **tile.constants), tile.rows, tile.tokens
         tile = Tile.for_product(weight.rows, tokens, integers)
         if tile is not None:
             parts = ("state", "tile", *pieces_of("tile", x), *finish)

@@ -11,6 +11,7 @@ FEW_TOKENS = 2  # that many are better multiplied one by one
 MANY_ROWS = 2048
 LARGE_PRODUCT = 1 << 20  # values, enough for large tiles to fill a GPU
 FEW_GROUPS = 64  # workgroups that leave most of a large GPU idle
+MANY_GROUPS = 128  # that fill it
 MANY_THREADS = 3 << 14  # in flight, to hide the latency of memory
 
 
@@ -69,6 +70,13 @@ class Tile:
     rows_each: int
     tokens_each: int
     slice: int
+    buffers: int = 1
+
+    @classmethod
+    def of_fours(cls, rows: int, tokens: int) -> "Tile | None":
+        """For tile_four, where such tiles fill a GPU."""
+        tile = cls(128, 64, 64, 4, 8, 8, 2)
+        return tile if tile.groups(rows, tokens) >= MANY_GROUPS else None
 
     @classmethod
     def for_product(cls, rows: int, tokens: int, integers: bool) -> "Tile | None":
@@ -109,6 +117,7 @@ class Tile:
             "ROWS_EACH": self.rows_each,
             "TOKENS_EACH": self.tokens_each,
             "SLICE": self.slice,
+            "BUFFERS": self.buffers,
         }
 
 

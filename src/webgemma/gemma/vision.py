@@ -2,19 +2,19 @@
 
 import math
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
 
-from webgemma.device import Device
+from webgemma.device import Device, Limits
 from webgemma.errors import DeviceError, GgufError
 from webgemma.gemma.attention import EVERYTHING, Heads, attend
 from webgemma.gemma.clipped import EPS, Bounds, ClippedSteps, read_bounds
-from webgemma.gemma.matrices import Matrices
-from webgemma.gemma.pixels import pixels_of
+from webgemma.gemma.matrices import whole_words
+from webgemma.gemma.pixels import check_pixels, resized
 from webgemma.gemma.steps import ROW_THREADS
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats
 from webgemma.gemma.towers import Vision, vision_tensors
-from webgemma.gemma.workbench import Bench
+from webgemma.gemma.workbench import Bench, Encoded, Tower
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Tensor
 from webgemma.pictures import Picture
@@ -27,11 +27,46 @@ CLIPPED = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_
 HEAD_DIMS = (16, 24, 32, 64, 72, 128)  # that attention_prefill.wgsl can cut up
 
 
-class Eyes(Matrices):
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """How sight_attention.wgsl is cut: the size of a head, and the queries of a workgroup."""
+
+    head_dim: int
+    queries: int
+
+    @classmethod
+    def within(cls, head_dim: int, limits: Limits) -> "Looks | None":
+        """The most queries that a workgroup has memory and threads for."""
+        for queries in (64, 48, 32, 24, 16):
+            looks = cls(head_dim, queries)
+            fits = looks.nbytes <= limits.workgroup_nbytes
+            if fits and looks.threads <= limits.workgroup_threads:
+                return looks
+        return None
+
+    @property
+    def threads(self) -> int:
+        """Each has four queries and eight keys."""
+        return self.queries // 4 * self.head_dim // 8
+
+    @property
+    def nbytes(self) -> int:
+        """Of a workgroup's memory."""
+        query_line, key_line = self.queries // 4 + 1, self.head_dim // 4 + 1
+        lines = self.head_dim * (query_line + max(query_line, key_line))
+        return 16 * (lines + self.threads + self.queries // 4)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """As sight_attention.wgsl names them."""
+        return {"HEAD_DIM": self.head_dim, "QUERIES": self.queries, "THREADS": self.threads}
+
+
+class Eyes(Tower):
     """A vision tower's weights on a device."""
 
     def __init__(self, vision: Vision, device: Device) -> None:
-        super().__init__(device)
+        super().__init__(device, steps=vision.layers + 1)
         self.vision = vision
         self.bounds: dict[str, Bounds] = {}  # of clipped linears, by name
         self.head_norms: dict[int, Tensor] = {}  # of each layer: q_norm, then k_norm
@@ -46,12 +81,10 @@ class Eyes(Matrices):
         _check_kernels_fit(gguf, vision)
         eyes = cls(vision, device)
         try:
-            for name, _, _ in vision_tensors(vision):
-                if name in tensors:
-                    stack = [_as_rows(name, tensors[name])]
-                    eyes.reserve_tensors(name, stack)
-                    await eyes.fill_tensors(gguf, name, stack)
             await eyes._derive(gguf, tensors)
+            for name, stack in _stacks(vision, tensors, eyes.bounds).items():
+                eyes.reserve_tensors(name, stack)
+                await eyes.fill_tensors(gguf, name, stack)
             await eyes.settle()
         except BaseException:
             eyes.close()
@@ -123,11 +156,13 @@ class VisionRecorder(ClippedSteps):
         vision, name = self.vision, f"v.blk.{index}."
         size = vision.width // vision.heads
         raw = self.recorder.scratch(self.batch, 3 * vision.width)
-        limits: list[float] = []
-        for number, part in enumerate(CLIPPED[:3]):
+        first, limits = 0, list[float]()
+        for part in CLIPPED[:3]:
             bounds = self.bounds_of(name + part)
-            weight = self.eyes.matrices[f"{name}{part}.weight"]
-            self.linear(self.clip(h, bounds.input), weight, raw, number * vision.width)
+            weight = self.eyes.matrices.get(f"{name}{part}.weight")
+            if weight is not None:  # else it is on top of the first one
+                self.linear(self.clip(h, bounds.input), weight, raw, first)
+                first += weight.rows
             limits += bounds.output
         q, k, v = (self.recorder.scratch(self.batch, vision.width) for _ in range(3))
         self.call(
@@ -139,16 +174,30 @@ class VisionRecorder(ClippedSteps):
             HEAD_DIM=size,
             THREADS=self.row_threads(32),
         )
-        heads = Heads(vision.heads, vision.heads, size)
-        out = attend(self, q, (k, v), heads, self.batch, EVERYTHING, "kv_f32", "sees_all")
-        return self.clipped(out, name + "attn_out")
+        return self.clipped(self.look(q, k, v), name + "attn_out")
+
+    def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """softmax(q kᵀ) v: [patches, width]."""
+        heads, size = self.vision.heads, self.vision.width // self.vision.heads
+        looks = None if self.software else Looks.within(size, self.eyes.device.limits)
+        if looks is None:
+            kind = Heads(heads, heads, size)
+            return attend(self, q, (k, v), kind, self.batch, EVERYTHING, "kv_f32", "sees_all")
+        out = self.recorder.scratch(*q.shape)
+        grid = (heads, -(-self.batch // looks.queries))
+        tensors = (self.state, q, k, v, out)
+        pieces = ("state",)
+        self.call("sight_attention", grid, [heads], *tensors, pieces=pieces, **looks.constants)
+        return out
 
     def feed_forward(self, name: str, n: Tensor) -> Tensor:
         """W_down(gelu(W_gate n) · W_up n)."""
-        gate = self.clipped(n, name + "ffn_gate")
-        up = self.clipped(n, name + "ffn_up")
-        ffn = self.vision.ffn
-        return self.clipped(self.geglu(gate, ffn, up, ffn, 0, ffn), name + "ffn_down")
+        gate, ffn = self.clipped(n, name + "ffn_gate"), self.vision.ffn
+        if f"{name}ffn_up.weight" in self.eyes.matrices:
+            hidden = self.geglu(gate, ffn, self.clipped(n, name + "ffn_up"), ffn, 0, ffn)
+        else:  # it is on top of the gate
+            hidden = self.geglu(gate, 2 * ffn, gate, 2 * ffn, ffn, ffn)
+        return self.clipped(hidden, name + "ffn_down")
 
     def layer_norm(self, x: Tensor, number: int, shift: str = "") -> Tensor:
         """(y − mean) / √(variance + eps), times the weight, plus the bias; y = x + shift."""
@@ -201,40 +250,35 @@ class ProjectionRecorder(VisionRecorder):
         return self.clipped(h, "mm.input_projection")
 
 
-class Sight:
+class Sight(Encoded):
     """What a picture has become on the device, until it is closed."""
 
-    def __init__(self, bench: Bench, pooled: Tensor, tokens: Tensor) -> None:
+    def __init__(self, device: Device, pooled: Tensor, tokens: Tensor) -> None:
+        super().__init__(device, pooled, tokens)
         self.pooled = pooled  # [n, width], what the tower makes of it
         self.tokens = tokens  # [n, output], what the text model reads
-        self._bench = bench
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._bench.clear()
 
 
 async def see(
     eyes: Eyes, picture: Picture, width: int, height: int, progress: Progress = unwatched
 ) -> Sight:
     """Have the device look at a picture in a size that the tower takes."""
-    vision = eyes.vision
-    bench = Bench(eyes.device, vision.layers + 1, progress)
-    try:
+    vision, size = eyes.vision, (picture.width, picture.height)
+    check_pixels(eyes.device, *size)
+
+    async def record(bench: Bench, rgb: Tensor) -> None:
         columns, rows = width // vision.patch, height // vision.patch
-        pixels = pixels_of(bench, picture, width, height)
+        pixels = resized(bench, rgb, size, (width, height))
         first = VisionRecorder(eyes, bench, columns, rows)
         x = first.embed(pixels, *_places(bench, vision, columns, rows))
         await first.body(x)
         columns, rows = columns // vision.pool, rows // vision.pool
         last = ProjectionRecorder(eyes, bench, columns, rows)
         pooled = last.pool(x)
-        tokens = last.project(pooled)
-        await bench.finish(pooled, tokens)
-        return Sight(bench, pooled, tokens)
-    except BaseException:
-        bench.clear()
-        raise
+        await bench.finish(pooled, last.project(pooled))
+
+    made = await eyes.work((*size, width, height), whole_words(picture.rgb), record, progress)
+    return Sight(eyes.device, *made)
 
 
 def _check_kernels_fit(gguf: Gguf, vision: Vision) -> None:
@@ -259,6 +303,30 @@ def _places(bench: Bench, vision: Vision, columns: int, rows: int) -> tuple[Tens
     y = [vision.positions + row for row in range(rows) for _ in range(columns)]
     tables = [bench.put(struct.pack(f"<{len(ids)}I", *ids), "places") for ids in (x, y)]
     return tables[0], tables[1]
+
+
+def _stacks(
+    vision: Vision, tensors: dict[str, TensorInfo], bounds: dict[str, Bounds]
+) -> dict[str, list[TensorInfo]]:
+    """What is brought to the device, by its name there: alike matrices that read the same go on top
+    of each other, under the name of the first, to be multiplied at once."""
+    stacks = {
+        name: [_as_rows(name, tensors[name])]
+        for name, _, _ in vision_tensors(vision)
+        if name in tensors
+    }
+    for index in range(vision.layers):
+        for parts in (CLIPPED[:3], CLIPPED[4:6]):
+            names = [f"v.blk.{index}.{part}" for part in parts]
+            limits = [bounds.get(name, Bounds()) for name in names]
+            # What comes out of q, k and v is held later, each by itself.
+            held = {each.input if parts[0] == "attn_q" else each for each in limits}
+            stack = [stacks[name + ".weight"][0] for name in names]
+            if len(held) == 1 and len({each.format for each in stack}) == 1:
+                stacks[names[0] + ".weight"] = stack
+                for name in names[1:]:
+                    del stacks[name + ".weight"]
+    return stacks
 
 
 def _as_rows(name: str, tensor: TensorInfo) -> TensorInfo:

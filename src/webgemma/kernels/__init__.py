@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 
 from webgemma.device import Kernel
@@ -33,18 +33,18 @@ def link(
     device's features decide, and "integer" brings the format's weights as integers.
     """
     constants = constants or {}
-    chosen = dict.fromkeys(_provider(piece, features, constants) for piece in pieces)
+    chosen = tuple(_provider(piece, features, constants) for piece in pieces)
     lines = tuple(_constant(name, value) for name, value in constants.items())
-    return _joined(op, format, lines, tuple(chosen), "enable-subgroups" in features)
+    return _joined(op, format, lines, chosen, "enable-subgroups" in features)
 
 
-@cache  # a plan links the same few programs for every layer
+@lru_cache(maxsize=1024)
 def _joined(
-    op: str, format: str, constants: tuple[str, ...], pieces: tuple[str, ...], enable: bool
+    op: str, format: str, lines: tuple[str, ...], chosen: tuple[str, ...], enable: bool
 ) -> Kernel:
-    parts = [*constants, *(_source(f"lib/{piece}") for piece in pieces)]
+    parts = [*lines, *(_source(f"lib/{piece}") for piece in dict.fromkeys(chosen))]
     parts += [_source(f"formats/{format.lower()}")] if format else []
-    parts += [_source(f"formats/integer/{format.lower()}")] if "integer" in pieces else []
+    parts += [_source(f"formats/integer/{format.lower()}")] if "integer" in chosen else []
     parts.append(_source(f"ops/{op}"))
     wgsl = "\n".join(parts)
     if enable and "subgroup" in wgsl:

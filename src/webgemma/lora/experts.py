@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from webgemma.gemma.config import Layer
 from webgemma.gemma.matrices import Weight
 from webgemma.gemma.moe import ROW_THREADS, THREADS, Mixture, Order
+from webgemma.gemma.outer import Outer
 from webgemma.graph import Tensor
 from webgemma.kernels import unit as unit_of
-from webgemma.lora.products import Outer, Product
+from webgemma.lora.products import Product
 
 if TYPE_CHECKING:
     from webgemma.lora.passes import Passes
@@ -125,7 +126,8 @@ class Asking(Mixture):
         """dx (+)= dy W of each place's expert; with `fan` slots those of one slot lie together."""
         passes, fmt, width = self.passes, weight.format, weight.width
         tile = Outer.for_places(order.tokens, passes.software)
-        kernel = passes.link("expert_matmul_back", fmt.name, ("outer",), **tile.constants)
+        pieces = ("outer", "outer_weights")
+        kernel = passes.link("expert_matmul_back", fmt.name, pieces, **tile.constants)
         grid = (-(-width // tile.n), order.tiles.shape[0])
         blocks, units = width // fmt.block, width // unit_of(fmt.name)
         expert_rows = weight.rows // self.experts.count

@@ -8,67 +8,18 @@ from typing import NamedTuple
 
 from webgemma.device import Kernel
 from webgemma.gemma.matrices import Part, Weight
+from webgemma.gemma.outer import FEW, Outer
 from webgemma.gemma.steps import Steps
 from webgemma.graph import Tensor
 from webgemma.kernels import unit as unit_of
 from webgemma.lora.parameters import Trained
 
-FEW = 32  # rows or columns that a narrow tile serves better
 BUSY_GROUPS = 256  # workgroups that fill a large GPU
 MANY_ROWS, MANY_SUMS = 512, 256  # of a matrix and of k, that are worth a share of their own
+FEW_SUMS = 64  # of k, the same for a narrow result
 # In software: threads that need not wait, tokens that a decoded weight serves, and how much is
 # added up before an invocation ends (see gemma/loops.py): rows of a matrix, and of other products.
 SOFTWARE_THREADS, SOFTWARE_TOKENS, SOFTWARE_ROWS, SOFTWARE_SUMS = 8, 4, 512, 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Outer:
-    """How lib/outer.wgsl cuts a product: m and n of a workgroup, fours of a thread, step of k."""
-
-    threads: int
-    m: int
-    n: int
-    each_m: int
-    each_n: int
-    slice: int = 16
-
-    @classmethod
-    def for_product(cls, m: int, n: int, software: bool) -> Outer:
-        """Narrow tiles for narrow results; in software, threads that need not wait."""
-        if software:
-            short = next((size for size in (8, 16) if min(m, n) <= size), 16)
-            return (
-                cls(8, 512 // short, short, 2, 2) if n <= m else cls(8, short, 512 // short, 2, 2)
-            )
-        if n <= FEW:
-            return cls(64, 64, 16, 1, 1)
-        if m <= FEW:
-            return cls(64, 16, 64, 1, 1)
-        return cls(128, 64, 128, 2, 2)
-
-    @classmethod
-    def for_weights(cls) -> Outer:
-        """Wider than the longest unit of a format."""
-        return cls(128, 64, 128, 2, 2)
-
-    @classmethod
-    def for_places(cls, places: int, software: bool) -> Outer:
-        """For the experts' products, with 8, 16 or 32 places in a tile."""
-        each = 1 if places == 8 and not software else 2
-        n = 64 if software else 128
-        return cls(places // (4 * each) * n // 8, places, n, each, 2)
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """As outer.wgsl names them."""
-        return {
-            "THREADS": self.threads,
-            "TILE_M": self.m,
-            "TILE_N": self.n,
-            "EACH_M": self.each_m,
-            "EACH_N": self.each_n,
-            "SLICE": self.slice,
-        }
 
 
 class Matrix(NamedTuple):
@@ -120,10 +71,13 @@ def product(
     kernel = steps.link("product", "", ("outer",), **tile.constants, **forms)
     grid = (-(-n // tile.n), -(-m // tile.m), times.outer * times.inner)
     whole = times == ONCE and c.first == 0 and c.outer == n and m * n % 4 == 0
-    shares = _product_shares(grid[0] * grid[1], k) if whole and not steps.software else 1
+    shares = 1
+    if whole and not steps.software:
+        shares = _product_shares(grid[0] * grid[1], k, narrow=min(m, n) <= FEW)
     if shares > 1:
-        parts, fours = steps.recorder.scratch(shares, m * n), m * n // 4
         share_k = -(-k // (shares * tile.slice)) * tile.slice
+        shares = -(-k // share_k)
+        parts, fours = steps.recorder.scratch(shares, m * n), m * n // 4
         params = [m, n, 0, k, share_k, 1, 0, float(scale)]
         params += [*a.place, *b.place, *Matrix(parts, n).place]
         steps.recorder.call(kernel, (*grid[:2], shares), params, a.tensor, b.tensor, parts)
@@ -137,8 +91,12 @@ def product(
         steps.recorder.call(kernel, grid, params, a.tensor, b.tensor, c.tensor)
 
 
-def _product_shares(groups: int, k: int) -> int:
-    """Into how many k is cut, so that narrow results keep a GPU busy too."""
+def _product_shares(groups: int, k: int, *, narrow: bool) -> int:
+    """Into how many k is cut, so that narrow results keep a GPU busy too.
+
+    Those are as fast as memory if enough of it is on its way, and their shares are small."""
+    if narrow:
+        return max(1, min(4 * BUSY_GROUPS // groups, k // FEW_SUMS, 32))
     return max(1, min(2 * BUSY_GROUPS // groups, k // MANY_SUMS, 16))
 
 
@@ -147,12 +105,13 @@ def matmul_back(
 ) -> None:
     """dx (+)= dy W for matrices on top of each other; dy may have columns to spare at its end."""
     tokens, width = dx.shape
+    weights = [steps.unpacked(weight, tokens) for weight in weights]
     parts = [
         (weight, part, first + part.first_row)
         for weight, first in zip(weights, _firsts(weights), strict=True)
         for part in weight.parts
     ]
-    tile = Outer.for_weights()
+    tile = Outer.large()
     groups = -(-width // tile.n) * -(-tokens // tile.m) * len(parts)
     shares = [_shares(part.rows, groups) for _, part, _ in parts]
     total = sum(shares)
@@ -207,7 +166,7 @@ def _call_back(
     blocks, units = width // weight.format.block, width // unit_of(weight.format.name)
     own = [first, rows.begin, rows.end, units, dy.shape[1], tokens]
     params = [blocks, *part.planes, *own, rows.share_rows, rows.first_share, int(add)]
-    kernel, grid = _multiplier(steps, weight, tokens, Outer.for_weights())
+    kernel, grid = _multiplier(steps, weight, tokens, Outer.large())
     steps.recorder.call(kernel, (*grid, rows.shares), params, part.data, dy, out)
 
 
@@ -221,7 +180,7 @@ def _multiplier(
         shape = {"THREADS": SOFTWARE_THREADS, "TOKENS": SOFTWARE_TOKENS}
         kernel = steps.link("matmul_back_units", name, (), **shape)
         return kernel, (-(-units // SOFTWARE_THREADS), -(-tokens // SOFTWARE_TOKENS))
-    kernel = steps.link("matmul_back", name, ("outer",), **tile.constants)
+    kernel = steps.link("matmul_back", name, ("outer", "outer_weights"), **tile.constants)
     return kernel, (-(-width // tile.n), -(-tokens // tile.m))
 
 

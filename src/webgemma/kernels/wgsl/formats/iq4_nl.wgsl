@@ -44,8 +44,7 @@ fn quants(words: Words) -> array<vec4<u32>, 2> {
     return array<vec4<u32>, 2>(table_values(packed), table_values(packed >> vec4(4u)));
 }
 
-fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
-    let words = words_of(row, unit);
+fn weights_of(words: Words) -> array<vec4<f32>, 8> {
     let d = block_scale(words);
     let q = quants(words);
     var out: array<vec4<f32>, 8>;
@@ -54,4 +53,8 @@ fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
         out[i + 4u] = d * vec4<f32>(unpack4xI8(q[1][i]));
     }
     return out;
+}
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
+    return weights_of(words_of(row, unit));
 }

@@ -70,8 +70,7 @@ fn quants(words: Words) -> array<vec4<u32>, 4> {
     );
 }
 
-fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
-    let words = words_of(row, unit);
+fn weights_of(words: Words) -> array<vec4<f32>, 16> {
     let s = group_scales(words);
     let q = quants(words);
     var out: array<vec4<f32>, 16>;
@@ -82,4 +81,8 @@ fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
         out[i + 12u] = s.w * vec4<f32>(unpack4xI8(q[3][i]));
     }
     return out;
+}
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
+    return weights_of(words_of(row, unit));
 }

@@ -29,8 +29,7 @@ fn quants(words: Words) -> array<vec4<u32>, 2> {
     );
 }
 
-fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
-    let words = words_of(row, unit);
+fn weights_of(words: Words) -> array<vec4<f32>, 8> {
     let s = scale_and_offset(words);
     let q = quants(words);
     var out: array<vec4<f32>, 8>;
@@ -39,4 +38,8 @@ fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
         out[i + 4u] = s.x * vec4<f32>(unpack4xU8(q[1][i])) + s.y;
     }
     return out;
+}
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
+    return weights_of(words_of(row, unit));
 }

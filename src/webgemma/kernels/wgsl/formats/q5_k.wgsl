@@ -57,8 +57,7 @@ fn quants(words: Words) -> array<vec4<u32>, 4> {
     );
 }
 
-fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
-    let words = words_of(row, unit);
+fn weights_of(words: Words) -> array<vec4<f32>, 16> {
     let s = scales_and_offsets(words);
     let q = quants(words);
     var out: array<vec4<f32>, 16>;
@@ -69,4 +68,8 @@ fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
         out[i + 12u] = s[1].x * vec4<f32>(unpack4xU8(q[3][i])) + s[1].y;
     }
     return out;
+}
+
+fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
+    return weights_of(words_of(row, unit));
 }

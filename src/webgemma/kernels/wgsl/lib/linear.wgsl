@@ -16,6 +16,8 @@ struct Params {
     second: u32,
     third: u32,
     segments: u32,
+    low: f32, // bounds of y: see finish_held.wgsl
+    high: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

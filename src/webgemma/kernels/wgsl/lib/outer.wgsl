@@ -1,45 +1,124 @@
-// add_slice: what a slice of k adds to the sums of a tile, sum[m, n] += left[k, m] * right[k, n]. The op
-// stages both slices in workgroup memory, fours along m and along n, `left_at` and `right_at` saying
-// where. A thread sums 4 * EACH_M by 4 * EACH_N of the tile's TILE_M by TILE_N.
+// sum_up: sum[m, n] += left[k, m] * right[k, n] over the k of a tile, by a workgroup for its TILE_M by
+// TILE_N; a thread sums 4 * EACH_M by 4 * EACH_N. Slices of k go through workgroup memory, fours along
+// m and along n. With AHEAD, while one is added up the next is on its way; with two BUFFERS a slice takes
+// one barrier. The op says what a tile is and brings both sides, a four of the left and an item of the
+// right at a time: left_place, left_four, left_staged, and bring_right, put_right, if those do not come
+// from lib/outer_weights.wgsl. Beyond the last k, left is 0; elsewhere beyond the end may come anything
+// that is a number.
 
 const M_FOURS: u32 = TILE_M / 4u;
 const N_FOURS: u32 = TILE_N / 4u;
 const ACROSS: u32 = N_FOURS / EACH_N; // threads along n
 const DOWN: u32 = M_FOURS / EACH_M; // threads along m
+const LEFT_ITEMS: u32 = SLICE * M_FOURS;
+const LEFT_EACH: u32 = (LEFT_ITEMS + THREADS - 1u) / THREADS;
+const RIGHT_EACH: u32 = (RIGHT_ITEMS + THREADS - 1u) / THREADS;
+// Lines are one longer than needed, so that neighbouring lines use other banks.
+const LEFT_SIZE: u32 = SLICE * (M_FOURS + 1u);
+const RIGHT_SIZE: u32 = SLICE * (N_FOURS + 1u);
+const BLOCKS: bool = ACROSS % 8u == 0u && DOWN % 4u == 0u; // 32 threads stand 8 across, 4 down
+const BLOCKS_ACROSS: u32 = max(1u, ACROSS / 8u);
 
 const_assert ACROSS * DOWN == THREADS;
 
 alias Sums = array<array<vec4<f32>, EACH_N>, 4u * EACH_M>; // of a thread: fours along n
 
-// Lines are one longer than needed, so that neighbouring lines use other banks.
-var<workgroup> left: array<vec4<f32>, SLICE * (M_FOURS + 1u)>;
-var<workgroup> right: array<vec4<f32>, SLICE * (N_FOURS + 1u)>;
+var<workgroup> left: array<vec4<f32>, BUFFERS * LEFT_SIZE>;
+var<workgroup> right: array<vec4<f32>, BUFFERS * RIGHT_SIZE>;
+var<workgroup> loud: array<atomic<u32>, BUFFERS>; // the last slice whose left was not all 0
 
-fn left_at(k: u32, m_four: u32) -> u32 {
-    return k * (M_FOURS + 1u) + m_four;
+// Of m, a four holds every M_FOURS-th, so that neighbouring threads read and write neighbours.
+fn left_at(buffer: u32, k: u32, m_four: u32) -> u32 {
+    return buffer * LEFT_SIZE + k * (M_FOURS + 1u) + m_four;
 }
 
-fn right_at(k: u32, n_four: u32) -> u32 {
-    return k * (N_FOURS + 1u) + n_four;
+fn right_at(buffer: u32, k: u32, n_four: u32) -> u32 {
+    return buffer * RIGHT_SIZE + k * (N_FOURS + 1u) + n_four;
 }
 
-// Of the sums of a thread, where they stand in the tile.
+fn across(thread: u32) -> u32 {
+    if (BLOCKS) {
+        return thread / 2u % 8u + thread / 32u % BLOCKS_ACROSS * 8u;
+    }
+    return thread % ACROSS;
+}
+
+fn down(thread: u32) -> u32 {
+    if (BLOCKS) {
+        return thread % 2u + thread / 16u % 2u * 2u + thread / (32u * BLOCKS_ACROSS) * 4u;
+    }
+    return thread / ACROSS;
+}
+
+// Of the sums of a thread, where they stand in the tile: its m, and its fours along n.
 fn own_m(thread: u32, i: u32) -> u32 {
-    return 4u * (thread / ACROSS + i / 4u * DOWN) + i % 4u;
+    return down(thread) + i / 4u * DOWN + i % 4u * M_FOURS;
 }
 
-fn own_n(thread: u32, j: u32) -> u32 {
-    return 4u * (thread % ACROSS + j * ACROSS);
+fn own_four(thread: u32, j: u32) -> u32 {
+    return across(thread) + j * ACROSS;
 }
 
-fn add_slice(sums: ptr<function, Sums>, thread: u32) {
+fn bring_left(tile: Tile, k: u32, item: u32) -> vec4<f32> {
+    let place = left_place(item);
+    return left_four(tile, min(k + place.x, tile.end - 1u), place.y);
+}
+
+fn put_left(brought: vec4<f32>, tile: Tile, k: u32, buffer: u32, item: u32) {
+    let place = left_place(item);
+    let four = select(vec4(0.0), left_staged(brought, place.y), k + place.x < tile.end);
+    left[left_at(buffer, place.x, place.y)] = four;
+    if (SKIP == 1u && any(four != vec4(0.0))) {
+        atomicStore(&loud[buffer], k + 1u);
+    }
+}
+
+// What a thread brings of a slice.
+struct Ahead {
+    left: array<vec4<f32>, LEFT_EACH>,
+    right: array<Brought, RIGHT_EACH>,
+}
+
+fn fetch(ahead: ptr<function, Ahead>, tile: Tile, k: u32, thread: u32) {
+    for (var i = 0u; i < LEFT_EACH; i++) {
+        (*ahead).left[i] = bring_left(tile, k, min(thread + i * THREADS, LEFT_ITEMS - 1u));
+    }
+    for (var i = 0u; i < RIGHT_EACH; i++) {
+        (*ahead).right[i] = bring_right(tile, k, min(thread + i * THREADS, RIGHT_ITEMS - 1u));
+    }
+}
+
+fn stage(ahead: ptr<function, Ahead>, tile: Tile, k: u32, buffer: u32, thread: u32) {
+    for (var i = 0u; i < LEFT_EACH; i++) {
+        if (thread + i * THREADS < LEFT_ITEMS) {
+            put_left((*ahead).left[i], tile, k, buffer, thread + i * THREADS);
+        }
+    }
+    for (var i = 0u; i < RIGHT_EACH; i++) {
+        if (thread + i * THREADS < RIGHT_ITEMS) {
+            put_right((*ahead).right[i], buffer, thread + i * THREADS);
+        }
+    }
+}
+
+// Without anything on its way: loops that no compiler unrolls.
+fn bring(tile: Tile, k: u32, thread: u32) {
+    for (var item = thread; item < LEFT_ITEMS; item += THREADS) {
+        put_left(bring_left(tile, k, item), tile, k, 0u, item);
+    }
+    for (var item = thread; item < RIGHT_ITEMS; item += THREADS) {
+        put_right(bring_right(tile, k, item), 0u, item);
+    }
+}
+
+fn add_slice(sums: ptr<function, Sums>, buffer: u32, thread: u32) {
     for (var k = 0u; k < SLICE; k++) {
         var b: array<vec4<f32>, EACH_N>;
         for (var j = 0u; j < EACH_N; j++) {
-            b[j] = right[right_at(k, thread % ACROSS + j * ACROSS)];
+            b[j] = right[right_at(buffer, k, own_four(thread, j))];
         }
         for (var i = 0u; i < EACH_M; i++) {
-            let a = left[left_at(k, thread / ACROSS + i * DOWN)];
+            let a = left[left_at(buffer, k, down(thread) + i * DOWN)];
             for (var j = 0u; j < EACH_N; j++) {
                 (*sums)[4u * i][j] = fma(vec4(a.x), b[j], (*sums)[4u * i][j]);
                 (*sums)[4u * i + 1u][j] = fma(vec4(a.y), b[j], (*sums)[4u * i + 1u][j]);
@@ -47,5 +126,32 @@ fn add_slice(sums: ptr<function, Sums>, thread: u32) {
                 (*sums)[4u * i + 3u][j] = fma(vec4(a.w), b[j], (*sums)[4u * i + 3u][j]);
             }
         }
+    }
+}
+
+fn sum_up(sums: ptr<function, Sums>, tile: Tile, thread: u32) {
+    if (AHEAD == 0u) {
+        for (var k = tile.begin; k < tile.end; k += SLICE) {
+            workgroupBarrier();
+            bring(tile, k, thread);
+            workgroupBarrier();
+            add_slice(sums, 0u, thread);
+        }
+        return;
+    }
+    var ahead: Ahead;
+    fetch(&ahead, tile, tile.begin, thread);
+    var buffer = 0u;
+    for (var k = tile.begin; k < tile.end; k += SLICE) {
+        if (BUFFERS == 1u) {
+            workgroupBarrier();
+        }
+        stage(&ahead, tile, k, buffer, thread);
+        workgroupBarrier();
+        fetch(&ahead, tile, k + SLICE, thread);
+        if (SKIP == 0u || atomicLoad(&loud[buffer]) == k + 1u) {
+            add_slice(sums, buffer, thread);
+        }
+        buffer = (buffer + 1u) % BUFFERS;
     }
 }

@@ -2,8 +2,9 @@
 // store(tile, t, n, sum). A workgroup computes TILE_ROWS rows by TILE_TOKENS tokens, SLICE of k at a
 // time through workgroup memory, so that one decoded weight serves all these tokens. A thread sums
 // ROWS_EACH by TOKENS_EACH of them over every SPLIT-th part of a slice; at the end the SPLIT threads
-// of the same place add up. tile_float or tile_integer says what x is: how a slice is fetched, staged
-// and multiplied. The op says which tokens a tile has (x_row) and what becomes of sums (store).
+// of the same place add up. tile_float, tile_four or tile_integer says what x is: how a slice is
+// fetched, staged in one of BUFFERS and multiplied. The op says which tokens a tile has (x_row) and what
+// becomes of sums (store).
 
 const ACROSS: u32 = TILE_ROWS / ROWS_EACH; // threads along the rows
 const DOWN: u32 = TILE_TOKENS / TOKENS_EACH; // threads along the tokens
@@ -12,6 +13,7 @@ const SPLIT: u32 = THREADS / PLACES;
 const QUADS: u32 = ROWS_EACH / 4u; // a thread's rows, four at a time
 
 const_assert SPLIT * PLACES == THREADS;
+const_assert DOWN % PAIR == 0u;
 const_assert TOKENS_EACH == 4u || TOKENS_EACH == 8u;
 
 alias Sums = array<array<vec4<f32>, QUADS>, TOKENS_EACH>; // of a thread
@@ -60,18 +62,22 @@ fn store_token(sums: array<vec4<f32>, QUADS>, tile: Tile, t: u32, n: u32, thread
 }
 
 fn multiply(tile: Tile, thread: u32) {
-    let row = thread % ACROSS; // and every ACROSS-th after it
-    let token = thread / ACROSS % DOWN; // and every DOWN-th
+    let spot = thread % PLACES;
+    let row = spot / PAIR % ACROSS; // and every ACROSS-th after it
+    let token = spot / (PAIR * ACROSS) * PAIR + spot % PAIR; // and every DOWN-th
     let share = thread / PLACES;
     var sums: Sums;
     var ahead: Ahead; // a slice on its way, while another is multiplied
     fetch(&ahead, tile, 0u, thread);
+    workgroupBarrier();
     for (var slice = 0u; slice * SLICE < params.units * UNIT; slice++) {
-        workgroupBarrier();
-        stage(&ahead, tile, thread);
+        if (BUFFERS == 1u) { // with two, nobody reads any more what is staged over
+            workgroupBarrier();
+        }
+        stage(&ahead, slice % BUFFERS, tile, thread);
         workgroupBarrier();
         fetch(&ahead, tile, slice + 1u, thread);
-        add_slice(&sums, row, token, share);
+        add_slice(&sums, slice % BUFFERS, row, token, share);
     }
     // spelled out: a loop with barriers does not unroll, and its index would take the sums out of
     // registers

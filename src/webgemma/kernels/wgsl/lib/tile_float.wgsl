@@ -3,13 +3,14 @@
 
 @group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;
 
+const PAIR: u32 = 1u; // neighbouring threads that have the same rows
 const FOURS: u32 = SLICE / 4u;
 const UNIT_FOURS: u32 = UNIT / 4u;
 const SLICE_UNITS: u32 = max(1u, SLICE / UNIT); // either several units make a slice
 const UNIT_SLICES: u32 = max(1u, UNIT / SLICE); // or several slices a unit
 
 const_assert SLICE_UNITS * UNIT == UNIT_SLICES * SLICE;
-const_assert SPLIT <= FOURS;
+const_assert BUFFERS == 1u && SPLIT <= FOURS;
 const_assert SPLIT == 1u || THREADS <= TILE_ROWS * FOURS; // a sum of each thread fits into w_tile
 
 alias Ahead = u32; // only which slice is next
@@ -26,7 +27,7 @@ fn fetch(ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
     *ahead = slice;
 }
 
-fn stage(ahead: ptr<function, Ahead>, tile: Tile, thread: u32) {
+fn stage(ahead: ptr<function, Ahead>, buffer: u32, tile: Tile, thread: u32) {
     load_weights(tile.row, *ahead, thread);
     load_tokens(tile, *ahead, thread);
 }
@@ -61,7 +62,7 @@ fn load_tokens(tile: Tile, slice: u32, thread: u32) {
     }
 }
 
-fn add_slice(sums: ptr<function, Sums>, row: u32, token: u32, share: u32) {
+fn add_slice(sums: ptr<function, Sums>, buffer: u32, row: u32, token: u32, share: u32) {
     for (var k = share; k < FOURS; k += SPLIT) {
         var w: array<mat4x4<f32>, QUADS>; // a column is four rows at one k
         for (var i = 0u; i < QUADS; i++) {

@@ -1,6 +1,7 @@
 // fetch, stage, add_slice: a slice of k through workgroup memory as integers, a group of 32 at a
 // time. The SPLIT threads of a place take every SPLIT-th group.
 
+const PAIR: u32 = 1u; // neighbouring threads that have the same rows
 const GROUPS: u32 = SLICE / 32u;
 const UNIT_GROUPS: u32 = UNIT / 32u;
 const SLICE_UNITS: u32 = SLICE / UNIT;
@@ -11,7 +12,7 @@ const X_ITEMS: u32 = TILE_TOKENS * SLICE_QUARTERS; // vec4s of its tokens
 const X_EACH: u32 = (X_ITEMS + THREADS - 1u) / THREADS;
 
 const_assert SLICE_UNITS * UNIT == SLICE;
-const_assert SPLIT <= GROUPS;
+const_assert BUFFERS == 1u && SPLIT <= GROUPS;
 const_assert SPLIT == 1u || THREADS <= 3u * GROUPS * TILE_ROWS; // a sum of each thread fits
 
 // What a thread brings of a slice: while it is on its way, the one before is multiplied.
@@ -48,7 +49,7 @@ fn fetch(ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
     }
 }
 
-fn stage(ahead: ptr<function, Ahead>, tile: Tile, thread: u32) {
+fn stage(ahead: ptr<function, Ahead>, buffer: u32, tile: Tile, thread: u32) {
     for (var i = 0u; i < W_EACH; i++) {
         let item = thread + i * THREADS;
         if (item < W_ITEMS) {
@@ -75,7 +76,7 @@ fn weights_at(line: u32) -> Weights {
     return Weights(w_tile[at], w_tile[at + 1u], bitcast<vec4<f32>>(w_tile[at + 2u]));
 }
 
-fn add_slice(sums: ptr<function, Sums>, row: u32, token: u32, share: u32) {
+fn add_slice(sums: ptr<function, Sums>, buffer: u32, row: u32, token: u32, share: u32) {
     for (var group = share; group < GROUPS; group += SPLIT) {
         var w: array<Weights, ROWS_EACH>;
         for (var i = 0u; i < ROWS_EACH; i++) {

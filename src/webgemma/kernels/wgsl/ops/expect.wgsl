@@ -1,7 +1,7 @@
-// sums[split, t] = sum over the ids of a split of exp((logit[t, id] - top) / temperature) W[id]: what
-// softmax(logits / temperature) W is made of, without the probabilities ever being stored. A
-// workgroup computes TOKENS rows by COLUMNS columns, IDS ids at a time through workgroup memory; a
-// thread sums four columns for EACH rows. expect_sum adds up the splits.
+// sums[split, t] = scale * sum over the ids of a split of exp((logit[t, id] - top) / temperature) W[id]:
+// what softmax(logits / temperature) W is made of, without the probabilities ever being stored. A
+// workgroup computes TILE_M rows by TILE_N columns, SLICE ids at a time, see lib/outer.wgsl. Ids that no
+// row of a tile gives a share worth adding are skipped. expect_sum adds up the splits.
 
 struct Params {
     row_blocks: u32,
@@ -13,8 +13,10 @@ struct Params {
     vocab: u32,
     first: u32, // position of the first row of logits
     tokens: u32, // rows of logits
-    split_rows: u32, // a multiple of IDS
+    split_rows: u32, // a multiple of SLICE
     first_split: u32,
+    least: f32, // share, of the likeliest id's, that is worth adding
+    scale: f32, // of the sums
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -23,81 +25,65 @@ struct Params {
 @group(0) @binding(4) var<storage, read> findings: array<Finding>;
 @group(0) @binding(5) var<storage, read_write> sums: array<vec4<f32>>; // [split, tokens, width / 4]
 
-const IDS: u32 = 32u;
-const TOKENS: u32 = 64u;
-const COLUMNS: u32 = 64u;
-const ACROSS: u32 = COLUMNS / 4u; // threads along the columns
-const DOWN: u32 = THREADS / ACROSS; // and along the rows
-const EACH: u32 = TOKENS / DOWN;
-const QUADS: u32 = EACH / 4u;
-const UNIT_FOURS: u32 = UNIT / 4u;
-const LINE_UNITS: u32 = COLUMNS / UNIT;
-
-const_assert LINE_UNITS * UNIT == COLUMNS && 4u * QUADS * DOWN == TOKENS;
-
-var<workgroup> w_tile: array<vec4<f32>, IDS * ACROSS>;
-var<workgroup> e_tile: array<vec4<f32>, IDS * TOKENS / 4u>; // four rows at one id
-
-fn load_weights(row: u32, end: u32, unit: u32, thread: u32) {
-    for (var item = thread; item < IDS * LINE_UNITS; item += THREADS) {
-        let line = item / LINE_UNITS;
-        let own = unit + item % LINE_UNITS;
-        var weights = array<vec4<f32>, UNIT_FOURS>(); // naga zeroes a bare `var` only once
-        if (row + line < end && own < params.units) {
-            weights = decode(row + line, own);
-        }
-        for (var i = 0u; i < UNIT_FOURS; i++) {
-            w_tile[line * ACROSS + item % LINE_UNITS * UNIT_FOURS + i] = weights[i];
-        }
-    }
+struct Tile {
+    begin: u32, // of its rows
+    end: u32,
+    part: u32, // the first row of this part of W, as rows are counted
+    unit: u32, // its first
+    token: u32,
 }
 
-fn load_shares(row: u32, end: u32, token: u32, thread: u32) {
-    for (var item = thread; item < IDS * TOKENS / 4u; item += THREADS) {
-        let line = item % IDS;
-        var four = vec4(0.0);
-        for (var i = 0u; i < 4u; i++) {
-            let t = token + item / IDS * 4u + i;
-            if (row + line < end && t < params.tokens) {
-                let logit = logits[t * params.vocab + params.first_row + row + line];
-                let below = logit - findings[params.first + t].top;
-                four[i] = exp(below * denoising.inverse_temperature);
-            }
-        }
-        e_tile[line * TOKENS / 4u + item / IDS] = four;
-    }
+var<workgroup> tops: array<vec4<f32>, M_FOURS>; // of each row, the likeliest id's logit
+
+fn top(t: u32) -> f32 {
+    return findings[params.first + min(t, params.tokens - 1u)].top;
+}
+
+// Neighbouring threads read neighbouring logits.
+fn left_place(item: u32) -> vec2<u32> {
+    return vec2(item % SLICE, item / SLICE);
+}
+
+fn logit(t: u32, id: u32) -> f32 {
+    return logits[min(t, params.tokens - 1u) * params.vocab + params.first_row + id];
+}
+
+fn left_four(tile: Tile, id: u32, four: u32) -> vec4<f32> {
+    let t = tile.token + four;
+    return vec4(
+        logit(t, id),
+        logit(t + M_FOURS, id),
+        logit(t + 2u * M_FOURS, id),
+        logit(t + 3u * M_FOURS, id),
+    );
+}
+
+fn left_staged(four: vec4<f32>, m_four: u32) -> vec4<f32> {
+    let shares = exp((four - tops[m_four]) * denoising.inverse_temperature);
+    return select(shares, vec4(0.0), shares < vec4(params.least));
 }
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let token = group.y * TOKENS;
     let begin = group.z * params.split_rows;
     let end = min(params.rows, begin + params.split_rows);
-    let across = thread % ACROSS;
-    let down = thread / ACROSS;
-    var sum: array<vec4<f32>, EACH>;
-    for (var row = begin; row < end; row += IDS) {
-        workgroupBarrier();
-        load_weights(row, end, group.x * LINE_UNITS, thread);
-        load_shares(row, end, token, thread);
-        workgroupBarrier();
-        for (var line = 0u; line < IDS; line++) {
-            let w = w_tile[line * ACROSS + across];
-            for (var quad = 0u; quad < QUADS; quad++) {
-                let e = e_tile[line * TOKENS / 4u + down * QUADS + quad];
-                sum[4u * quad] = fma(vec4(e.x), w, sum[4u * quad]);
-                sum[4u * quad + 1u] = fma(vec4(e.y), w, sum[4u * quad + 1u]);
-                sum[4u * quad + 2u] = fma(vec4(e.z), w, sum[4u * quad + 2u]);
-                sum[4u * quad + 3u] = fma(vec4(e.w), w, sum[4u * quad + 3u]);
-            }
-        }
+    let tile = Tile(begin, end, 0u, group.x * TILE_UNITS, group.y * TILE_M);
+    for (var four = thread; four < M_FOURS; four += THREADS) {
+        let t = tile.token + four;
+        tops[four] = vec4(top(t), top(t + M_FOURS), top(t + 2u * M_FOURS), top(t + 3u * M_FOURS));
     }
+    workgroupBarrier();
+    var own: Sums;
+    sum_up(&own, tile, thread);
     let fours = params.units * UNIT_FOURS;
-    let column = group.x * ACROSS + across;
-    for (var i = 0u; i < EACH; i++) {
-        let t = token + down * EACH + i;
-        if (t < params.tokens && column < fours) {
-            sums[((params.first_split + group.z) * params.tokens + t) * fours + column] = sum[i];
+    for (var i = 0u; i < 4u * EACH_M; i++) {
+        let t = tile.token + own_m(thread, i);
+        for (var j = 0u; j < EACH_N; j++) {
+            let four = group.x * N_FOURS + own_four(thread, j);
+            if (t < params.tokens && four < fours) {
+                let at = ((params.first_split + group.z) * params.tokens + t) * fours + four;
+                sums[at] = params.scale * own[i][j];
+            }
         }
     }
 }

@@ -24,38 +24,37 @@ struct Params {
 @group(0) @binding(4) var<storage, read> dy: array<f32>;
 @group(0) @binding(5) var<storage, read_write> dx: array<vec4<f32>>;
 
-const UNIT_FOURS: u32 = UNIT / 4u;
-const TILE_UNITS: u32 = TILE_N / UNIT;
-
-const_assert TILE_UNITS * UNIT == TILE_N;
-
-fn stage_gradients(sorted: vec4<u32>, row: u32, end: u32, thread: u32) {
-    let start = sorted.x * params.expert_rows;
-    for (var item = thread; item < SLICE * M_FOURS; item += THREADS) {
-        let n = row + item % SLICE;
-        let entry = sorted.y + 4u * (item / SLICE);
-        var four = vec4(0.0);
-        for (var i = 0u; i < 4u; i++) {
-            if (n < end && entry + i < sorted.z) {
-                four[i] = dy[places[entry + i] * params.stride + params.column + n - start];
-            }
-        }
-        left[left_at(item % SLICE, item / SLICE)] = four;
-    }
+struct Tile {
+    begin: u32, // of its rows, among those of all experts
+    end: u32,
+    part: u32, // the first row of this part of W
+    unit: u32, // its first
+    start: u32, // row of the expert's first
+    places: u32, // its first, and where they end
+    places_end: u32,
 }
 
-fn stage_weights(unit: u32, row: u32, end: u32, thread: u32) {
-    for (var item = thread; item < SLICE * TILE_UNITS; item += THREADS) {
-        let n = row + item / TILE_UNITS;
-        let u = unit + item % TILE_UNITS;
-        var weights = array<vec4<f32>, UNIT_FOURS>(); // naga zeroes a bare `var` only once
-        if (n < end && u < params.units) {
-            weights = decode(n - params.first_row, u);
-        }
-        for (var i = 0u; i < UNIT_FOURS; i++) {
-            right[right_at(item / TILE_UNITS, item % TILE_UNITS * UNIT_FOURS + i)] = weights[i];
-        }
-    }
+// Neighbouring threads read neighbouring columns of dy.
+fn left_place(item: u32) -> vec2<u32> {
+    return vec2(item % SLICE, item / SLICE);
+}
+
+fn gradient(tile: Tile, entry: u32, n: u32) -> f32 {
+    let place = places[min(tile.places + entry, tile.places_end - 1u)];
+    return dy[place * params.stride + params.column + n - tile.start];
+}
+
+fn left_four(tile: Tile, n: u32, four: u32) -> vec4<f32> {
+    return vec4(
+        gradient(tile, four, n),
+        gradient(tile, four + M_FOURS, n),
+        gradient(tile, four + 2u * M_FOURS, n),
+        gradient(tile, four + 3u * M_FOURS, n),
+    );
+}
+
+fn left_staged(four: vec4<f32>, m_four: u32) -> vec4<f32> {
+    return four;
 }
 
 @compute @workgroup_size(THREADS)
@@ -64,30 +63,29 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let start = sorted.x * params.expert_rows; // rows among those of all experts
     let begin = max(start, params.first_row);
     let end = min(start + params.expert_rows, params.first_row + params.rows);
+    if (begin >= end || sorted.y >= sorted.z) {
+        return;
+    }
+    let unit = group.x * TILE_UNITS;
     var sums: Sums;
-    if (begin < end && sorted.y < sorted.z) {
-        for (var row = begin; row < end; row += SLICE) {
-            workgroupBarrier();
-            stage_gradients(sorted, row, end, thread);
-            stage_weights(group.x * TILE_UNITS, row, end, thread);
-            workgroupBarrier();
-            add_slice(&sums, thread);
+    sum_up(&sums, Tile(begin, end, params.first_row, unit, start, sorted.y, sorted.z), thread);
+    let fours = params.units * UNIT_FOURS;
+    let add = params.add == 1u || start < params.first_row;
+    for (var i = 0u; i < 4u * EACH_M; i++) {
+        let entry = sorted.y + own_m(thread, i);
+        if (entry >= sorted.z) {
+            continue;
         }
-        let fours = params.units * UNIT_FOURS;
-        let add = params.add == 1u || start < params.first_row;
-        for (var i = 0u; i < 4u * EACH_M; i++) {
-            let entry = sorted.y + own_m(thread, i);
-            if (entry >= sorted.z) {
-                continue;
-            }
-            let place = places[entry];
-            let line = (place % params.fan * params.batch + place / params.fan) * fours;
-            for (var j = 0u; j < EACH_N; j++) {
-                let four = group.x * N_FOURS + own_n(thread, j) / 4u;
-                if (four < fours) {
-                    let at = line + four;
-                    dx[at] = sums[i][j] + select(vec4(0.0), dx[at], add);
+        let place = places[entry];
+        let line = (place % params.fan * params.batch + place / params.fan) * fours;
+        for (var j = 0u; j < EACH_N; j++) {
+            let four = group.x * N_FOURS + own_four(thread, j);
+            if (four < fours) {
+                var before = vec4(0.0);
+                if (add) {
+                    before = dx[line + four];
                 }
+                dx[line + four] = before + sums[i][j];
             }
         }
     }

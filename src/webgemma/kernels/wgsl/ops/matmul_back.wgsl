@@ -21,61 +21,57 @@ struct Params {
 @group(0) @binding(2) var<storage, read> dy: array<f32>;
 @group(0) @binding(3) var<storage, read_write> dx: array<vec4<f32>>;
 
-const UNIT_FOURS: u32 = UNIT / 4u;
-const TILE_UNITS: u32 = TILE_N / UNIT;
-
-const_assert TILE_UNITS * UNIT == TILE_N;
-
-fn stage_gradients(token: u32, row: u32, end: u32, thread: u32) {
-    for (var item = thread; item < SLICE * M_FOURS; item += THREADS) {
-        let n = row + item % SLICE;
-        let t = token + 4u * (item / SLICE);
-        var four = vec4(0.0);
-        for (var i = 0u; i < 4u; i++) {
-            if (n < end && t + i < params.batch) {
-                four[i] = dy[(t + i) * params.stride + params.first_row + n];
-            }
-        }
-        left[left_at(item % SLICE, item / SLICE)] = four;
-    }
+struct Tile {
+    begin: u32, // of its rows
+    end: u32,
+    part: u32, // the first row of this part of W, as rows are counted
+    unit: u32, // its first
+    token: u32,
 }
 
-fn stage_weights(unit: u32, row: u32, end: u32, thread: u32) {
-    for (var item = thread; item < SLICE * TILE_UNITS; item += THREADS) {
-        let n = row + item / TILE_UNITS;
-        let u = unit + item % TILE_UNITS;
-        var weights = array<vec4<f32>, UNIT_FOURS>(); // naga zeroes a bare `var` only once
-        if (n < end && u < params.units) {
-            weights = decode(n, u);
-        }
-        for (var i = 0u; i < UNIT_FOURS; i++) {
-            right[right_at(item / TILE_UNITS, item % TILE_UNITS * UNIT_FOURS + i)] = weights[i];
-        }
-    }
+// Neighbouring threads read neighbouring columns of dy.
+fn left_place(item: u32) -> vec2<u32> {
+    return vec2(item % SLICE, item / SLICE);
+}
+
+fn gradient(t: u32, n: u32) -> f32 {
+    return dy[min(t, params.batch - 1u) * params.stride + params.first_row + n];
+}
+
+fn left_four(tile: Tile, n: u32, four: u32) -> vec4<f32> {
+    let t = tile.token + four;
+    return vec4(
+        gradient(t, n),
+        gradient(t + M_FOURS, n),
+        gradient(t + 2u * M_FOURS, n),
+        gradient(t + 3u * M_FOURS, n),
+    );
+}
+
+fn left_staged(four: vec4<f32>, m_four: u32) -> vec4<f32> {
+    return four;
 }
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let token = group.y * TILE_M;
     let begin = params.begin + group.z * params.share_rows;
     let end = min(begin + params.share_rows, params.end);
+    let tile = Tile(begin, end, 0u, group.x * TILE_UNITS, group.y * TILE_M);
     var sums: Sums;
-    for (var row = begin; row < end; row += SLICE) {
-        workgroupBarrier();
-        stage_gradients(token, row, end, thread);
-        stage_weights(group.x * TILE_UNITS, row, end, thread);
-        workgroupBarrier();
-        add_slice(&sums, thread);
-    }
+    sum_up(&sums, tile, thread);
     let fours = params.units * UNIT_FOURS;
     let first = (params.first_share + group.z) * params.batch;
     for (var i = 0u; i < 4u * EACH_M; i++) {
-        let t = token + own_m(thread, i);
+        let t = tile.token + own_m(thread, i);
+        let line = (first + t) * fours;
         for (var j = 0u; j < EACH_N; j++) {
-            let four = group.x * N_FOURS + own_n(thread, j) / 4u;
+            let four = group.x * N_FOURS + own_four(thread, j);
             if (t < params.batch && four < fours) {
-                let at = (first + t) * fours + four;
-                dx[at] = sums[i][j] + select(vec4(0.0), dx[at], params.add == 1u);
+                var before = vec4(0.0);
+                if (params.add == 1u) {
+                    before = dx[line + four];
+                }
+                dx[line + four] = before + sums[i][j];
             }
         }
     }

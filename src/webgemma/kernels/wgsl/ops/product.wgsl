@@ -45,57 +45,77 @@ fn c_at(first: u32, row: u32) -> u32 {
     return first + row * params.c_outer;
 }
 
-// Neighbouring threads read neighbouring values.
-fn stage_a(first: u32, m_first: u32, k_first: u32, k_end: u32, thread: u32) {
-    for (var item = thread; item < SLICE * M_FOURS; item += THREADS) {
-        var values = vec4(0.0);
-        if (A_TURNED == 1u) {
-            let k = item / M_FOURS;
-            let m = m_first + 4u * (item % M_FOURS);
-            let at = a_at(first, k_first + k) + m;
-            for (var i = 0u; i < 4u; i++) {
-                if (m + i < params.m && k_first + k < k_end) {
-                    values[i] = a[at + i];
-                }
-            }
-            left[left_at(k, item % M_FOURS)] = values;
-        } else {
-            let k = item % SLICE;
-            let m = m_first + 4u * (item / SLICE);
-            for (var i = 0u; i < 4u; i++) {
-                if (m + i < params.m && k_first + k < k_end) {
-                    values[i] = a[a_at(first, m + i) + k_first + k];
-                }
-            }
-            left[left_at(k, item / SLICE)] = values;
-        }
-    }
+struct Tile {
+    begin: u32, // of its k
+    end: u32,
+    a_first: u32,
+    b_first: u32,
+    m: u32, // its first
+    n: u32,
 }
 
-fn stage_b(first: u32, n_first: u32, k_first: u32, k_end: u32, thread: u32) {
-    for (var item = thread; item < SLICE * N_FOURS; item += THREADS) {
-        var values = vec4(0.0);
-        if (B_TURNED == 1u) {
-            let k = item % SLICE;
-            let n = n_first + 4u * (item / SLICE);
-            for (var i = 0u; i < 4u; i++) {
-                if (n + i < params.n && k_first + k < k_end) {
-                    values[i] = b[b_at(first, n + i) + k_first + k];
-                }
-            }
-            right[right_at(k, item / SLICE)] = values;
-        } else {
-            let k = item / N_FOURS;
-            let n = n_first + 4u * (item % N_FOURS);
-            let at = b_at(first, k_first + k) + n;
-            for (var i = 0u; i < 4u; i++) {
-                if (n + i < params.n && k_first + k < k_end) {
-                    values[i] = b[at + i];
-                }
-            }
-            right[right_at(k, item % N_FOURS)] = values;
-        }
+// Neighbouring threads read neighbouring values.
+fn left_place(item: u32) -> vec2<u32> {
+    if (A_TURNED == 1u) {
+        return vec2(item / M_FOURS, item % M_FOURS);
     }
+    return vec2(item % SLICE, item / SLICE);
+}
+
+fn right_place(item: u32) -> vec2<u32> {
+    if (B_TURNED == 1u) {
+        return vec2(item % SLICE, item / SLICE);
+    }
+    return vec2(item / N_FOURS, item % N_FOURS);
+}
+
+fn a_value(tile: Tile, k: u32, m: u32) -> f32 {
+    let own = min(tile.m + m, params.m - 1u);
+    if (A_TURNED == 1u) {
+        return a[a_at(tile.a_first, k) + own];
+    }
+    return a[a_at(tile.a_first, own) + k];
+}
+
+fn b_value(tile: Tile, k: u32, n: u32) -> f32 {
+    let own = min(tile.n + n, params.n - 1u);
+    if (B_TURNED == 1u) {
+        return b[b_at(tile.b_first, own) + k];
+    }
+    return b[b_at(tile.b_first, k) + own];
+}
+
+fn left_four(tile: Tile, k: u32, four: u32) -> vec4<f32> {
+    return vec4(
+        a_value(tile, k, four),
+        a_value(tile, k, four + M_FOURS),
+        a_value(tile, k, four + 2u * M_FOURS),
+        a_value(tile, k, four + 3u * M_FOURS),
+    );
+}
+
+fn left_staged(four: vec4<f32>, m_four: u32) -> vec4<f32> {
+    return four;
+}
+
+const RIGHT_ITEMS: u32 = SLICE * N_FOURS;
+
+alias Brought = vec4<f32>; // of n, a four holds every N_FOURS-th
+
+fn bring_right(tile: Tile, k: u32, item: u32) -> Brought {
+    let place = right_place(item);
+    let own = min(k + place.x, tile.end - 1u);
+    return vec4(
+        b_value(tile, own, place.y),
+        b_value(tile, own, place.y + N_FOURS),
+        b_value(tile, own, place.y + 2u * N_FOURS),
+        b_value(tile, own, place.y + 3u * N_FOURS),
+    );
+}
+
+fn put_right(brought: Brought, buffer: u32, item: u32) {
+    let place = right_place(item);
+    right[right_at(buffer, place.x, place.y)] = brought;
 }
 
 @compute @workgroup_size(THREADS)
@@ -110,27 +130,37 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let c_first = p.c_first + z_outer * p.c_z_outer + z_step * p.c_z_step + share * p.m * p.n;
     let k_first = p.k_first + share * p.share_k;
     let k_end = min(p.k_end, select(p.k_end, k_first + p.share_k, p.share_k > 0u));
-    let m_first = group.y * TILE_M;
-    let n_first = group.x * TILE_N;
+    let tile = Tile(k_first, k_end, a_first, b_first, group.y * TILE_M, group.x * TILE_N);
     var sums: Sums;
-    for (var k = k_first; k < k_end; k += SLICE) {
-        workgroupBarrier();
-        stage_a(a_first, m_first, k, k_end, thread);
-        stage_b(b_first, n_first, k, k_end, thread);
-        workgroupBarrier();
-        add_slice(&sums, thread);
+    sum_up(&sums, tile, thread);
+    if (p.add == 1u) { // all is read before anything is written, so that nothing waits in between
+        for (var i = 0u; i < 4u * EACH_M; i++) {
+            let line = c_at(c_first, min(tile.m + own_m(thread, i), p.m - 1u));
+            for (var j = 0u; j < EACH_N; j++) {
+                let n = tile.n + own_four(thread, j);
+                let before = vec4(
+                    c[line + min(n, p.n - 1u)],
+                    c[line + min(n + N_FOURS, p.n - 1u)],
+                    c[line + min(n + 2u * N_FOURS, p.n - 1u)],
+                    c[line + min(n + 3u * N_FOURS, p.n - 1u)],
+                );
+                sums[i][j] = before + p.scale * sums[i][j];
+            }
+        }
+    } else {
+        for (var i = 0u; i < 4u * EACH_M; i++) {
+            for (var j = 0u; j < EACH_N; j++) {
+                sums[i][j] *= p.scale;
+            }
+        }
     }
     for (var i = 0u; i < 4u * EACH_M; i++) {
-        let m = m_first + own_m(thread, i);
-        if (m >= p.m) {
-            continue;
-        }
+        let m = tile.m + own_m(thread, i);
         let line = c_at(c_first, m);
         for (var j = 0u; j < 4u * EACH_N; j++) {
-            let n = n_first + own_n(thread, j / 4u) + j % 4u;
-            if (n < p.n) {
-                let sum = p.scale * sums[i][j / 4u][j % 4u];
-                c[line + n] = sum + select(0.0, c[line + n], p.add == 1u);
+            let n = tile.n + own_four(thread, j / 4u) + j % 4u * N_FOURS;
+            if (m < p.m && n < p.n) {
+                c[line + n] = sums[i][j / 4u][j % 4u];
             }
         }
     }

@@ -20,7 +20,10 @@ fn main(
     if (i >= params.fours) {
         return;
     }
-    var sum = select(vec4(0.0), y[i], params.add == 1u);
+    var sum = vec4(0.0);
+    if (params.add == 1u) {
+        sum = y[i];
+    }
     for (var share = 0u; share < params.shares; share++) {
         sum += parts[share * params.fours + i];
     }
