@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SPREAD := -n 2 --dist loadfile
 
 .PHONY: chat test lint types pytest browser vulkan chromium format bench wheel clean
 
@@ -19,13 +20,13 @@ types: $(VENV)/ready-dev
 	$(BIN)/mypy
 
 pytest: $(VENV)/ready-dev vulkan chromium
-	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/browser
+	$(BIN)/pytest $(SPREAD) --ignore tests/browser
 
 # The second command computes a share of the kernels' tests on Chromium's GPU; for all of them (a
 # quarter of an hour): WEBGEMMA_GPU=chromium .venv/bin/pytest tests/kernels
 browser: $(VENV)/ready-dev node_modules/.package-lock.json chromium
-	WEBGEMMA_BROWSER=1 $(BIN)/pytest tests/browser
-	WEBGEMMA_GPU=chromium $(BIN)/pytest @tests/browser/kernels.txt
+	WEBGEMMA_BROWSER=1 $(BIN)/pytest $(SPREAD) tests/browser
+	WEBGEMMA_GPU=chromium $(BIN)/pytest $(SPREAD) @tests/browser/kernels.txt
 
 # Without a GPU the tests compute on Mesa's software adapter.
 vulkan:

@@ -35,7 +35,7 @@ async def selftest(device: Device) -> None:
             prober.matvec("Q4_K", [_q4_k(d) for d in (0.75, SUBNORMAL, -2.0)]),
             *prober.attention(),
         ]
-        prober.run()
+        await prober.run()
         for probe in probes:
             data = await device.read(probe.made.buffer, 0, probe.made.nbytes).bytes()
             _judge(device.name, probe, struct.unpack(f"<{len(data) // 4}f", data))
@@ -60,8 +60,9 @@ class _Prober:
         self.recorder = Recorder(device)
         self.tensors: list[Tensor] = []
 
-    def run(self) -> None:
+    async def run(self) -> None:
         plan = self.recorder.plan()
+        await self.device.compiled()
         self.device.run(plan)
         plan.close(self.device)
 

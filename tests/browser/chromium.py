@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or ""
-FLAGS = ["--enable-unsafe-webgpu", "--no-sandbox"]  # the sandbox does not work for root, as in CI
+FLAGS = [
+    "--enable-unsafe-webgpu",
+    "--no-sandbox",  # it does not work for root, as in CI
+    # Workgroup memory is zeroed by a loop of Tint's, as for Metal and Direct3D: SwiftShader would
+    # compile one store for every word, which took it most of the time of all tests.
+    "--disable-dawn-features=use_vulkan_zero_initialize_workgroup_memory_extension",
+]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 from blank import BlankGguf, a4b, diffusion, e2b, q4_k_m
@@ -25,6 +26,7 @@ from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
+from webgemma.lora.adapter import Adapter
 from webgemma.lora.fresh import PARTS, fresh_adapter
 from webgemma.lora.train import Options, Trainer
 from webgemma.pictures import Picture
@@ -55,9 +57,10 @@ class Collector(NullDevice):
         return super().pipeline(kernel)
 
 
-def programs(features: frozenset[str]) -> set[Kernel]:
+@cache
+def programs(features: frozenset[str]) -> frozenset[Kernel]:
     """All that is linked for a device with these features, hardware or software."""
-    found = {probe(features)} if "subgroups" in features else set()
+    found: set[Kernel] = {probe(features)} if "subgroups" in features else set()
     for software in (False, True):
         device = Collector(features, software)
         with suppress(DeviceError):  # that zeros are wrong
@@ -74,7 +77,7 @@ def programs(features: frozenset[str]) -> set[Kernel]:
         look_at_pictures(device)
         hear_sounds(device)
         found |= device.kernels
-    return found
+    return frozenset(found)
 
 
 def models(device: NullDevice) -> Iterator[Model]:
@@ -144,10 +147,17 @@ def hear_sounds(device: NullDevice) -> None:
 def learn(model: Model) -> None:
     """Steps of training, of narrow adapters and of wide ones, with dropout and without."""
     for rank, dropout in ((4, 0.0), (40, 0.1)):
-        adapter = fresh_adapter(model.config, PARTS, rank=rank, layers=range(2))
-        trainer = Trainer(model, adapter, Options(sequences=2, dropout=dropout))
+        trainer = Trainer(
+            model, untrained(model.config, rank), Options(sequences=2, dropout=dropout)
+        )
         trainer.reserve(2, 32)
         trainer.close()
+
+
+@cache
+def untrained(config: Config, rank: int) -> Adapter:
+    """An adapter of all parts of two layers; its random numbers take longer than the linking."""
+    return fresh_adapter(config, PARTS, rank=rank, layers=range(2))
 
 
 def only(format: str) -> Callable[[str], str]:

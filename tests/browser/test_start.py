@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from browser.person import PYODIDE, Person
 from web.client import serving
-from web.page import Visitor
 
 from webgemma.web.site import Site
 
-PYODIDE = Path(__file__).resolve().parents[2] / "node_modules" / "pyodide"
-SLOW_MS = 60_000  # a GPU in software compiles for a while
 PICTURE = """async () => {
   const cache = await caches.open("webgemma-python");
   const sizes = {};
@@ -28,13 +26,13 @@ def test_python_begins_from_a_picture_and_without_one(chromium: Any, tmp_path: P
     warnings: list[str] = []
     with serving(Site(tmp_path, PYODIDE)) as client:
         context = chromium.new_context()
-        visitor = Visitor(context, f"http://localhost:{client.port}/")
-        visitor.page.set_default_timeout(SLOW_MS)
+        visitor = Person(context, f"http://localhost:{client.port}/")
         visitor.page.on("console", lambda message: warnings.append(message.text))
         visitor.open()
         first = visitor.page.evaluate(PICTURE)
         ((path, nbytes),) = first.items()
         assert nbytes > 20 << 20
+        visitor.set(Most_tokens="4")
         visitor.open()
         assert visitor.ask("Hello")
         assert visitor.page.evaluate(PICTURE) == first

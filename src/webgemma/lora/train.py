@@ -133,6 +133,7 @@ class Trainer:
         """Submit a batch; its losses come back."""
         room = self._room(*self._shape(batch))
         plans, data = self._plans(room, back=back), room.batch
+        await self.device.compiled()
         ids, targets = _laid_out(batch, data.sequences, data.length)
         self.device.write(data.ids.buffer, struct.pack(f"<{len(ids)}I", *ids))
         self.device.write(data.targets.buffer, struct.pack(f"<{len(targets)}I", *targets))
