@@ -35,14 +35,15 @@ def nbytes(tile: Tile, integers: bool) -> int:
     return 4 * tile.slice * (tile.rows + tile.tokens)
 
 
+@pytest.mark.parametrize("room", [16 << 10, 32 << 10])
 @pytest.mark.parametrize(("rows", "tokens"), [(768, 2394), (4304, 2394), (1024, 750)])
-def test_fours_of_towers_fill_a_gpu(rows: int, tokens: int) -> None:
-    tile = Tile.of_fours(rows, tokens)
+def test_fours_of_towers_fill_a_gpu(rows: int, tokens: int, room: int) -> None:
+    tile = Tile.of_fours(rows, tokens, room)
     assert tile is not None
     lines = (tile.rows // 4 + 1) + (tile.tokens // 4 + 1)
-    assert 16 * tile.buffers * tile.slice * lines <= WORKGROUP_NBYTES
+    assert 16 * tile.buffers * tile.slice * lines <= room
     assert tile.groups(rows, tokens) >= 2 * FEW_GROUPS
-    assert Tile.of_fours(rows, 20) is None
+    assert Tile.of_fours(rows, 20, room) is None
 
 
 @pytest.mark.parametrize("software", [True, False])

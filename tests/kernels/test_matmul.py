@@ -21,7 +21,7 @@ TILES = {  # THREADS, TILE_ROWS, TILE_TOKENS, ROWS_EACH, TOKENS_EACH, SLICE, BUF
     "tall": (128, 128, 32, 8, 8, 16, 1),
     "small": (128, 16, 16, 4, 4, 128, 1),
 }
-FOURS = {"fours": (128, 64, 64, 4, 8, 8, 2), "wide fours": (128, 64, 128, 8, 8, 8, 2)}
+FOURS = {"fours": (128, 64, 64, 4, 8, 8, 2), "long fours": (128, 64, 64, 4, 8, 16, 2)}
 NAMES = ("THREADS", "TILE_ROWS", "TILE_TOKENS", "ROWS_EACH", "TOKENS_EACH", "SLICE", "BUFFERS")
 LANES = {"few lanes": (2, 1), "lanes": (4, 8)}  # EACH, TOKENS of matmul_lanes
 EVERY_TILE = pytest.mark.parametrize("tile", [*TILES, *LANES])

@@ -138,8 +138,9 @@ class Steps:
         if cut is not None:
             kernel = self.link("matmul_lanes", name, ("state", *finish), **cut.constants)
             return kernel, cut.threads * cut.rows_each, cut.tokens
+        room = self.weights.device.limits.workgroup_nbytes
         fours = not integers and unit_of(name) == 4
-        tile = Tile.of_fours(weight.rows, tokens) if fours else None
+        tile = Tile.of_fours(weight.rows, tokens, room) if fours else None
         if tile is not None:
             parts = ("state", "tile", "tile_four", *finish)
             return self.link("matmul", name, parts, **tile.constants), tile.rows, tile.tokens

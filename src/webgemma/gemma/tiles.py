@@ -73,9 +73,10 @@ class Tile:
     buffers: int = 1
 
     @classmethod
-    def of_fours(cls, rows: int, tokens: int) -> "Tile | None":
+    def of_fours(cls, rows: int, tokens: int, workgroup_nbytes: int) -> "Tile | None":
         """For tile_four, where such tiles fill a GPU."""
-        tile = cls(128, 64, 64, 4, 8, 8, 2)
+        step = 16 if workgroup_nbytes >= 17 << 10 else 8
+        tile = cls(128, 64, 64, 4, 8, step, 2)
         return tile if tile.groups(rows, tokens) >= MANY_GROUPS else None
 
     @classmethod
