@@ -5,14 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import SHARED, needs_shared
-from gpu import device, get
+from gpu import device, get, hardware
 from tiny_eyes import EMBEDDER, LARGE_EYES, PICTURES, SMALL_EYES, Eyes, eyes_gguf
 from tiny_eyes import picture as pixels_of_picture
 from tolerance import GPU_SOFT_TOKENS
 
 from webgemma.blocking import finish
+from webgemma.device.native import NativeDevice
 from webgemma.device.null import NullDevice
 from webgemma.errors import DeviceError, InputError
+from webgemma.gemma import tiles
 from webgemma.gemma.matrices import whole_words
 from webgemma.gemma.pixels import check_pixels, resized
 from webgemma.gemma.towers import Towers
@@ -33,17 +35,20 @@ KINDS = {
 }
 
 
-def seen(gguf: Gguf, rgb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What the device makes of a picture that need not be resized: pooled, soft tokens."""
+def seen(
+    gguf: Gguf, rgb: np.ndarray, on: NativeDevice | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a device makes of a picture that need not be resized: pooled, soft tokens."""
+    on = on or device()
     vision = Towers.from_gguf(gguf).vision
     assert vision is not None
     height, width, _ = rgb.shape
-    held = device().nbytes
-    with finish(DeviceEyes.load(gguf, vision, device())) as eyes:
+    held = on.nbytes
+    with finish(DeviceEyes.load(gguf, vision, on)) as eyes:
         sight = finish(see(eyes, Picture(width, height, rgb.tobytes()), width, height))
-        found = get(sight.pooled), get(sight.tokens)
+        found = get(sight.pooled, on=on), get(sight.tokens, on=on)
         sight.close()
-    assert device().nbytes == held
+    assert on.nbytes == held
     return found
 
 
@@ -61,6 +66,20 @@ def test_as_the_reference(kind: str, size: tuple[int, int]) -> None:
     tower = VisionTower.from_gguf(gguf)
     values = patches(rgb, eyes.patch)
     pooled, tokens = seen(gguf, rgb)
+    assert_same(pooled, tower.pooled(values))
+    assert_same(tokens, tower.encode(values))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_the_reference_where_work_is_cut_as_for_a_real_gpu(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the tiles of large products, however small these are."""
+    monkeypatch.setattr(tiles, "MANY_GROUPS", 1)
+    gguf = finish(Gguf.aopen(BytesSource(eyes_gguf(KINDS[kind]))))
+    rgb = pixels_of_picture(KINDS[kind], *PICTURES[-1])
+    pooled, tokens = seen(gguf, rgb, hardware())
+    tower, values = VisionTower.from_gguf(gguf), patches(rgb, KINDS[kind].patch)
     assert_same(pooled, tower.pooled(values))
     assert_same(tokens, tower.encode(values))
 

@@ -1,11 +1,13 @@
 """matmul.wgsl and matmul_lanes.wgsl against numpy: formats, tiles, and sizes that fill none."""
 
+import matrices
 import numpy as np
 import pytest
-from gpu import device, get, put
+from gpu import device, get, hardware, put
 from tiny import random_tensor
 from tolerance import F32_KERNEL
 
+from webgemma.gemma.steps import Steps
 from webgemma.gguf.formats import FORMATS
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link, unit
@@ -174,3 +176,22 @@ def test_unpacked(name: str) -> None:
     device().run(recorder.plan())
     assert_close(get(out)[:37], matrix.weights)
     assert (get(out)[37:] == POISON).all()
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
+def test_many_tokens_are_multiplied_with_an_unpacked_matrix(name: str) -> None:
+    tokens, rows = 300, 520
+    tensor = random_tensor(1, "w", (256, rows), name)
+    x = numbers(tokens, 256)
+    with matrices.load(tensor, hardware()) as model:
+        state = put(np.array([0, tokens], np.uint32))
+        steps = Steps(model, Recorder(hardware()), state, tokens, eps=1e-6)
+        y = put(np.full((tokens, rows + 8), POISON))
+        steps.linear(put(x), next(iter(model.matrices.values())), y, 8, between=(-1.0, 1.5))
+        called = [call.kernel.name for call in steps.recorder.calls]
+        device().run(steps.recorder.plan())
+    truth = x.astype(np.float64) @ dequantise(tensor.data, FORMATS[name], (rows, 256)).T
+    assert called == [f"unpack/{name}", "matmul/F32"]
+    found, held = get(y)[:, 8:], np.clip(truth, -1.0, 1.5)
+    assert np.abs(found - held).max() <= F32_KERNEL * np.abs(truth).max()
+    assert (get(y)[:, :8] == POISON).all()
