@@ -1,26 +1,20 @@
-"""One conversation on a loaded model: its cache, the plans that fill it, and generation."""
+"""One conversation on a loaded model: what was read, whose turn it is, and generation."""
 
 import math
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
 from itertools import takewhile
-from math import prod
 from typing import Self
 
-from webgemma.device import Buffer, Device, Plan, Reading
+from webgemma.device import Plan, Reading
 from webgemma.errors import GgufError, InputError
-from webgemma.gemma.cache import ELEMENT_NBYTES, Cache, cache_shapes
-from webgemma.gemma.integers import chosen_precision
-from webgemma.gemma.sampling import GpuSampler
-from webgemma.gemma.saved import Saved, SavedFile, SavedPath, write_saved
-from webgemma.gemma.soft import MARKS, Soft, bring, check_soft, end_of_chunk, ends, marked, plain
-from webgemma.gemma.text import Inputs, TextRecorder
+from webgemma.gemma.cache import cache_shapes
+from webgemma.gemma.saved import Saved, SavedFile, SavedPath, check_saved, write_saved
+from webgemma.gemma.soft import Soft, bring, check_soft, end_of_chunk, ends, marked, plain
 from webgemma.gemma.weights import Model
-from webgemma.graph import Recorder, Tensor
 from webgemma.sampler import Chosen, Sampling
+from webgemma.session_memory import SessionMemory
 
 CHUNK = 512  # tokens that one prefill plan reads at most, unless a picture asks for more
 BATCHES = (1, 8, 32, 128, CHUNK)  # a chunk runs on the smallest plan that holds it
@@ -30,7 +24,7 @@ IMPOSSIBLE = 1e30  # no log-probability: the mark that a logit was no number (pa
 LOGITS_NBYTES = 1 << 27  # of the logits that are computed at once
 
 
-class Session:
+class Session(SessionMemory):
     """Tokens read so far, their keys and values on the device, and how to go on.
 
     Sessions of one model share nothing but its weights. One session does one thing at a time: what
@@ -39,44 +33,14 @@ class Session:
     def __init__(
         self, model: Model, context: int, *, kv: str = "f16", precision: str = "auto"
     ) -> None:
-        if kv not in ELEMENT_NBYTES:
-            raise InputError(f"There is no kv {kv!r}; choose f16 or f32.")
-        self.precision = chosen_precision(precision, model.device.software)
-        self.model = model
-        self.device: Device = model.device
-        self.context = context
-        self.kv = kv
+        super().__init__(model, context, kv, precision)
         self.tokens: list[int] = []  # whose keys and values the cache holds
         self.closed = False
         self._turn = 0  # counts what changes the cache
         self._unread: deque[Reading] = deque()  # results that nobody waits for
-        self._logits: dict[int, Tensor] = {}
-        self._plans: dict[tuple[str, int], Plan] = {}
-        self._compiling = False  # whether their kernels may still be
         self._adapters = model.adapters  # that the plans and the cache were made with
         self._check_open()
         self._make_room(CHUNK)
-
-    def _make_room(self, chunk: int) -> None:
-        """All memory of a session that reads so many tokens at once."""
-        with ExitStack() as owned:
-            self._owned = owned
-            self._chunk = chunk
-            self._make_tensors()
-            self._owned = owned.pop_all()  # `close` frees it; what raises before has freed it
-
-    def _make_tensors(self) -> None:
-        config, chunk = self.model.config, self._chunk
-        self._cache = Cache(self.device, config, self.context, self.kv, chunk)
-        self._owned.callback(self._cache.close)
-        self._inputs = Inputs(
-            self._keep(4 + chunk), self._keep(chunk), self._cache.tensors, self._cache.rings
-        )
-        self._hidden = self._keep(chunk, config.width)  # of the last chunk
-        self._sampler = GpuSampler(
-            self.device, config.vocab, self.context, config.suppressed, config.softcap
-        )
-        self._owned.callback(self._sampler.close)
 
     def prepare(self) -> None:
         """Have the kernels of a short prompt and of sampled tokens compiled before they are needed:
@@ -181,7 +145,7 @@ class Session:
     async def restore(cls, model: Model, path: SavedPath, *, precision: str = "auto") -> Self:
         """The session that was saved to a file, on the same model."""
         with SavedFile(path) as file:
-            _check_saved(file, model)
+            check_saved(file, model)
             session = cls(model, file.saved.context, kv=file.saved.kv, precision=precision)
             try:
                 await session._fill(file)
@@ -194,7 +158,7 @@ class Session:
         """Go on where a saved session was, in this one's memory; a damaged file leaves it empty."""
         self._check_open()
         with SavedFile(path) as file:
-            _check_saved(file, self.model)
+            check_saved(file, self.model)
             if file.saved.kv != self.kv:
                 raise InputError(
                     f"{file.name} was saved with kv {file.saved.kv}; load the model with the same."
@@ -207,6 +171,7 @@ class Session:
             return
         self.closed = True
         self._turn += 1
+        self.tokens.clear()
         self._let_go()
         self._unread.clear()
 
@@ -244,9 +209,7 @@ class Session:
         if self._adapters is not self.model.adapters:
             self._adapters = self.model.adapters
             self._forget(0)
-            while self._plans:
-                self._plans.popitem()[1].close(self.device)
-            self._logits.clear()
+            self._drop_plans()
 
     async def _pace(self, most: int) -> None:
         """Wait until at most so many submitted steps are unfinished."""
@@ -289,18 +252,13 @@ class Session:
 
     def _grow(self) -> None:
         """Make room for pictures that are read whole; what was read before is forgotten."""
+        self.tokens.clear()
         self._let_go()
         try:
             self._make_room(LARGEST_CHUNK)
         except BaseException:
             self.closed = True  # there is no cache any more
             raise
-
-    def _let_go(self) -> None:
-        self.tokens.clear()
-        self._owned.close()
-        self._plans.clear()
-        self._logits.clear()
 
     def _chunks(
         self, known: list[int], most: int | None = None, soft: Sequence[Soft] = ()
@@ -334,14 +292,6 @@ class Session:
         await self._pace(AHEAD)
         self._check_turn(turn)
 
-    def _soft_rows(self) -> Tensor:
-        """Where a chunk's soft tokens lie; there is room for them once there are any."""
-        if self._inputs.soft is None:
-            soft = self._keep(self._chunk, self.model.config.width)
-            self._inputs = replace(self._inputs, soft=soft)
-        assert self._inputs.soft is not None
-        return self._inputs.soft
-
     async def _decode(self, kind: str, length: int, last: int, turn: int) -> Reading:
         """Have the device read the token before `length` and choose the one after it."""
         plan = await self._compiled("decode " + kind, 1, turn)
@@ -354,11 +304,6 @@ class Session:
         if self.model.table:
             await self.model.table.bring(ids)
             self._check_turn(turn)
-
-    def _submit(self, plan: Plan, read: tuple[Buffer, int, int]) -> Reading:
-        reading = self.device.run(plan, read)
-        assert reading is not None
-        return reading
 
     def _suppress(self, logits: bytes) -> bytes:
         """Rows of logits in which the tokens that must not come are impossible."""
@@ -377,36 +322,6 @@ class Session:
             await self.device.compiled()
             self._check_turn(turn)
             self._compiling = False
-        return plan
-
-    def _plan(self, kind: str, batch: int) -> Plan:
-        """A plan, recorded when it is first needed."""
-        key = (kind, batch)
-        if key not in self._plans:
-            self._plans[key] = self._record(kind, batch)
-            self._compiling = True
-        return self._plans[key]
-
-    def _record(self, kind: str, batch: int) -> Plan:
-        recorder = Recorder(self.device)
-        kv, precision = "kv_" + self.kv, self.precision
-        if kind == "see":
-            self._soft_rows()
-        inputs = self._inputs if kind == "see" else replace(self._inputs, soft=None)
-        text = TextRecorder(self.model, recorder, inputs, batch, kv, precision)
-        width = self.model.config.width
-        hidden = Tensor((batch, width), 4 * batch * width, self._hidden.buffer)
-        if kind in ("read", "see"):
-            text.body(hidden)
-        elif kind == "logits":
-            self._logits[batch] = text.softcap(text.head(hidden))
-        else:
-            greedy, top = "greedy" in kind, kind.endswith("top")
-            h = text.body() if kind.startswith("decode") else text.last_row(self._hidden)
-            state, ids = self._inputs.state, self._inputs.ids
-            self._sampler.record(recorder, text.head(h), state, ids, greedy=greedy, top=top)
-        plan = recorder.plan()
-        self._owned.callback(plan.close, self.device)
         return plan
 
     async def _held(self, saved: Saved, turn: int) -> AsyncIterator[bytes]:
@@ -441,13 +356,6 @@ class Session:
             raise
         self.tokens = list(saved.tokens)
 
-    def _keep(self, *shape: int) -> Tensor:
-        """A tensor that lives as long as the session."""
-        nbytes = 4 * prod(shape)
-        tensor = Tensor(shape, nbytes, self.device.buffer(nbytes, "session"))
-        self._owned.callback(self.device.free, tensor.buffer)
-        return tensor
-
 
 def no_numbers(name: str, device: str) -> GgufError:
     """The sentence for a model whose logits are no numbers."""
@@ -455,18 +363,3 @@ def no_numbers(name: str, device: str) -> GgufError:
         f"{name} computes NaN or infinity on {device}: its weights are damaged, or this "
         "GPU's arithmetic is broken; `webgemma check` with this model tells which."
     )
-
-
-def _check_saved(file: SavedFile, model: Model) -> None:
-    """Refuse a file of another model, and numbers that cannot be."""
-    saved, config = file.saved, model.config
-    if (saved.fingerprint, saved.shapes) != (model.fingerprint, cache_shapes(config)):
-        raise InputError(f"{file.name} belongs to another model than {config.name}: load that one.")
-    length = len(saved.tokens)
-    if not (
-        saved.kv in ELEMENT_NBYTES
-        and max(1, length) <= saved.context <= config.context
-        and saved.lost <= max(0, length - config.window + 1)
-        and all(token < config.vocab or token >= MARKS for token in saved.tokens)
-    ):
-        raise file.damaged("its header makes no sense")

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from webgemma.errors import InputError
+from webgemma.gemma.cache import ELEMENT_NBYTES, cache_shapes
+from webgemma.gemma.soft import MARKS
+from webgemma.gemma.weights import Model
 
 MAGIC = b"webgemma"
 VERSION = 1
@@ -154,6 +157,21 @@ class SavedFile:
         except (ValueError, TypeError, RecursionError) as error:
             raise self.damaged("its header makes no sense") from error
         return saved
+
+
+def check_saved(file: SavedFile, model: Model) -> None:
+    """Refuse a file of another model, and numbers that cannot be."""
+    saved, config = file.saved, model.config
+    if (saved.fingerprint, saved.shapes) != (model.fingerprint, cache_shapes(config)):
+        raise InputError(f"{file.name} belongs to another model than {config.name}: load that one.")
+    length = len(saved.tokens)
+    if not (
+        saved.kv in ELEMENT_NBYTES
+        and max(1, length) <= saved.context <= config.context
+        and saved.lost <= max(0, length - config.window + 1)
+        and all(token < config.vocab or token >= MARKS for token in saved.tokens)
+    ):
+        raise file.damaged("its header makes no sense")
 
 
 def _check(saved: Saved) -> None:
