@@ -12,6 +12,7 @@ import pytest
 import soundfile
 from conftest import SHARED, needs_shared
 from PIL import Image
+from questions import user
 from tiny import LARGE, SMALL, tiny_gguf, tiny_metadata, tiny_tensors
 from tiny_ears import EARS, RAW_EARS, as_ollama, audio_of, ears_gguf, ears_metadata, ears_tensors
 from tiny_eyes import SMALL_EYES, eyes_metadata, eyes_tensors
@@ -44,11 +45,6 @@ def file_bytes(samples: np.ndarray, rate: int = 16_000) -> bytes:
     file = io.BytesIO()
     soundfile.write(file, samples, rate, format="WAV", subtype="FLOAT")
     return file.getvalue()
-
-
-def user(*content: object) -> dict[str, object]:
-    parts = [{"type": "text", "text": x} if isinstance(x, str) else x for x in content]
-    return {"role": "user", "content": parts}
 
 
 def sound(source: object) -> dict[str, object]:

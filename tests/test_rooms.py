@@ -42,6 +42,7 @@ ROOMS: dict[str, set[str]] = {
     "reference": {"gguf", "gemma", "sampler", "denoising", "pictures", "senses"},
     "pieces": {"text", "denoising"},
     "defaults": {"gemma", "models", "denoising"},
+    "prompts": {"text", "defaults"},
     "engines": {
         *("gguf", "device", "sampler", "gemma", "defaults", "selftest", "session", "reference"),
         *("senses", "gpu_senses", "denoising", "blocks"),
@@ -50,6 +51,7 @@ ROOMS: dict[str, set[str]] = {
         *("text", "gemma", "defaults", "denoising", "engines", "pieces", "sampler", "senses"),
     },
     "api": {
+        "prompts",
         "replies",
         "gguf",
         "text",

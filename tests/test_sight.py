@@ -1,8 +1,5 @@
 """Pictures in a chat, on the GPU and on the CPU: seen alike, in order, and only once."""
 
-import base64
-import io
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import SHARED, needs_shared
-from PIL import Image
+from questions import image, reply, user
 from store import add_model
 from tiny import LARGE, MOE, SMALL, tiny_gguf, tiny_metadata, tiny_tensors
 from tiny_eyes import EMBEDDER, LARGE_EYES, SMALL_EYES, eyes_gguf, eyes_metadata, eyes_tensors
@@ -25,8 +22,6 @@ from webgemma.pictures import Picture
 from webgemma.reference.pictures import pixel_values
 from webgemma.reference.vision import VisionTower
 from webgemma.senses import KEPT
-from webgemma.text.chat import Chat
-from webgemma.text.markup import Media
 
 KINDS = {
     "small": (replace(SMALL, context=1024), replace(SMALL_EYES, positions=96)),
@@ -39,25 +34,6 @@ RNG = np.random.default_rng(5)
 CAT = RNG.integers(0, 256, (30, 47, 3), np.uint8)
 DOG = RNG.integers(0, 256, (64, 20, 3), np.uint8)
 SIZES = {"cat": 10 * 6, "dog": 4 * 14}  # soft tokens, of 70
-
-
-def file_bytes(rgb: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(rgb).save(file, "PNG")
-    return file.getvalue()
-
-
-def user(*content: object) -> dict[str, object]:
-    parts = [{"type": "text", "text": x} if isinstance(x, str) else x for x in content]
-    return {"role": "user", "content": parts}
-
-
-def image(source: object) -> dict[str, object]:
-    return {"type": "image", "image": source}
-
-
-def reply(gemma: Gemma, messages: list[dict[str, object]], count: int = 8) -> list[int]:
-    return [p.token for p in gemma.chat(messages, temperature=0, max_tokens=count)]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +50,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     metadata = tiny_metadata(tiny) | eyes_metadata(KINDS["embedder"][1], "gemma4.")
     tensors = [*tiny_tensors(tiny), *eyes_tensors(KINDS["embedder"][1])]
     (made / "wide.one").write_bytes(gguf_bytes(metadata, tensors))
-    (made / "cat.png").write_bytes(file_bytes(CAT))
     return made
 
 
@@ -137,14 +112,6 @@ def test_a_picture_is_encoded_as_the_reference_does(kind: str, on: str, folder: 
             np.testing.assert_allclose(found, unchanged, rtol=0, atol=within)
 
 
-def test_every_way_to_give_a_picture(gemma: Gemma, folder: Path) -> None:
-    path, data = folder / "cat.png", file_bytes(CAT)
-    wanted = gemma.encode_image(CAT, budget=70)
-    url = "data:image/png;base64," + base64.b64encode(data).decode()
-    for source in (path, str(path), data, Image.fromarray(CAT), url):
-        np.testing.assert_array_equal(gemma.encode_image(source, budget=70), wanted)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_engines_answer_alike(kind: str, folder: Path) -> None:
     """And otherwise than to another picture; a model of one file as one of two."""
@@ -197,22 +164,6 @@ def test_a_picture_takes_280_soft_tokens(
             reply(gemma, [user(image(CAT), image(DOG))], 1)
 
 
-def test_what_clients_of_others_send(gemma: Gemma, folder: Path) -> None:
-    data = base64.b64encode(file_bytes(CAT)).decode()
-    url = f"data:image/png;base64,{data}"
-    path = folder / "cat.png"
-    wanted = reply(gemma, [user(image(CAT), "this?")])
-    for part in (
-        {"type": "image", "path": path},
-        {"type": "image", "url": url},
-        {"type": "image_url", "image_url": {"url": url}},
-        {"type": "image_url", "image_url": url},
-    ):
-        assert reply(gemma, [user(part, "this?")]) == wanted
-    for source in (file_bytes(CAT), data, data.rstrip("="), str(path), url):
-        assert reply(gemma, [{"role": "user", "content": "this?", "images": [source]}]) == wanted
-
-
 @pytest.mark.usefixtures("fresh")
 def test_the_next_turn_does_not_encode_again(gemma: Gemma, looks: list[Picture]) -> None:
     messages = [user(image(CAT), "this?")]
@@ -253,37 +204,6 @@ def test_a_failed_chat_lets_its_pictures_go(gemma: Gemma) -> None:
     assert [seen.users for seen in gemma._engine.senses._sensed.values()] == [1]
     pieces.close()
     assert [seen.users for seen in gemma._engine.senses._sensed.values()] == [0]
-
-
-@pytest.mark.parametrize(
-    ("part", "sentence"),
-    [
-        ({"type": "image"}, r"messages\[0\].content\[0\] has no picture: give it as 'image'"),
-        (image("https://example.org/cat.png"), "nothing is fetched from there"),
-        ({"type": "image_url", "image_url": {"url": "http://x/a.png"}}, "nothing is fetched"),
-        ({"type": "image", "url": "cat.png"}, "must be a data: URL; a file is given as 'path'"),
-        ({"type": "image_url", "image_url": {}}, "has no picture"),
-        (image("data:image/png"), "without a comma"),
-        (image("data:image/png;base64,ä"), "neither a file nor base64"),
-        (image("data:text/plain,hello"), r"content\[0\].image: The picture holds nothing"),
-        (image("no such file.png"), "'no such file.png' cannot be opened"),
-        (image({}), "A picture is a path, .* not dict"),
-    ],
-)
-def test_pictures_that_cannot_be_taken(gemma: Gemma, part: dict, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        reply(gemma, [user(part, "this?")])
-
-
-def test_sizes_and_budgets_that_cannot_be(gemma: Gemma) -> None:
-    with pytest.raises(InputError, match="no multiples of 12"):
-        gemma.encode_image(CAT, resize=False)
-    with pytest.raises(InputError, match="one of 70, 140, 280, 560, 1120 soft tokens, not 100"):
-        gemma.encode_image(CAT, budget=100)
-    with pytest.raises(InputError, match="cannot be opened"):
-        gemma.encode_image("nothing.png")
-    with pytest.raises(InputError, match="a side can have at most 384"):  # of this tiny tower
-        gemma.encode_image(np.zeros((1, 100, 3), np.uint8))
 
 
 @pytest.mark.parametrize("on", DEVICES)
@@ -341,27 +261,6 @@ def test_forks_share_their_eyes(folder: Path) -> None:
     device = fork._engine._session.device
     fork.close()
     assert device.nbytes == 0
-
-
-def test_placeholders_carry_what_was_given() -> None:
-    tool = {"role": "tool", "content": [image("b"), {"type": "text", "text": "done"}]}
-    call = {"function": {"name": "look", "arguments": {}}}
-    asked = [
-        user("x", image("a")),
-        {"role": "assistant", "tool_calls": [call]},
-        tool,
-        user({"type": "image", "path": "c"}),
-    ]
-    media = [part for part in Chat().parts(asked) if isinstance(part, Media)]
-    assert [(m.source, m.field) for m in media] == [("a", "image"), ("b", "image"), ("c", "path")]
-    assert media[0].where == "messages[0].content[1].image"
-
-
-def test_without_pillow(gemma: Gemma, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "webgemma.picture_files", raising=False)
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InputError, match="decoded by Pillow, which is not installed"):
-        gemma.encode_image(CAT)
 
 
 @needs_shared

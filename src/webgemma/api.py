@@ -24,6 +24,7 @@ from webgemma.models import find_model, is_address, not_at_once, with_mmproj
 from webgemma.pictures import BUDGET
 from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText
 from webgemma.progress import Progress, unwatched
+from webgemma.prompts import conversation, text_ids
 from webgemma.replies import Speaker
 from webgemma.rows import are_numbers, rows_of
 from webgemma.senses import Sensed
@@ -206,7 +207,7 @@ class Gemma:
 
         DiffusionGemma's tokens come a block at a time; with `watch=True`, pieces that hold the
         canvas after each step come between."""
-        ids = self._prompt_ids(prompt, special)
+        ids = text_ids(prompt, self.tokenizer, special) if isinstance(prompt, str) else prompt
         asked = settings_for(self.config, settings, self.defaults)
         reader = PlainReader(self._tokenizer, StopText(asked.get("stop", ())))
         async for piece in self._speaker.pieces(ids, reader, asked):
@@ -236,10 +237,8 @@ class Gemma:
         `images` will do, too. A film is `{"type": "video", "video": …}`: a list of pictures with
         their `fps`, or an animated GIF, WebP or PNG. `progress` is told how far encoding them is,
         and may raise to end it."""
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        messages = self._opened(messages)
-        parts = self._chat.parts(messages, tools, think, continue_last=continue_last)
+        opened = conversation(messages, self.opening)
+        parts = self._chat.parts(opened, tools, think, continue_last=continue_last)
         asked = settings_for(self.config, settings, self.defaults)
         parser = ReplyParser(think, tools, in_thought=opens_thought(parts))
         reader = ReplyReader(self.tokenizer, parser, StopText(asked.get("stop", ())))
@@ -387,18 +386,6 @@ class Gemma:
         if not isinstance(self._engine, GpuEngine):
             raise InputError(f"{what} needs the GPU; this model is loaded on the {self.device}.")
         return self._engine
-
-    def _prompt_ids(self, prompt: str | Sequence[int], special: bool) -> Sequence[int]:
-        if not isinstance(prompt, str):
-            return prompt
-        ids = self.tokenizer.encode(prompt, special=special)
-        return ids if ids[:1] == [self.tokenizer.bos] else [self.tokenizer.bos, *ids]
-
-    def _opened(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The conversation after the model's own opening; a system message replaces that one."""
-        own_system = any(isinstance(m, Mapping) and m.get("role") == "system" for m in messages)
-        kept = [m for m in self.opening if not (own_system and m.get("role") == "system")]
-        return [*kept, *messages] if kept else messages
 
 
 def _put_on(engine: Engine, adapters: Sequence[tuple[Mapping[str, Any], float]]) -> None:

@@ -14,7 +14,13 @@ from store import CONFIG, add_blob, add_manifest, add_model, manifest_path
 
 from webgemma.errors import GgufError, InputError, ModelNotFoundError
 from webgemma.gguf import ollama
-from webgemma.gguf.ollama import ModelName, OllamaStore, parse_digest, sha256_file
+from webgemma.gguf.ollama import OllamaStore, parse_digest, sha256_file
+from webgemma.gguf.ollama_names import (
+    DEFAULT_HOST,
+    DEFAULT_NAMESPACE,
+    DEFAULT_TAG,
+    ModelName,
+)
 
 NAMES = [json.loads(line) for line in (FIXTURES / "names.jsonl").read_text().splitlines()]
 HEX = "0123456789abcdef" * 4
@@ -28,10 +34,10 @@ def part(more: str, longest: int) -> st.SearchStrategy[str]:
 
 MODEL_NAMES = st.builds(
     ModelName,
-    host=st.just(ollama.DEFAULT_HOST) | part("-.:", 350),
-    namespace=st.just(ollama.DEFAULT_NAMESPACE) | part("-", 80),
+    host=st.just(DEFAULT_HOST) | part("-.:", 350),
+    namespace=st.just(DEFAULT_NAMESPACE) | part("-", 80),
     model=part("-.", 80),
-    tag=st.just(ollama.DEFAULT_TAG) | part("-.", 80),
+    tag=st.just(DEFAULT_TAG) | part("-.", 80),
 )
 
 

@@ -1,10 +1,11 @@
-"""A Chromium for the tests of one file, and a fresh profile in it for each test."""
+"""For the tests of one file a Chromium and a page; for each test a fresh profile and a visitor."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from browser.chromium import launched
+from web.page import Visitor, serving_page
 
 
 @pytest.fixture(scope="module")
@@ -18,3 +19,20 @@ def context(browser: Any) -> Iterator[Any]:
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
     yield context
     context.close()
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The page, with no model but the bundled one."""
+    with serving_page(tmp_path_factory.mktemp("site")) as url:
+        yield url
+
+
+@pytest.fixture
+def visitor(context: Any, url: str) -> Iterator[Visitor]:
+    """Someone with the page open; whatever they do, no error and no other host."""
+    visitor = Visitor(context, url)
+    visitor.open()
+    yield visitor
+    assert visitor.errors == []
+    assert [r for r in visitor.requests if not r.startswith((url, f"blob:{url}"))] == []

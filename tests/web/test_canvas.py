@@ -1,14 +1,12 @@
 """DiffusionGemma on the page: a block comes into focus, then it is text."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from browser.chromium import CHROMIUM
 from tiny import DIFFUSION, tiny_gguf
-from web.page import Visitor, serving_page
+from web.page import Visitor
 from web.test_tab import HELLO, chosen, told
 
 from webgemma import Gemma
@@ -39,13 +37,6 @@ def test_every_step_is_told_before_its_text() -> None:
         wanted = [piece.text for piece in pieces]
     assert "".join(m["text"] for m in messages if m["type"] == "piece") == "".join(wanted)
     assert messages[-1]["tokens"] == len(wanted)
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder: Path = tmp_path_factory.mktemp("site")
-    with serving_page(folder) as url:
-        yield url
 
 
 @in_chromium

@@ -14,12 +14,6 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving_page(tmp_path_factory.mktemp("site")) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
 def speaking(browser: Any) -> Iterator[Any]:
     """A browser whose microphone hears beeps."""
     flags = [*FLAGS, "--use-fake-device-for-media-stream"]

@@ -2,14 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 from browser.chromium import CHROMIUM
 from pretend_files import PretendFiles
 from tiny import SMALL, tiny_gguf
-from web.page import Visitor, serving_page
+from web.page import Visitor
 from web.test_tab import HELLO, chosen, told
 
 from webgemma.blocking import finish
@@ -189,20 +189,6 @@ def test_an_adapter_that_is_gone() -> None:
 
 
 # At the page
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving_page(tmp_path_factory.mktemp("site")) as url:
-        yield url
-
-
-@pytest.fixture
-def visitor(context: Any, url: str) -> Iterator[Visitor]:
-    visitor = Visitor(context, url)
-    visitor.open()
-    yield visitor
-    assert visitor.errors == []
 
 
 def bring(visitor: Visitor, name: str, data: str = DATA) -> None:

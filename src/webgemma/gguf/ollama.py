@@ -13,28 +13,19 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, TypeVar
 
 from webgemma.errors import GgufError, InputError, ModelNotFoundError
+from webgemma.gguf.ollama_names import ModelName
 
-DEFAULT_HOST = "registry.ollama.ai"
-DEFAULT_NAMESPACE = "library"
-DEFAULT_TAG = "latest"
 SERVICE_ROOT = Path("/usr/share/ollama/.ollama/models")  # where Ollama's Linux service keeps them
 TEXT_LIMIT_NBYTES = 4 << 20  # of everything but weights: manifest, config, template, licence, …
 
 _IMAGE = "application/vnd.ollama.image."
 _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
-_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
-_PARTS = {  # the rule for each part of a name, for the program and for people
-    "host": (r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,349}", "350 letters, digits or _ - . :"),
-    "namespace": (r"[A-Za-z0-9_][A-Za-z0-9_-]{0,79}", "80 letters, digits or _ -"),
-    "model": (r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}", "80 letters, digits or _ - ."),
-    "tag": (r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}", "80 letters, digits or _ - ."),
-}
 _CONFIG_KEYS: dict[type[Any], tuple[str, ...]] = {
     str: (
         *("model_format", "model_family", "model_type", "file_type", "base_name", "requires"),
@@ -46,49 +37,6 @@ _CONFIG_KEYS: dict[type[Any], tuple[str, ...]] = {
 }
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelName:
-    """A full and valid model name; `str` gives the short form that Ollama shows."""
-
-    host: str
-    namespace: str
-    model: str
-    tag: str
-
-    def __post_init__(self) -> None:
-        for part, (rule, letters) in _PARTS.items():
-            value = getattr(self, part)
-            if not re.fullmatch(rule, value):
-                shown = repr(value if len(value) <= 60 else value[:60] + "…")
-                raise InputError(
-                    f"Not a model name: its {part} {shown} must be 1 to {letters}, the first a "
-                    "letter, digit or _. Write [HOST/][NAMESPACE/]MODEL[:TAG], as in 'gemma4:e2b'."
-                )
-
-    @classmethod
-    def parse(cls, text: str) -> "ModelName":
-        """Read `[scheme://][HOST/][NAMESPACE/]MODEL[:TAG]`; what is left out takes its default."""
-        host, namespace, tag = DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG
-        if text.rfind(":") > text.rfind("/"):
-            text, _, tag = text.rpartition(":")
-        text, slash, model = text.rpartition("/")
-        if slash:
-            text, slash, namespace = text.rpartition("/")
-            if slash:
-                host = _SCHEME.sub("", text)
-        return cls(host, namespace, model, tag)
-
-    def __str__(self) -> str:
-        name = f"{self.model}:{self.tag}"
-        if self.host != DEFAULT_HOST:
-            return f"{self.host}/{self.namespace}/{name}"
-        return name if self.namespace == DEFAULT_NAMESPACE else f"{self.namespace}/{name}"
-
-    def folded(self) -> tuple[str, ...]:
-        """What Ollama compares: the parts without regard to case."""
-        return tuple(part.lower() for part in astuple(self))
 
 
 @dataclass(frozen=True, slots=True)

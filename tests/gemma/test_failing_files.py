@@ -1,0 +1,131 @@
+"""Files that fail under a model, while it is loaded or talks: cut, deleted, on a broken drive."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny import MIXED, SMALL, tiny_gguf
+
+from webgemma import Gemma
+from webgemma.blocking import each, finish
+from webgemma.device import Device
+from webgemma.device.null import NullDevice
+from webgemma.errors import GgufError
+from webgemma.gemma.config import Config
+from webgemma.gemma.weights import Model
+from webgemma.gguf.reader import Gguf
+from webgemma.sampler import Sampling
+from webgemma.session import Session
+
+
+def load(gguf: Gguf, on: Device, **options: object) -> Model:
+    return finish(Model.load(gguf, Config.from_gguf(gguf), on, **options))
+
+
+class CutSource:
+    """A file that ends, for whoever reads on, after `nbytes_left` bytes."""
+
+    def __init__(self, data: bytes, nbytes_left: int) -> None:
+        self.name, self.nbytes = "cut.gguf", len(data)
+        self._data, self._nbytes_left = data, nbytes_left
+
+    async def read(self, offset: int, nbytes: int) -> bytes:
+        self._nbytes_left -= nbytes
+        if self._nbytes_left < 0:
+            raise GgufError("cut.gguf: it became shorter while it was read.")
+        return self._data[offset : offset + nbytes]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("nbytes_left", [1 << 20, 2 << 20, 3 << 20])
+def test_a_file_cut_while_loading(nbytes_left: int) -> None:
+    gguf = finish(Gguf.aopen(CutSource(tiny_gguf(MIXED), nbytes_left)))
+    on = NullDevice()
+    with pytest.raises(GgufError, match="became shorter"):
+        load(gguf, on)
+    assert not on.buffers
+    assert on.written_nbytes > 0
+
+
+def test_a_file_cut_while_talking() -> None:
+    """The conversation ends in a sentence, and can go on when the file is back."""
+    source = CutSource(tiny_gguf(replace(MIXED, ple=256)), 1 << 30)
+    gguf = finish(Gguf.aopen(source))
+    session = Session(load(gguf, NullDevice(), table="host"), 64)
+    stream = each(session.generate([2, 318], Sampling(), 1))
+    next(stream)
+    source._nbytes_left = -1
+    gguf._parts[0] = replace(gguf._parts[0], head=memoryview(b""))
+    with pytest.raises(GgufError, match="became shorter"):
+        next(stream)
+    source._nbytes_left = 1 << 30
+    assert next(each(session.generate([2, 318], Sampling(), 1)))[0] == 0
+
+
+def test_a_real_file_cut_while_loading(tmp_path: Path) -> None:
+    """A mapped file would end the process. Everything is freed, and a second load works."""
+    path, data = tmp_path / "cut.gguf", tiny_gguf(MIXED)
+    path.write_bytes(data)
+    sizes = []
+
+    def cut(nbytes: int) -> None:
+        sizes.append(nbytes)
+        if len(sizes) == 5:
+            os.truncate(path, len(data) // 2)
+
+    on = NullDevice()
+    words = rf"cut\.gguf became shorter while it was read: it had {len(data)} bytes"
+    with Gguf.open(path) as gguf, pytest.raises(GgufError, match=words):
+        load(gguf, on, progress=cut)
+    assert len(sizes) == 5
+    assert not on.buffers
+    path.write_bytes(data)
+    with Gguf.open(path) as gguf:
+        load(gguf, on).close()
+    assert not on.buffers
+
+
+def test_a_drive_that_fails_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "drive.gguf"
+    path.write_bytes(tiny_gguf(SMALL))
+    pread, on = os.pread, NullDevice()
+
+    def fail(file: int, nbytes: int, offset: int) -> bytes:
+        if offset > 900_000:
+            raise OSError(5, "Input/output error")
+        return pread(file, nbytes, offset)
+
+    with Gguf.open(path) as gguf:
+        monkeypatch.setattr(os, "pread", fail)
+        with pytest.raises(GgufError, match=r"drive\.gguf: bytes 9\d+ to .* Input/output error"):
+            load(gguf, on)
+    assert not on.buffers
+
+
+def test_a_real_file_cut_while_talking(tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(tiny_gguf(MIXED))
+    on = NullDevice()
+    with Gguf.open(path) as gguf:
+        model = load(gguf, on, table="host")
+        session = Session(model, 64)
+        stream = each(session.generate([2, 318], Sampling(), 1))
+        next(stream)
+        os.truncate(path, 1000)
+        with pytest.raises(GgufError, match="became shorter"):
+            next(stream)
+        session.close()
+        model.close()
+    assert not on.buffers
+
+
+@pytest.mark.parametrize("device_name", ["gpu", "cpu"])
+def test_a_file_that_is_deleted_goes_on(tmp_path: Path, device_name: str) -> None:
+    path = tmp_path / "deleted.gguf"
+    path.write_bytes(tiny_gguf(SMALL))
+    with Gemma.load(path, device_name, context=64, memory_gb=0.0011) as gemma:
+        path.unlink()
+        assert len(list(gemma.generate([2, 30], temperature=0, max_tokens=3))) == 3

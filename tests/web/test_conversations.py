@@ -1,0 +1,119 @@
+"""Conversations on the chat page: kept, named, deleted, exported, and brought back from a file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser.chromium import CHROMIUM
+from web.page import Visitor
+
+pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
+
+
+def test_a_reload_keeps_the_conversation_even_in_the_middle_of_a_reply(visitor: Visitor) -> None:
+    visitor.ask("hello there")
+    visitor.say("forever")
+    visitor.page.locator(".message:last-child .body", has_text="on and on and").wait_for()
+    visitor.open()
+    assert visitor.texts(".user .body") == ["hello there", "forever"]
+    assert visitor.reply().startswith("on and on and")
+    assert visitor.ask("and now") == "You said and now."
+    assert visitor.page.title() == "hello there – webgemma"
+
+
+def test_several_conversations(visitor: Visitor) -> None:
+    visitor.ask("the first of them")
+    visitor.button("New conversation").click()
+    assert visitor.texts(".message") == []
+    visitor.ask("a rather long question whose title cannot hold all of its many words")
+    cut = "a rather long question whose title cannot hold …"
+    assert visitor.texts(".conversation") == [cut, "the first of them"]
+    visitor.button("Rename").click()
+    visitor.page.get_by_label("Title", exact=True).fill("<i>renamed</i>")
+    visitor.page.keyboard.press("Enter")
+    visitor.page.locator(".conversation", has_text="<i>renamed</i>").wait_for()
+    visitor.button("Delete").click()
+    visitor.page.locator("#question").get_by_role("button", name="Cancel").click()
+    assert len(visitor.texts(".conversation")) == 2
+    visitor.button("Delete").click()
+    visitor.page.locator("#question").get_by_role("button", name="Delete").click()
+    visitor.page.locator(".user .body", has_text="the first of them").wait_for()
+    assert visitor.texts(".conversation") == ["the first of them"]
+    visitor.open()
+    assert visitor.texts(".conversation") == ["the first of them"]
+
+
+def test_a_reply_goes_on_while_another_conversation_is_read(visitor: Visitor) -> None:
+    visitor.ask("old")
+    visitor.button("New conversation").click()
+    visitor.say("forever")
+    visitor.page.locator(".body", has_text="on and").last.wait_for()
+    visitor.page.locator(".conversation", has_text="old").click()
+    assert visitor.texts(".message .body") == ["old", "You said old."]
+    visitor.button("Stop").click()
+    visitor.button("Send").wait_for()
+    assert visitor.texts(".message .body") == ["old", "You said old."]
+    visitor.page.locator(".conversation", has_text="forever").click()
+    assert visitor.reply().startswith("on and")
+
+
+def test_export_and_import_bring_everything_back(
+    visitor: Visitor, browser: Any, url: str, tmp_path: Path
+) -> None:
+    visitor.ask("one")
+    visitor.button("New conversation").click()
+    visitor.ask("two")
+    with visitor.page.expect_download() as download:
+        visitor.button("Export").click()
+    path = tmp_path / "export.json"
+    download.value.save_as(path)
+    visitor.page.locator("#import-file").set_input_files(path)
+    assert visitor.notice() == "0 conversations were imported."
+    context = browser.new_context()
+    other = Visitor(context, url)
+    other.open()
+    other.page.locator("#import-file").set_input_files(path)
+    assert other.notice() == "2 conversations were imported."
+    other.open()
+    assert other.texts(".conversation") == ["two", "one"]
+    assert other.texts(".message .body") == ["two", "You said two."]
+    context.close()
+
+
+def export_with(**changes: Any) -> str:
+    message = {"role": "user", "content": "hi"}
+    conversation = {"id": "a", "title": "t", "created": 1, "updated": 1, "messages": [message]}
+    conversation |= changes
+    archive = {"format": "webgemma-conversations", "version": 1, "conversations": [conversation]}
+    return json.dumps(archive)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not JSON"),
+        ("null", "no conversations of this page"),
+        ('{"conversations": []}', "no conversations of this page"),
+        (export_with().replace('"version": 1', '"version": 9'), "another version"),
+        (export_with(id=7), "conversation 1 has no id"),
+        (export_with(title=" "), "conversation 1 has no title"),
+        (export_with(title=None), "conversation 1 has no title"),
+        (export_with(created="x"), "conversation 1 has no dates"),
+        (export_with(messages={}), "conversation 1 has no messages"),
+        (export_with(messages=[{"role": "system", "content": ""}]), "message (number 1)"),
+        (export_with(messages=[{"role": "user", "content": {}}]), "message (number 1)"),
+        (export_with(messages=[None]), "message (number 1)"),
+    ],
+)
+def test_a_wrong_file_is_refused_and_nothing_is_lost(
+    visitor: Visitor, text: str, why: str, tmp_path: Path
+) -> None:
+    visitor.ask("mine")
+    path = tmp_path / "wrong.json"
+    path.write_text(text)
+    visitor.page.locator("#import-file").set_input_files(path)
+    assert why in visitor.notice()
+    assert "as they were" in visitor.notice()
+    assert visitor.texts(".conversation") == ["mine"]
