@@ -131,6 +131,18 @@ def test_a_picture_of_the_loss(tmp_path: Path) -> None:
             draw_losses([1.0], path)
 
 
+@pytest.mark.parametrize(
+    ("plot", "said"),
+    [("loss.nothing", "ends like no kind of picture"), ("no/loss.png", "there is no")],
+)
+def test_a_plot_that_cannot_be_is_said_before_training(
+    model: Path, data: Path, tmp_path: Path, plot: str, said: str
+) -> None:
+    out = tmp_path / "none"
+    assert said in refused("train", model, data, "--out", out, "--plot", tmp_path / plot, *GPU)
+    assert not out.exists()
+
+
 def test_layers_are_chosen(model: Path, data: Path, tmp_path: Path) -> None:
     options = ("--layers", "0,2-3", "--steps", 1, "--plot", tmp_path / "loss.png", *GPU, "--json")
     webgemma("train", model, data, "--out", tmp_path / "some", "--gguf", *options)

@@ -20,6 +20,14 @@ def bars(values: list[float], width: int = 60) -> str:
     return "".join(BARS[1 + round(7 * (mean - low) / spread)] for mean in means)
 
 
+def check_plot(path: Path) -> None:
+    """InputError for what cannot become a picture, before hours of training."""
+    if path.suffix.lower() not in Image.registered_extensions():
+        raise InputError(f"{path} ends like no kind of picture; write one like loss.png.")
+    if not path.parent.is_dir():
+        raise InputError(f"The plot cannot be written to {path}: there is no {path.parent}.")
+
+
 def draw_losses(losses: list[float], path: Path) -> None:
     """A picture (PNG, or what else the name says) of the loss, step by step."""
     picture = Image.new("RGB", SIZE, "white")

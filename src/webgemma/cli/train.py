@@ -16,7 +16,7 @@ from rich.progress import Progress as Bars
 
 from webgemma.blocking import each, finish
 from webgemma.cli.loading import load_model
-from webgemma.cli.plot import bars, draw_losses
+from webgemma.cli.plot import bars, check_plot, draw_losses
 from webgemma.cli.terminal import err, human_count, human_nbytes, out, sentences, write_json
 from webgemma.cli.words import AdapterOption, JsonOption, ModelArgument
 from webgemma.defaults import chat_size
@@ -116,6 +116,8 @@ def train(
       webgemma run gemma4:e2b --lora adapter/
     """
     with sentences():
+        if plot is not None:
+            check_plot(plot)
         found = find_model(model)
         options = Options(batch, dropout, seed, AdamW(decay=decay), checkpoint=not keep)
         course = Course(rate, epochs, accumulate, warmup, cast(Shape, schedule), seed, steps)

@@ -58,7 +58,6 @@ class ClippedSteps(Steps):
     ) -> None:
         super().__init__(tower, recorder, state, batch, EPS)
         self.bounds = bounds
-        self._clipped: tuple[Tensor, Limits, Tensor] | None = None  # the last: what, how, result
 
     def bounds_of(self, name: str) -> Bounds:
         """Those of a linear; most of them bound nothing in models that do not clip."""
@@ -75,13 +74,10 @@ class ClippedSteps(Steps):
         """x held between two values; x itself where they bound nothing."""
         if limits == UNLIMITED:
             return x
-        if self._clipped and self._clipped[0] is x and self._clipped[1] == limits:
-            return self._clipped[2]
         h = self.recorder.scratch(*x.shape)
         params = [x.shape[1], *limits]
         pieces = ("state", "put_float")
         self.call("clip", self.fours(x.shape[1]), params, self.state, x, h, pieces=pieces)
-        self._clipped = (x, limits, h)
         return h
 
     def fours(self, width: int) -> tuple[int, int]:

@@ -71,6 +71,7 @@ class Steps:
         held `between` two values."""
         tokens = x.shape[0]
         low = self.weights.low.get(weight.name)
+        assert not (between and (low or up))
         if low and up:
             return self.geglu(self.linear(x, weight), weight.rows, *up, weight.rows, out)
         inner = narrow(self, x, low) if low else None

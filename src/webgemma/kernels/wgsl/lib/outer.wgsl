@@ -1,8 +1,8 @@
 // sum_up: sum[m, n] += left[k, m] * right[k, n] over the k of a tile, by a workgroup for its TILE_M by
 // TILE_N; a thread sums 4 * EACH_M by 4 * EACH_N. Slices of k go through workgroup memory, fours along
 // m and along n. With AHEAD, while one is added up the next is on its way; with two BUFFERS a slice takes
-// one barrier. The op says what a tile is and brings both sides, a four of the left and an item of the
-// right at a time: left_place, left_four, left_staged, and bring_right, put_right, if those do not come
+// one barrier. The op says what a tile is and brings both sides, a value of the left and an item of the
+// right at a time: left_place, left_value, left_staged, and bring_right, put_right, if those do not come
 // from lib/outer_weights.wgsl. Beyond the last k, left is 0; elsewhere beyond the end may come anything
 // that is a number.
 
@@ -61,7 +61,13 @@ fn own_four(thread: u32, j: u32) -> u32 {
 
 fn bring_left(tile: Tile, k: u32, item: u32) -> vec4<f32> {
     let place = left_place(item);
-    return left_four(tile, min(k + place.x, tile.end - 1u), place.y);
+    let own = min(k + place.x, tile.end - 1u);
+    return vec4(
+        left_value(tile, own, place.y),
+        left_value(tile, own, place.y + M_FOURS),
+        left_value(tile, own, place.y + 2u * M_FOURS),
+        left_value(tile, own, place.y + 3u * M_FOURS),
+    );
 }
 
 fn put_left(brought: vec4<f32>, tile: Tile, k: u32, buffer: u32, item: u32) {

@@ -44,18 +44,8 @@ fn left_place(item: u32) -> vec2<u32> {
     return vec2(item % SLICE, item / SLICE);
 }
 
-fn logit(t: u32, id: u32) -> f32 {
-    return logits[min(t, params.tokens - 1u) * params.vocab + params.first_row + id];
-}
-
-fn left_four(tile: Tile, id: u32, four: u32) -> vec4<f32> {
-    let t = tile.token + four;
-    return vec4(
-        logit(t, id),
-        logit(t + M_FOURS, id),
-        logit(t + 2u * M_FOURS, id),
-        logit(t + 3u * M_FOURS, id),
-    );
+fn left_value(tile: Tile, id: u32, m: u32) -> f32 {
+    return logits[min(tile.token + m, params.tokens - 1u) * params.vocab + params.first_row + id];
 }
 
 fn left_staged(four: vec4<f32>, m_four: u32) -> vec4<f32> {

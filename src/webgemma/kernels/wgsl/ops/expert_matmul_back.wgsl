@@ -39,18 +39,9 @@ fn left_place(item: u32) -> vec2<u32> {
     return vec2(item % SLICE, item / SLICE);
 }
 
-fn gradient(tile: Tile, entry: u32, n: u32) -> f32 {
-    let place = places[min(tile.places + entry, tile.places_end - 1u)];
+fn left_value(tile: Tile, n: u32, m: u32) -> f32 {
+    let place = places[min(tile.places + m, tile.places_end - 1u)];
     return dy[place * params.stride + params.column + n - tile.start];
-}
-
-fn left_four(tile: Tile, n: u32, four: u32) -> vec4<f32> {
-    return vec4(
-        gradient(tile, four, n),
-        gradient(tile, four + M_FOURS, n),
-        gradient(tile, four + 2u * M_FOURS, n),
-        gradient(tile, four + 3u * M_FOURS, n),
-    );
 }
 
 fn left_staged(four: vec4<f32>, m_four: u32) -> vec4<f32> {

@@ -34,18 +34,8 @@ fn left_place(item: u32) -> vec2<u32> {
     return vec2(item % SLICE, item / SLICE);
 }
 
-fn gradient(t: u32, n: u32) -> f32 {
-    return dy[min(t, params.batch - 1u) * params.stride + params.first_row + n];
-}
-
-fn left_four(tile: Tile, n: u32, four: u32) -> vec4<f32> {
-    let t = tile.token + four;
-    return vec4(
-        gradient(t, n),
-        gradient(t + M_FOURS, n),
-        gradient(t + 2u * M_FOURS, n),
-        gradient(t + 3u * M_FOURS, n),
-    );
+fn left_value(tile: Tile, n: u32, m: u32) -> f32 {
+    return dy[min(tile.token + m, params.batch - 1u) * params.stride + params.first_row + n];
 }
 
 fn left_staged(four: vec4<f32>, m_four: u32) -> vec4<f32> {

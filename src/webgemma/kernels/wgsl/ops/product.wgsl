@@ -69,7 +69,7 @@ fn right_place(item: u32) -> vec2<u32> {
     return vec2(item / N_FOURS, item % N_FOURS);
 }
 
-fn a_value(tile: Tile, k: u32, m: u32) -> f32 {
+fn left_value(tile: Tile, k: u32, m: u32) -> f32 {
     let own = min(tile.m + m, params.m - 1u);
     if (A_TURNED == 1u) {
         return a[a_at(tile.a_first, k) + own];
@@ -83,15 +83,6 @@ fn b_value(tile: Tile, k: u32, n: u32) -> f32 {
         return b[b_at(tile.b_first, own) + k];
     }
     return b[b_at(tile.b_first, k) + own];
-}
-
-fn left_four(tile: Tile, k: u32, four: u32) -> vec4<f32> {
-    return vec4(
-        a_value(tile, k, four),
-        a_value(tile, k, four + M_FOURS),
-        a_value(tile, k, four + 2u * M_FOURS),
-        a_value(tile, k, four + 3u * M_FOURS),
-    );
 }
 
 fn left_staged(four: vec4<f32>, m_four: u32) -> vec4<f32> {
