@@ -23,6 +23,7 @@ class Eyes:
     clipped: bool = False
     standardised: bool = False
     seed: int = 3
+    alike: bool = False  # all clipped linears have the same bounds
 
 
 SMALL_EYES = Eyes(width=64, clipped=True)
@@ -101,6 +102,7 @@ def _layer(eyes: Eyes, name: str, matrix, vector) -> None:
     for part, shape in linears.items():
         matrix(f"{name}{part}.weight", *shape)
         if eyes.clipped:  # closely enough to cut off a part of what passes
+            spread = 0.0 if eyes.alike else 0.3
             for end in ("input", "output"):
-                vector(f"{name}{part}.{end}_min", 1, -1.0, 0.3)
-                vector(f"{name}{part}.{end}_max", 1, 1.0, 0.3)
+                vector(f"{name}{part}.{end}_min", 1, -1.0, spread)
+                vector(f"{name}{part}.{end}_max", 1, 1.0, spread)

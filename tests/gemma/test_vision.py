@@ -29,6 +29,7 @@ from webgemma.reference.vision import VisionTower
 
 KINDS = {
     "small": SMALL_EYES,
+    "small, bounds alike": replace(SMALL_EYES, alike=True),
     "large": LARGE_EYES,
     "heads of 72": replace(LARGE_EYES, width=144),  # as 26B-A4B and 31B have them
     "12B": EMBEDDER,
@@ -82,6 +83,18 @@ def test_as_the_reference_where_work_is_cut_as_for_a_real_gpu(
     tower, values = VisionTower.from_gguf(gguf), patches(rgb, KINDS[kind].patch)
     assert_same(pooled, tower.pooled(values))
     assert_same(tokens, tower.encode(values))
+
+
+@pytest.mark.parametrize(("kind", "together"), [("small", 0), ("small, bounds alike", 1)])
+def test_matrices_that_read_and_are_held_alike_are_multiplied_at_once(
+    kind: str, together: int
+) -> None:
+    gguf = finish(Gguf.aopen(BytesSource(eyes_gguf(KINDS[kind]))))
+    vision = Towers.from_gguf(gguf).vision
+    assert vision is not None
+    with finish(DeviceEyes.load(gguf, vision, device())) as eyes:
+        rows = [eyes.matrices[f"v.blk.0.{part}.weight"].rows for part in ("attn_q", "ffn_gate")]
+    assert rows == [vision.width * (1 + 2 * together), vision.ffn * (1 + together)]
 
 
 @needs_shared
