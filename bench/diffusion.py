@@ -26,9 +26,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 from blank import diffusion, q4_k_m  # noqa: E402
 from tiny import _SCALES  # noqa: E402
 
-from webgemma.blocks import BlockSession  # noqa: E402
 from webgemma.denoising import Denoising  # noqa: E402
 from webgemma.device import Device, open_device  # noqa: E402
+from webgemma.engine.diffusion_session import BlockSession  # noqa: E402
 from webgemma.gemma.config import Config  # noqa: E402
 from webgemma.gemma.diffusion import CanvasRecorder, some_rows  # noqa: E402
 from webgemma.gemma.moe import TILES  # noqa: E402

@@ -15,7 +15,6 @@ from pathlib import Path
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # Vulkan complains without one
 
 from webgemma import Gemma
-from webgemma.blocking import each, finish
 from webgemma.device import open_device
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
@@ -24,8 +23,9 @@ from webgemma.lora.course import Course, Training
 from webgemma.lora.data import Texts
 from webgemma.lora.fresh import fresh_adapter
 from webgemma.lora.peft_folder import write_peft_folder
-from webgemma.lora.train import Options, Trainer
+from webgemma.lora.trainer import Options, Trainer
 from webgemma.models import BUNDLED_PATH
+from webgemma.sync import each, finish
 from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
 

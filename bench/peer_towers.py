@@ -30,10 +30,10 @@ from transformers.models.gemma4.modeling_gemma4 import (
     Gemma4VisionModel,
 )
 
+from webgemma.gemma.encoder_config import PART_SAMPLES, Audio, Vision, audio_tensors, vision_tensors
 from webgemma.gemma.mel import HOP, MEL_BINS
 from webgemma.gemma.tensors import Wanted
-from webgemma.gemma.towers import PART_SAMPLES, Audio, Vision, audio_tensors, vision_tensors
-from webgemma.pictures import target_size
+from webgemma.images import target_size
 
 TOWERS = {"E2B's eyes": SMALL, "the large eyes": LARGE, "the ears, 30 s": CONFORMER}
 WARM_UP, RUNS = 5, 20

@@ -41,7 +41,7 @@ python.globals.set("prompt", Number(prompt));
 const program = `
 import sys, time
 sys.path.insert(0, "/src")
-from webgemma.bench import Task, copy_rate, time_gpu
+from webgemma.diagnostics.bench import Task, copy_rate, time_gpu
 from webgemma.device import aopen_device
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model

@@ -15,15 +15,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from math import prod
 from typing import Any
 
-from webgemma.blocking import finish
 from webgemma.device import Device, open_device
 from webgemma.gemma.audio import Ears, hear
-from webgemma.gemma.towers import PART_SAMPLES, Audio, Vision, audio_tensors, vision_tensors
+from webgemma.gemma.encoder_config import PART_SAMPLES, Audio, Vision, audio_tensors, vision_tensors
 from webgemma.gemma.vision import Eyes, see
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, gguf_bytes
-from webgemma.pictures import Picture, target_size
+from webgemma.images import Picture, target_size
+from webgemma.sync import finish
 
 REPETITIONS = 10
 SMALL = Vision(
@@ -110,7 +110,7 @@ def main() -> None:
 
 def prompts(path: str) -> None:
     """What the text model takes to read as many soft tokens."""
-    from webgemma.bench import Task, time_gpu
+    from webgemma.diagnostics.bench import Task, time_gpu
     from webgemma.gemma.config import Config
     from webgemma.gemma.weights import Model
 

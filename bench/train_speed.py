@@ -14,13 +14,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from blank import BlankGguf, a4b, e2b, q4_k_m
 
-from webgemma.blocking import finish
 from webgemma.device import Plan, open_device
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import TensorInfo
 from webgemma.lora.data import Example
 from webgemma.lora.fresh import fresh_adapter
-from webgemma.lora.train import Options, Trainer
+from webgemma.lora.trainer import Options, Trainer
+from webgemma.sync import finish
 
 REPEATS = 3
 

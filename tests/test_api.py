@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import FIXTURES, SHARED, needs_shared
-from tiny import KINDS, MIXED, SMALL, Tiny, tiny_gguf
+from helpers.tiny import KINDS, MIXED, SMALL, Tiny, tiny_gguf
 from tolerance import LOGITS_OF_TRANSFORMERS
 
 import webgemma

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from gpu import device
+from helpers.gpu import device
 
 from webgemma.graph import SMALL_NBYTES, Recorder, Tensor
 from webgemma.kernels import link

@@ -4,7 +4,6 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, Unpack
 
-from webgemma.blocking import each, finish
 from webgemma.defaults import (
     Message,
     Settings,
@@ -13,22 +12,23 @@ from webgemma.defaults import (
     ollama_defaults,
     settings_for,
 )
-from webgemma.engines import Engine, EngineOptions, GpuEngine, open_engine
+from webgemma.engine.opening import Engine, EngineOptions, GpuEngine, open_engine
+from webgemma.engine.session import no_numbers
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gguf.sources import Source
+from webgemma.images import BUDGET
 from webgemma.lora.adapter import Choices, fitted_adapters
 from webgemma.lora.data import Texts
-from webgemma.media import place_media, read_picture, read_sound
+from webgemma.media.encoders import Sensed
+from webgemma.media.prompt import place_media, read_picture, read_sound
 from webgemma.models import find_model, is_address, not_at_once, with_mmproj
-from webgemma.pictures import BUDGET
 from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText
 from webgemma.progress import Progress, unwatched
 from webgemma.prompts import conversation, text_ids
 from webgemma.replies import Speaker
 from webgemma.rows import are_numbers, rows_of
-from webgemma.senses import Sensed
-from webgemma.session import no_numbers
+from webgemma.sync import each, finish
 from webgemma.text.chat import Chat, opens_thought
 from webgemma.text.parser import ReplyParser
 from webgemma.text.tokenizer import Tokenizer

@@ -7,12 +7,12 @@ from typing import Any
 
 from webgemma.defaults import DENOISING_NAMES, Settings, denoising_of
 from webgemma.denoising import Canvas, tokens_of, whole_canvases
-from webgemma.engines import Engine
+from webgemma.engine.opening import Engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
+from webgemma.media.encoders import Placed
 from webgemma.pieces import Piece, PlainReader, ReplyReader, top_tokens
 from webgemma.sampler import Chosen, Sampling
-from webgemma.senses import Placed
 from webgemma.text.tokenizer import Tokenizer
 
 SAMPLING_NAMES = Settings.__annotations__.keys() - DENOISING_NAMES - {"max_tokens", "stop", "watch"}

@@ -11,7 +11,7 @@ from webgemma.device import Kernel, Plan, aopen_device
 from webgemma.device.browser import BrowserDevice
 from webgemma.errors import DeviceError
 from webgemma.gemma.audio import Ears, hear
-from webgemma.gemma.towers import Towers
+from webgemma.gemma.encoder_config import Towers
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.graph import Recorder, Tensor

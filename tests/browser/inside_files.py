@@ -9,7 +9,7 @@ from pyodide.ffi import to_js
 
 from webgemma import Gemma
 from webgemma.device import aopen_device
-from webgemma.engines import EngineOptions, Needs
+from webgemma.engine.opening import EngineOptions, Needs
 from webgemma.errors import WebgemmaError
 from webgemma.gemma.config import Config
 from webgemma.gguf.browser import BrowserSource, browser_files, open_address, open_file

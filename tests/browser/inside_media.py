@@ -8,8 +8,8 @@ import js
 from pyodide.ffi import to_js
 
 from webgemma import Gemma
-from webgemma.browser_media import decode_picture, decode_sound
 from webgemma.errors import InputError
+from webgemma.media.browser import decode_picture, decode_sound
 
 
 async def source(kind: str, data: bytes) -> Any:

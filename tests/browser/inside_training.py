@@ -9,7 +9,7 @@ from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.lora.data import Example
 from webgemma.lora.fresh import fresh_adapter
-from webgemma.lora.train import Options, Trainer
+from webgemma.lora.trainer import Options, Trainer
 
 
 async def losses(kind: str, ids: list[int], rates: list[float]) -> list[float]:

@@ -15,9 +15,9 @@ from browser.chromium import launched
 from browser.serving import serving
 
 import webgemma.device
-from webgemma.blocking import finish
 from webgemma.device import Buffer, Kernel, Limits, Plan
 from webgemma.device.neighbours import shuffles
+from webgemma.sync import finish
 
 REPLAY = Path(webgemma.device.__file__).parent / "replay.js"
 AT_ONCE = 500  # commands that wait at most

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-import standin
+from helpers import standin
 from web.client import serving
 from web.page import Visitor
 

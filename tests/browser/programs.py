@@ -6,32 +6,32 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 
-from blank import BlankGguf, a4b, diffusion, e2b, q4_k_m
-from tiny import DIFFUSION, KINDS, MIXED, MOE, Tiny, tiny_gguf
-from tiny_adapter import tiny_adapter, tiny_pairs
-from tiny_ears import EARS, RAW_EARS, audio_of, ears_gguf, ears_tensors
-from tiny_eyes import EMBEDDER, LARGE_EYES, SMALL_EYES, eyes_gguf
+from helpers.blank import BlankGguf, a4b, diffusion, e2b, q4_k_m
+from helpers.tiny import DIFFUSION, KINDS, MIXED, MOE, Tiny, tiny_gguf
+from helpers.tiny_adapter import tiny_adapter, tiny_pairs
+from helpers.tiny_ears import EARS, RAW_EARS, audio_of, ears_gguf, ears_tensors
+from helpers.tiny_eyes import EMBEDDER, LARGE_EYES, SMALL_EYES, eyes_gguf
 
-from webgemma.blocking import finish
-from webgemma.blocks import BlockSession
 from webgemma.device import Kernel
 from webgemma.device.neighbours import probe
 from webgemma.device.null import NullDevice
+from webgemma.engine.diffusion_session import BlockSession
+from webgemma.engine.selftest import selftest
+from webgemma.engine.session import BATCHES, Session
 from webgemma.errors import DeviceError
 from webgemma.gemma.audio import Ears, hear
 from webgemma.gemma.config import Config, Experts
-from webgemma.gemma.towers import Towers
+from webgemma.gemma.encoder_config import Towers
 from webgemma.gemma.vision import Eyes, see
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
+from webgemma.images import Picture
 from webgemma.lora.adapter import Adapter
 from webgemma.lora.fresh import PARTS, fresh_adapter
-from webgemma.lora.train import Options, Trainer
-from webgemma.pictures import Picture
-from webgemma.selftest import selftest
-from webgemma.session import BATCHES, Session
+from webgemma.lora.trainer import Options, Trainer
+from webgemma.sync import finish
 
 SUBGROUPS = frozenset({"subgroups", "enable-subgroups"})
 FEATURES = {

@@ -7,7 +7,7 @@ import pytest
 from browser.chromium import storing
 from browser.serving import serving
 from browser.test_tab import PYODIDE, Tab, truth, wheel
-from tiny import KINDS, tiny_gguf
+from helpers.tiny import KINDS, tiny_gguf
 
 GREEDY_COUNT = 8
 

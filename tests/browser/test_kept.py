@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from browser.chromium import storing
 from browser.person import Person, Wire
-from store import add_model
-from tiny import KINDS, tiny_gguf
+from helpers.store import add_model
+from helpers.tiny import KINDS, tiny_gguf
 from web.client import serving
 
 from webgemma.gguf.opfs import CHUNK_NBYTES

@@ -13,17 +13,17 @@ import pytest
 import soundfile
 from browser.serving import serving
 from browser.test_tab import PYODIDE, Tab, wheel
+from helpers.tiny import SMALL, tiny_gguf
+from helpers.tiny_ears import EARS, ears_metadata, ears_tensors
+from helpers.tiny_eyes import SMALL_EYES, eyes_metadata, eyes_tensors
 from PIL import Image
-from tiny import SMALL, tiny_gguf
-from tiny_ears import EARS, ears_metadata, ears_tensors
-from tiny_eyes import SMALL_EYES, eyes_metadata, eyes_tensors
 from tolerance import GPU_SOFT_TOKENS
 
 from webgemma import Gemma
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import gguf_bytes
-from webgemma.picture_files import decode
-from webgemma.sounds import read_sound
+from webgemma.media.audio_files import read_sound
+from webgemma.media.image_files import decode
 
 THREADS = {"worker": "python.html", "main": "main.html"}
 RNG = np.random.default_rng(9)

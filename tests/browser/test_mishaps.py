@@ -5,8 +5,8 @@ from typing import Any
 
 from browser.chromium import CHROMIUM, FLAGS
 from browser.person import Wire, visiting
-from store import add_model
-from tiny import KINDS, Tiny, tiny_gguf
+from helpers.store import add_model
+from helpers.tiny import KINDS, Tiny, tiny_gguf
 
 HUGE = Tiny(pattern="ff", heads=8, kv_heads=(1, 8), head_dims=(16, 256), context=32768)
 

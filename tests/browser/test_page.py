@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from standin import standin_gguf
-from store import add_model
+from helpers.standin import standin_gguf
+from helpers.store import add_model
 from web.client import serving
 from web.page import Visitor
 

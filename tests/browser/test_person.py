@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from browser.chromium import storing
 from browser.person import LAST, Person, Wire, talker, visiting
-from store import add_model
-from tiny import KINDS, tiny_gguf
+from helpers.store import add_model
+from helpers.tiny import KINDS, tiny_gguf
 
 from webgemma import Gemma
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from browser.chromium import storing
 from browser.person import SLOW_MS, Person, Wire, visiting
-from store import add_model
-from tiny import SMALL, tiny_gguf
-from tiny_ears import EARS, ears_metadata, ears_tensors
-from tiny_eyes import EMBEDDER, eyes_metadata, eyes_tensors
+from helpers.store import add_model
+from helpers.tiny import SMALL, tiny_gguf
+from helpers.tiny_ears import EARS, ears_metadata, ears_tensors
+from helpers.tiny_eyes import EMBEDDER, eyes_metadata, eyes_tensors
 from web.sender import DROP, FILES, Sender, given
 
 from webgemma import Gemma

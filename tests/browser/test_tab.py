@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from browser.serving import serving
 from conftest import FIXTURES
-from gpu import device
-from tiny import DIFFUSION, KINDS, tiny_gguf
-from tiny_ears import EARS, ears_bytes, ears_gguf, ears_tensors
+from helpers.gpu import device
+from helpers.tiny import DIFFUSION, KINDS, tiny_gguf
+from helpers.tiny_ears import EARS, ears_bytes, ears_gguf, ears_tensors
 from tolerance import GPU_LOGITS_OF_TRANSFORMERS, GPU_SOFT_TOKENS, MEL_OF_TRANSFORMERS
 
 import webgemma

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from browser.serving import serving
 from browser.test_tab import PYODIDE, Tab, wheel
-from gpu import device
-from tiny import KINDS, tiny_gguf
+from helpers.gpu import device
+from helpers.tiny import KINDS, tiny_gguf
 
-from webgemma.blocking import finish
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.lora.data import Example
 from webgemma.lora.fresh import fresh_adapter
-from webgemma.lora.train import Options, Trainer
+from webgemma.lora.trainer import Options, Trainer
+from webgemma.sync import finish
 
 IDS = [2, *range(40, 300, 13)]
 RATES = [0.02] * 5

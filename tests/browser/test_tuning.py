@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from browser.chromium import storing
 from browser.person import Person, Wire, visiting
-from store import add_model
-from tiny import SMALL, tiny_gguf
+from helpers.store import add_model
+from helpers.tiny import SMALL, tiny_gguf
 
-from webgemma.blocking import finish
 from webgemma.gguf.sources import FileSource
 from webgemma.lora.gguf_file import open_gguf_adapter
+from webgemma.sync import finish
 
 ROWS = [{"prompt": f"Hello {n}", "completion": "Good day to you."} for n in range(4)]
 

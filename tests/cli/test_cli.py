@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import FIXTURES
+from helpers.store import add_model
+from helpers.tiny import SMALL, tiny_gguf
+from helpers.tiny_eyes import SMALL_EYES, eyes_gguf
 from PIL import Image
-from store import add_model
-from tiny import SMALL, tiny_gguf
-from tiny_eyes import SMALL_EYES, eyes_gguf
 from tolerance import LOGITS_OF_TRANSFORMERS
 
 DATA = tiny_gguf(SMALL)

@@ -4,19 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gpu
 import numpy as np
 import pytest
-from cli.test_check_bench import answer, refused, webgemma
+from helpers import gpu
+from helpers.command import answer, refused, webgemma
+from helpers.tiny import SMALL, tiny_gguf
 from PIL import Image
-from tiny import SMALL, tiny_gguf
 
 from webgemma import Gemma
 from webgemma.cli.plot import bars, draw_losses
 from webgemma.errors import InputError
 from webgemma.lora.adapter import Adapter
 from webgemma.lora.course import Course
-from webgemma.lora.train import Trainer
+from webgemma.lora.trainer import Trainer
 
 GPU = ("--adapter", gpu.device().name)
 SMALL_ONE = ("--rank", 2, "--parts", "attn_q,ffn_down", "--batch", 2, *GPU)

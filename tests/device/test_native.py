@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpu import device, get, put
+from helpers.gpu import device, get, put
 from numpy import arange, float32
 
-from webgemma.blocking import finish
 from webgemma.device import Kernel, Plan
 from webgemma.device.native import NativeDevice, adapters
 from webgemma.errors import DeviceError
 from webgemma.graph import Recorder, Tensor
+from webgemma.sync import finish
 
 COUNT = """
 struct Params { step: u32 }

@@ -4,17 +4,17 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from blank import BlankGguf, a4b, e2b
+from helpers.blank import BlankGguf, a4b, e2b
 
-from webgemma.blocking import finish
 from webgemma.device import Buffer, Dispatch, Kernel, Plan
 from webgemma.device.null import DEFAULT_LIMITS, NullDevice
+from webgemma.engine.session import BATCHES, Session
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Config
 from webgemma.gemma.stacks import weights_nbytes
 from webgemma.gemma.weights import Model
 from webgemma.sampler import Chosen, Sampling
-from webgemma.session import BATCHES, Session
+from webgemma.sync import finish
 
 COPY = Kernel("copy", "", ("uniform", "read", "write"))
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import FIXTURES, SHARED, needs_shared
-from gpu import device, get, hardware
-from tiny import uniform
-from tiny_ears import EARS, RAW_EARS, as_ollama, audio_of, ears_gguf, ears_tensors
+from helpers.gpu import device, get, hardware
+from helpers.tiny import uniform
+from helpers.tiny_ears import EARS, RAW_EARS, as_ollama, audio_of, ears_gguf, ears_tensors
 from tolerance import (
     GPU_MEL,
     GPU_MEL_OF_A_TONE,
@@ -17,16 +17,16 @@ from tolerance import (
     MEL_OF_TRANSFORMERS,
 )
 
-from webgemma.blocking import finish
 from webgemma.device.native import NativeDevice
 from webgemma.errors import DeviceError, GgufError, InputError
 from webgemma.gemma.audio import Ears, hear
+from webgemma.gemma.encoder_config import PART_SAMPLES, Audio
 from webgemma.gemma.mel import mel_triangles
-from webgemma.gemma.towers import PART_SAMPLES, Audio
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.writer import NewTensor
 from webgemma.reference.audio import AudioTower, log_mel, mel_filters
 from webgemma.reference.weights import Weights
+from webgemma.sync import finish
 
 SOUND = np.fromfile(FIXTURES / "mm" / "audio-24000.f32", "<f4")
 ODD_EARS = Audio(width=260, layers=5, heads=5, ffn=100, features=44, output=6)

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from tiny import LARGE, MOE, SMALL, Tiny, tiny_gguf, tiny_metadata, tiny_tensors
+from helpers.tiny import LARGE, MOE, SMALL, Tiny, tiny_gguf, tiny_metadata, tiny_tensors
 
 from webgemma import GgufError
-from webgemma.blocking import finish
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, gguf_bytes
+from webgemma.sync import finish
 
 
 def opened(data: bytes) -> Gguf:

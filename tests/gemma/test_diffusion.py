@@ -7,19 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from blank import BlankGguf
-from blank import diffusion as blank_diffusion
 from conftest import needs_shared
-from gpu import device, get, hardware
-from recorded import BLOCKS, DENOISING, Trace, array, opened, prompt
-from tiny import DIFFUSION, Tiny, tiny_gguf
+from helpers.blank import BlankGguf
+from helpers.blank import diffusion as blank_diffusion
+from helpers.gpu import device, get, hardware
+from helpers.recorded import BLOCKS, DENOISING, Trace, array, opened, prompt
+from helpers.tiny import DIFFUSION, Tiny, tiny_gguf
 from tolerance import GPU_LOGITS_OF_TRANSFORMERS, RANDOM_LOGITS
 
-from webgemma.blocking import finish
-from webgemma.blocks import BlockSession
 from webgemma.denoising import Canvas, Denoising
 from webgemma.device import Plan
 from webgemma.device.null import NullDevice
+from webgemma.engine.diffusion_session import BlockSession
 from webgemma.errors import DeviceError, GgufError, InputError
 from webgemma.gemma import diffusion
 from webgemma.gemma.config import Config
@@ -31,6 +30,7 @@ from webgemma.graph import Recorder, Tensor
 from webgemma.reference.diffusion import DiffusionModel, SeededDraws, accept, entropy
 from webgemma.reference.text import Cache
 from webgemma.reference.weights import Weights
+from webgemma.sync import finish
 
 SHORT = Denoising(steps=2, entropy_bound=3.0)  # each step multiplies what rounding differs by
 

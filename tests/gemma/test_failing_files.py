@@ -5,18 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny import MIXED, SMALL, tiny_gguf
+from helpers.tiny import MIXED, SMALL, tiny_gguf
 
 from webgemma import Gemma
-from webgemma.blocking import each, finish
 from webgemma.device import Device
 from webgemma.device.null import NullDevice
+from webgemma.engine.session import Session
 from webgemma.errors import GgufError
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.sampler import Sampling
-from webgemma.session import Session
+from webgemma.sync import each, finish
 
 
 def load(gguf: Gguf, on: Device, **options: object) -> Model:

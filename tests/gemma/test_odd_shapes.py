@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny import SMALL, Tiny, tiny_gguf, tiny_metadata, tiny_tensors
+from helpers.tiny import SMALL, Tiny, tiny_gguf, tiny_metadata, tiny_tensors
 
 from webgemma import DeviceError, GgufError
-from webgemma.blocking import finish
 from webgemma.device.null import NullDevice
 from webgemma.gemma.config import Config
-from webgemma.gemma.loops import LONGEST_ROW
+from webgemma.gemma.record.loop_limits import LONGEST_ROW
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import gguf_bytes
 from webgemma.reference.text import TextModel
 from webgemma.reference.weights import Weights
+from webgemma.sync import finish
 
 
 def opened(data: bytes) -> Gguf:

@@ -5,27 +5,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import SHARED, needs_shared
-from gpu import device, get, hardware
-from tiny_eyes import EMBEDDER, LARGE_EYES, PICTURES, SMALL_EYES, Eyes, eyes_gguf
-from tiny_eyes import picture as pixels_of_picture
+from helpers.gpu import device, get, hardware
+from helpers.tiny_eyes import EMBEDDER, LARGE_EYES, PICTURES, SMALL_EYES, Eyes, eyes_gguf
+from helpers.tiny_eyes import picture as pixels_of_picture
 from tolerance import GPU_SOFT_TOKENS
 
-from webgemma.blocking import finish
 from webgemma.device.native import NativeDevice
 from webgemma.device.null import NullDevice
 from webgemma.errors import DeviceError, InputError
-from webgemma.gemma import tiles
+from webgemma.gemma.encoder_config import Towers
+from webgemma.gemma.image_resize import check_pixels, resized
 from webgemma.gemma.matrices import whole_words
-from webgemma.gemma.pixels import check_pixels, resized
-from webgemma.gemma.towers import Towers
+from webgemma.gemma.record import tiling as tiles
+from webgemma.gemma.record.staged_plan import Bench
 from webgemma.gemma.vision import Eyes as DeviceEyes
 from webgemma.gemma.vision import see
-from webgemma.gemma.workbench import Bench
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.pictures import Picture
+from webgemma.images import Picture
 from webgemma.reference.pictures import patches, resize
 from webgemma.reference.vision import VisionTower
+from webgemma.sync import finish
 
 KINDS = {
     "small": SMALL_EYES,

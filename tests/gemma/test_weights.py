@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from blank import BlankGguf, a4b, e2b
-from gpu import device
-from tiny import KINDS, MIXED, SMALL, random_tensor, tiny_gguf, tiny_metadata, tiny_tensors
+from helpers.blank import BlankGguf, a4b, e2b
+from helpers.gpu import device
+from helpers.tiny import KINDS, MIXED, SMALL, random_tensor, tiny_gguf, tiny_metadata, tiny_tensors
 from tolerance import GPU_LOGITS_OF_ITSELF
 
-from webgemma.blocking import each, finish
 from webgemma.device import Device, Limits
 from webgemma.device.native import NativeDevice
 from webgemma.device.null import DEFAULT_LIMITS, NullDevice
+from webgemma.engine.session import CHUNK, Session
 from webgemma.errors import DeviceError, InputError
 from webgemma.gemma import matrices
 from webgemma.gemma.config import Config
@@ -24,7 +24,7 @@ from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import gguf_bytes
 from webgemma.sampler import Chosen, Sampling
-from webgemma.session import CHUNK, Session
+from webgemma.sync import each, finish
 
 IDS = [2, 270, 31, 31, 300, 5, 270, 319, 0, 2, 64]
 

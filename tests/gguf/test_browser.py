@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from pretend_files import JsError, PretendFile, PretendFiles
-from standin import standin_gguf
+from helpers.pretend_files import JsError, PretendFile, PretendFiles
+from helpers.standin import standin_gguf
 
 from webgemma.errors import GgufError, ModelNotFoundError
 from webgemma.gguf import browser

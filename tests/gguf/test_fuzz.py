@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.gguf.malformed import ARRAY, CASES, GOOD, LITTLE, STRING
-from webgemma.blocking import finish
 from webgemma.errors import GgufError
 from webgemma.gguf.header import MoreNeededError, parse_header
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
+from webgemma.sync import finish
 
 BOUNDED = settings(deadline=2000)  # milliseconds: any file is done with by then
 EXTREMES = [0, 1, 2, 7, 12, 13, 31, 33, 127, 128, 255, 256, 65535, 65536]

@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 from conftest import FIXTURES
+from helpers.store import CONFIG, add_blob, add_manifest, add_model, manifest_path
 from hypothesis import given
 from hypothesis import strategies as st
-from store import CONFIG, add_blob, add_manifest, add_model, manifest_path
 
 from webgemma.errors import GgufError, InputError, ModelNotFoundError
 from webgemma.gguf import ollama

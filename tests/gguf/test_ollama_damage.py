@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers.store import IMAGE, add_manifest, add_model, layer, manifest_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store import IMAGE, add_manifest, add_model, layer, manifest_path
 
 from webgemma.errors import GgufError
 from webgemma.gguf import ollama

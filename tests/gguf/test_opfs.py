@@ -5,7 +5,7 @@ import hashlib
 from typing import Any
 
 import pytest
-from pretend_files import JsError, PretendFile, PretendFiles, PretendStored
+from helpers.pretend_files import JsError, PretendFile, PretendFiles, PretendStored
 
 from webgemma.errors import GgufError, InputError, ModelNotFoundError, StorageError
 from webgemma.gguf import browser, opfs

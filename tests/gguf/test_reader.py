@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gguf.malformed import ARRAY, CASES, GOOD, LITTLE, STRING, TENSORS, Tensor
-from webgemma.blocking import finish
 from webgemma.errors import GgufError
 from webgemma.gguf.metadata import VALUE_CODES, VALUE_TYPES
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
+from webgemma.sync import finish
 
 BOUNDED = settings(deadline=2000)  # milliseconds
 INDEX = list(map(json.loads, (FIXTURES / "gguf" / "index.jsonl").read_text().splitlines()))

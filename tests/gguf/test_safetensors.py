@@ -9,7 +9,6 @@ from conftest import SHARED, needs_shared
 from hypothesis import given
 from hypothesis import strategies as st
 
-from webgemma.blocking import finish
 from webgemma.errors import GgufError, InputError
 from webgemma.gguf.safetensors import (
     DTYPE_NBYTES,
@@ -19,6 +18,7 @@ from webgemma.gguf.safetensors import (
     write_safetensors,
 )
 from webgemma.gguf.sources import BytesSource
+from webgemma.sync import finish
 
 TENSORS = [
     NewStored("a", "F32", (2, 3), bytes(range(24))),

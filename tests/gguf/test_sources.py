@@ -9,10 +9,10 @@ import pytest
 
 from tests.gguf.malformed import GOOD
 from tests.gguf.server import Site, serve
-from webgemma.blocking import finish
 from webgemma.errors import GgufError, ModelNotFoundError
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource, FileSource, HttpSource
+from webgemma.sync import finish
 
 DATA = bytes(range(256)) * 1024
 

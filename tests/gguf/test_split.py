@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from tests.gguf.server import serve
-from webgemma.blocking import finish
 from webgemma.errors import GgufError, ModelNotFoundError
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource, HttpSource
 from webgemma.gguf.writer import NewTensor, Typed, gguf_bytes
+from webgemma.sync import finish
 
 
 def part_name(number: int, count: int = 3) -> str:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from webgemma.blocking import finish
 from webgemma.errors import GgufError, InputError
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.metadata import SCALARS
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, Typed, gguf_bytes, write_gguf
+from webgemma.sync import finish
 
 BOUNDED = settings(deadline=2000)  # milliseconds
 METADATA = {

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gpu import device, get, put
+from helpers.gpu import device, get, put
 from tolerance import F16_ROUNDING, F32_KERNEL
 
 from webgemma.device import Limits
-from webgemma.gemma import loops, text
+from webgemma.gemma import text
 from webgemma.gemma.attention import Attention
 from webgemma.gemma.config import Layer
+from webgemma.gemma.record import loop_limits as loops
 from webgemma.gemma.vision import Looks
 from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor

@@ -7,15 +7,15 @@ from functools import cache
 
 import numpy as np
 import pytest
-from gpu import device, get, hardware, put
-from matrices import load, matrix, truth
+from helpers.gpu import device, get, hardware, put
+from helpers.matrices import load, matrix, truth
 from tolerance import F32_KERNEL
 
 from webgemma.device import Device
-from webgemma.gemma.steps import Steps
+from webgemma.gemma.record.ops import Steps
 from webgemma.gguf.formats import FORMATS
 from webgemma.graph import Recorder, Tensor
-from webgemma.lora.products import Matrix, Times, matmul_back, product
+from webgemma.lora.backward.matmul import Matrix, Times, matmul_back, product
 from webgemma.reference.gradients import (
     cross_entropy,
     gelu_slope,

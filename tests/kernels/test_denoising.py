@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from blank import e2b
-from gpu import device, get, put
+from helpers.blank import e2b
+from helpers.gpu import device, get, put
+from helpers.matrices import load, matrix, truth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from matrices import load, matrix, truth
 from tolerance import F32_KERNEL, LOGPROB
 
 from webgemma.denoising import Canvas, Denoising, position_bits

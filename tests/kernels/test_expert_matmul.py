@@ -5,15 +5,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gpu import device, get, put
-from integers import EVERY_FORMAT, EVERY_PRECISION, assert_close, integers, load, numbers, truth
-from tiny import random_tensor
+from helpers.gpu import device, get, put
+from helpers.integers import (
+    EVERY_FORMAT,
+    EVERY_PRECISION,
+    assert_close,
+    integers,
+    load,
+    numbers,
+    truth,
+)
+from helpers.tiny import random_tensor
 from tolerance import F32_KERNEL
 
-from webgemma.gemma.integers import pieces_of
 from webgemma.gemma.matrices import Weight
 from webgemma.gemma.moe import MOST
-from webgemma.gemma.tiles import Tile
+from webgemma.gemma.record.quantised import pieces_of
+from webgemma.gemma.record.tiling import Tile
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.writer import NewTensor
 from webgemma.graph import Recorder, Tensor

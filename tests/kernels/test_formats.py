@@ -6,13 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu import device, hardware, put
-from matrices import assert_product, embedded, load, matrix, product, recorder, result, truth
-from tiny import MIXED, tiny_gguf
+from helpers.gpu import device, hardware, put
+from helpers.matrices import (
+    assert_product,
+    embedded,
+    load,
+    matrix,
+    product,
+    recorder,
+    result,
+    truth,
+)
+from helpers.tiny import MIXED, tiny_gguf
 from tolerance import DECODED, GPU_LOGITS
 
 import webgemma.kernels
-from webgemma.blocking import finish
 from webgemma.device.native import NativeDevice
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
@@ -24,6 +32,7 @@ from webgemma.kernels import unit
 from webgemma.reference.dequantise import DEQUANTISERS
 from webgemma.reference.text import TextModel
 from webgemma.reference.weights import Weights
+from webgemma.sync import finish
 
 USABLE = [name for name, fmt in FORMATS.items() if fmt.usable]
 EVERY_FORMAT = pytest.mark.parametrize("name", USABLE)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import SHARED, needs_shared
-from gpu import device, get, hardware, put
-from integers import (
+from helpers.gpu import device, get, hardware, put
+from helpers.integers import (
     EVERY_FORMAT,
     EVERY_PRECISION,
     LARGEST,
@@ -20,14 +20,14 @@ from integers import (
     recorder,
     truth,
 )
-from tiny import MIXED, MOE, SMALL, Tiny, random_tensor, tiny_gguf
+from helpers.tiny import MIXED, MOE, SMALL, Tiny, random_tensor, tiny_gguf
 from tolerance import F32_KERNEL, GPU_LOGITS, INT8_LOGITS, ROUNDING
 
-from webgemma.blocking import each, finish
 from webgemma.device.native import NativeDevice
+from webgemma.engine.session import Session
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
-from webgemma.gemma.integers import Integers, multiplies_integers, pieces_of
+from webgemma.gemma.record.quantised import Integers, multiplies_integers, pieces_of
 from webgemma.gemma.text import TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
@@ -38,7 +38,7 @@ from webgemma.kernels import link
 from webgemma.reference.text import TextModel, gelu
 from webgemma.reference.weights import Weights
 from webgemma.sampler import Sampling
-from webgemma.session import Session
+from webgemma.sync import each, finish
 
 POISON = 77
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gpu import device, get, hardware, put
-from matrices import assert_product, embedded, load, matrix, product, recorder, truth
+from helpers.gpu import device, get, hardware, put
+from helpers.matrices import assert_product, embedded, load, matrix, product, recorder, truth
 from tolerance import DECODED, F32_KERNEL
 
 from webgemma.device.native import NativeDevice
-from webgemma.gemma.loops import LONGEST_ROW
+from webgemma.gemma.record.loop_limits import LONGEST_ROW
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.writer import NewTensor

@@ -1,13 +1,13 @@
 """matmul.wgsl and matmul_lanes.wgsl against numpy: formats, tiles, and sizes that fill none."""
 
-import matrices
 import numpy as np
 import pytest
-from gpu import device, get, hardware, put
-from tiny import random_tensor
+from helpers import matrices
+from helpers.gpu import device, get, hardware, put
+from helpers.tiny import random_tensor
 from tolerance import F32_KERNEL
 
-from webgemma.gemma.steps import Steps
+from webgemma.gemma.record.ops import Steps
 from webgemma.gguf.formats import FORMATS
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link, unit

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gpu import device, get, put
-from integers import (
+from helpers.gpu import device, get, put
+from helpers.integers import (
     EVERY_FORMAT,
     EVERY_PRECISION,
     assert_close,
@@ -15,11 +15,11 @@ from integers import (
     recorder,
     truth,
 )
-from tiny import random_tensor
+from helpers.tiny import random_tensor
 from tolerance import F32_KERNEL
 
+from webgemma.gemma.record.tiling import Tile
 from webgemma.gemma.text import TextRecorder
-from webgemma.gemma.tiles import Tile
 from webgemma.gguf.formats import FORMATS
 from webgemma.graph import Tensor
 from webgemma.reference.text import gelu

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gpu import device, get, put
-from tiny import MOE, Tiny, random_tensor, tiny_metadata, tiny_tensors, uniform
+from helpers.gpu import device, get, put
+from helpers.tiny import MOE, Tiny, random_tensor, tiny_metadata, tiny_tensors, uniform
 from tolerance import F32_KERNEL, ROUNDING
 
-from webgemma.blocking import finish
 from webgemma.device import DeviceError
 from webgemma.device.native import NativeDevice
 from webgemma.gemma.config import Config, Experts
@@ -23,6 +22,7 @@ from webgemma.gguf.writer import NewTensor, gguf_bytes
 from webgemma.graph import Recorder, Tensor
 from webgemma.reference.text import TextModel, rms
 from webgemma.reference.weights import Weights
+from webgemma.sync import finish
 
 ONE_LAYER = replace(MOE, pattern="f")  # 6 experts, 2 used, of width 32
 MANY = replace(ONE_LAYER, experts=(32, 4, 32))

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from gpu import device, get
+from helpers.gpu import device, get
 
-from webgemma.blocking import finish
 from webgemma.gemma import matrices
 from webgemma.gguf.formats import FORMATS, Format
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, gguf_bytes
+from webgemma.sync import finish
 
 PLANED = [fmt for fmt in FORMATS.values() if fmt.planes]
 EVERY_PLANED = pytest.mark.parametrize("fmt", PLANED, ids=str)

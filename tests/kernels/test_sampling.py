@@ -9,17 +9,17 @@ from importlib.resources import files
 
 import numpy as np
 import pytest
-from gpu import device, get, put
+from helpers.gpu import device, get, put
 from tolerance import LOGPROB, QUANTILE
 
 from webgemma import InputError
-from webgemma.blocking import finish
 from webgemma.device import Kernel, Plan
-from webgemma.gemma.sampling import BIASES, LOWEST, RESULTS, GpuSampler
+from webgemma.engine.session import IMPOSSIBLE
+from webgemma.gemma.gpu_sampler import BIASES, LOWEST, RESULTS, GpuSampler
 from webgemma.graph import Recorder
 from webgemma.reference.sampling import penalise, sample
 from webgemma.sampler import TOP_LOGPROBS, Chosen, Sampling, draw
-from webgemma.session import IMPOSSIBLE
+from webgemma.sync import finish
 
 CONTEXT = 200
 SUPPRESSED = (3, 5, 300)

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.tiny import LARGE, MOE, SMALL, tiny_gguf
+from helpers.tiny_adapter import tiny_adapter, tiny_pairs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny import LARGE, MOE, SMALL, tiny_gguf
-from tiny_adapter import tiny_adapter, tiny_pairs
 
-from webgemma.blocking import finish
 from webgemma.errors import InputError, WebgemmaError
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
@@ -23,6 +22,7 @@ from webgemma.lora.adapter import Adapter, Pair
 from webgemma.lora.floats import to_float32, transposed
 from webgemma.lora.gguf_file import write_gguf_adapter
 from webgemma.lora.peft_folder import write_peft_folder
+from webgemma.sync import finish
 
 MODELS = {"small": SMALL, "large": LARGE, "moe": MOE}
 QUERY = "blk.0.attn_q.weight"

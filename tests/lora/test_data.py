@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.tiny import SMALL, tiny_gguf
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import SMALL, tiny_gguf
 
-from webgemma.blocking import finish
 from webgemma.errors import InputError
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.lora.data import MIN_BUCKET, Example, Texts, batches, bucket, split
+from webgemma.sync import finish
 from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
 

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-from gpu import device
+from helpers.gpu import device
 
 from webgemma import Gemma
-from webgemma.blocking import each, finish
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
@@ -14,8 +13,9 @@ from webgemma.lora.course import Course, Training
 from webgemma.lora.data import Texts
 from webgemma.lora.fresh import fresh_adapter
 from webgemma.lora.peft_folder import write_peft_folder
-from webgemma.lora.train import Options, Trainer
+from webgemma.lora.trainer import Options, Trainer
 from webgemma.models import BUNDLED_PATH
+from webgemma.sync import each, finish
 from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gpu import device, hardware
-from tiny import LARGE, MIXED, MOE, SMALL, Tiny, tiny_gguf
-from tiny_adapter import ENDS, EXPERTS, LAYER, tiny_adapter, tiny_pairs
+from helpers.gpu import device, hardware
+from helpers.tiny import LARGE, MIXED, MOE, SMALL, Tiny, tiny_gguf
+from helpers.tiny_adapter import ENDS, EXPERTS, LAYER, tiny_adapter, tiny_pairs
 from tolerance import GPU_LOGITS, RANDOM_LOGITS
 
-from webgemma.blocking import finish
+from webgemma.engine.session import Session
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
@@ -19,7 +19,7 @@ from webgemma.gguf.sources import BytesSource
 from webgemma.reference.lora import AdaptedWeights, Pair
 from webgemma.reference.text import TextModel
 from webgemma.sampler import Sampling
-from webgemma.session import Session
+from webgemma.sync import finish
 
 KINDS = {
     "small": replace(SMALL, pattern="sfsf", shared=2),
@@ -37,8 +37,8 @@ GREEDY = Sampling(temperature=0)
 @pytest.fixture(scope="module", autouse=True)
 def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("webgemma.session.CHUNK", 16)
-        patch.setattr("webgemma.session.BATCHES", (1, 16))
+        patch.setattr("webgemma.engine.session.CHUNK", 16)
+        patch.setattr("webgemma.engine.session.BATCHES", (1, 16))
         yield
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu import device, get, hardware
-from tiny import LARGE, MIXED, MOE, SMALL, Tiny, tiny_gguf
-from tiny_adapter import LAYER, tiny_adapter, tiny_pairs
+from helpers.gpu import device, get, hardware
+from helpers.tiny import LARGE, MIXED, MOE, SMALL, Tiny, tiny_gguf
+from helpers.tiny_adapter import LAYER, tiny_adapter, tiny_pairs
 from tolerance import GPU_GRADIENTS, GPU_GRADIENTS_OF_ITSELF
 
-from webgemma.blocking import finish
 from webgemma.device import Device
 from webgemma.errors import GgufError, InputError
 from webgemma.gemma.config import Config
@@ -20,15 +19,16 @@ from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.lora.adapter import EMBEDDING, HEAD, Adapter
 from webgemma.lora.data import Example
+from webgemma.lora.estimate import estimate
 from webgemma.lora.fresh import fresh_adapter
-from webgemma.lora.memory import estimate
 from webgemma.lora.optimiser import AdamW
-from webgemma.lora.train import Guard, Options, Step, Trainer
+from webgemma.lora.trainer import Guard, Options, Step, Trainer
 from webgemma.reference import adamw
 from webgemma.reference.backward import Backward
 from webgemma.reference.lora import Pair
 from webgemma.reference.text import TextModel
 from webgemma.reference.weights import Weights
+from webgemma.sync import finish
 
 MODELS = {
     "small": SMALL,
@@ -140,8 +140,8 @@ def test_the_projection_of_per_layer_embeddings() -> None:
 @pytest.mark.parametrize("nbytes", [4096, 40_000, 200_000])
 def test_everything_in_parts_that_fit_a_binding(nbytes: int, monkeypatch) -> None:
     """Logits of some rows at a time, probabilities of some tokens, weights of some rows."""
-    monkeypatch.setattr("webgemma.lora.looking.SCORES_NBYTES", nbytes)
-    monkeypatch.setattr("webgemma.lora.passes.LOGITS_NBYTES", nbytes)
+    monkeypatch.setattr("webgemma.lora.backward.attention.SCORES_NBYTES", nbytes)
+    monkeypatch.setattr("webgemma.lora.backward.layers.LOGITS_NBYTES", nbytes)
     monkeypatch.setattr("webgemma.lora.parameters.SLAB_NBYTES", nbytes)
     limited = copy.copy(device())
     limited.limits = replace(limited.limits, binding_nbytes=40_000)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import MOE, SMALL, tiny_gguf
-from tiny_adapter import tiny_adapter, tiny_pairs
+from helpers.tiny import MOE, SMALL, tiny_gguf
+from helpers.tiny_adapter import tiny_adapter, tiny_pairs
 from tolerance import GPU_LOGITS
 from typer.testing import CliRunner
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import FIXTURES, needs_shared
-from tiny_adapter import tiny_adapter, tiny_pairs
+from helpers.tiny_adapter import tiny_adapter, tiny_pairs
+from helpers.truth_cases import CASES, LLAMA_CASES
 from tolerance import GRADIENTS_OF_TRANSFORMERS, LOGITS_OF_LLAMA_CPP, LOGITS_OF_TRANSFORMERS
-from truth_cases import CASES, LLAMA_CASES
 
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import FIXTURES, SHARED, needs_shared
-from tiny_ears import BOUND, EARS, RAW_EARS, as_ollama, audio_of, ears_gguf, ears_tensors
+from helpers.tiny_ears import BOUND, EARS, RAW_EARS, as_ollama, audio_of, ears_gguf, ears_tensors
 from tolerance import (
     HEARD_OF_TRANSFORMERS,
     LOGITS_OF_TRANSFORMERS,
@@ -15,7 +15,7 @@ from tolerance import (
 
 from webgemma import GgufError
 from webgemma.gemma.config import Config
-from webgemma.gemma.towers import PART_SAMPLES, Audio
+from webgemma.gemma.encoder_config import PART_SAMPLES, Audio
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.writer import NewTensor
 from webgemma.reference.audio import AudioTower, log_mel, mel_filters, raw_frames
@@ -156,7 +156,7 @@ def test_soft_tokens_of_long_sounds(samples: int, tokens: int) -> None:
 
 
 def test_each_part_of_a_long_sound_is_heard_on_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("webgemma.gemma.towers.PART_SAMPLES", 9600)
+    monkeypatch.setattr("webgemma.gemma.encoder_config.PART_SAMPLES", 9600)
     tower = ears()
     alone = [tower.encode(log_mel(part)) for part in np.split(SOUND, [9600, 19200])]
     np.testing.assert_array_equal(tower.hear(SOUND), np.concatenate(alone))

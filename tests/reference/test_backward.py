@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny import LARGE, MOE, SMALL, Tiny, tiny_gguf
-from tiny_adapter import tiny_pairs
+from helpers.tiny import LARGE, MOE, SMALL, Tiny, tiny_gguf
+from helpers.tiny_adapter import tiny_pairs
 from tolerance import FINITE_DIFFERENCES
 
-from webgemma.blocking import finish
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
@@ -17,6 +16,7 @@ from webgemma.reference.backward import Backward, Example
 from webgemma.reference.lora import AdaptedWeights, Pair
 from webgemma.reference.text import TextModel
 from webgemma.reference.weights import Weights
+from webgemma.sync import finish
 
 LARGE = replace(LARGE, suppressed=())  # training knows no suppressed tokens
 MODELS = {"small": SMALL, "large": LARGE, "moe": MOE, "parted": replace(MOE, fused=False)}

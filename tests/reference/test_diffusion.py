@@ -5,14 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from conftest import needs_shared
+from helpers.recorded import BLOCKS, DENOISING, Trace, array, opened, prompt
+from helpers.tiny import DIFFUSION, tiny_gguf
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from recorded import BLOCKS, DENOISING, Trace, array, opened, prompt
-from tiny import DIFFUSION, tiny_gguf
 from tolerance import CANVAS_OF_TRANSFORMERS
 
-from webgemma.blocking import finish
 from webgemma.denoising import Denoising
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
@@ -21,6 +20,7 @@ from webgemma.gguf.sources import BytesSource
 from webgemma.reference.diffusion import DiffusionModel, SeededDraws, accept, entropy
 from webgemma.reference.text import Cache, softmax
 from webgemma.reference.weights import Floats, Weights
+from webgemma.sync import finish
 
 
 def model_of(gguf: Gguf) -> DiffusionModel:

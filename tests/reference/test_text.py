@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import FIXTURES, SHARED, needs_shared
-from tiny import KINDS, LARGE, MOE, SMALL, Tiny, tiny_gguf, tiny_metadata, tiny_tensors
+from helpers.tiny import KINDS, LARGE, MOE, SMALL, Tiny, tiny_gguf, tiny_metadata, tiny_tensors
 from tolerance import HIDDEN_OF_TRANSFORMERS, LOGITS_INCREMENTAL, LOGITS_OF_TRANSFORMERS
 
-from webgemma.blocking import finish
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, gguf_bytes
 from webgemma.reference.text import Cache, TextModel
 from webgemma.reference.weights import Weights
+from webgemma.sync import finish
 
 
 def model_of(data: bytes, budget_nbytes: int | None = None) -> TextModel:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import FIXTURES, SHARED, needs_shared
-from tiny import LARGE, MOE, SMALL, Tiny, tiny_gguf, tiny_metadata, tiny_tensors
-from tiny_eyes import (
+from helpers.tiny import LARGE, MOE, SMALL, Tiny, tiny_gguf, tiny_metadata, tiny_tensors
+from helpers.tiny_eyes import (
     EMBEDDER,
     LARGE_EYES,
     PICTURES,
@@ -26,16 +26,16 @@ from tolerance import (
 )
 
 from webgemma import GgufError, InputError
-from webgemma.blocking import finish
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, gguf_bytes
-from webgemma.pictures import Picture
+from webgemma.images import Picture
 from webgemma.reference.pictures import patches, pixel_values
 from webgemma.reference.text import Cache, Soft, TextModel
 from webgemma.reference.vision import BOUNDS, CLAMPED, VisionTower
 from webgemma.reference.weights import Weights
+from webgemma.sync import finish
 
 KINDS = {"small": (SMALL, SMALL_EYES), "large": (MOE, LARGE_EYES), "embedder": (LARGE, EMBEDDER)}
 PLACE = 14  # <|image|>

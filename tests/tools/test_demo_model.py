@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 from conftest import SHARED, needs_shared
-from tiny import MERGES, _kind, vocabulary
+from helpers.tiny import MERGES, _kind, vocabulary
 
 from webgemma.gguf.formats import FORMATS
 from webgemma.reference.dequantise import dequantise

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from browser.chromium import CHROMIUM
-from store import add_model
-from tiny import KINDS, tiny_gguf
+from helpers.store import add_model
+from helpers.tiny import KINDS, tiny_gguf
 from web.page import serving_page
 from web.sender import DROP, FILES, PASTE, SECONDS, Sender, given, sending
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from browser.chromium import CHROMIUM
-from tiny import DIFFUSION, tiny_gguf
+from helpers.tiny import DIFFUSION, tiny_gguf
 from web.page import Visitor
 from web.test_tab import HELLO, chosen, told
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store import add_blob, add_model
+from helpers.store import add_blob, add_model
 from web.client import Client, serving
 
 from webgemma.web import server as server_module

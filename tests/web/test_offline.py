@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from browser.chromium import CHROMIUM
-from store import add_model
-from tiny import KINDS, tiny_gguf
+from helpers.store import add_model
+from helpers.tiny import KINDS, tiny_gguf
 from web.client import Client, serving
 from web.page import Visitor, page_site
 

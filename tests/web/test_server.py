@@ -15,7 +15,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
-from store import IMAGE, add_manifest
+from helpers.store import IMAGE, add_manifest
 from web.client import serving
 
 from webgemma.errors import InputError

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from standin import standin_gguf
-from store import add_model, manifest_path
+from helpers.standin import standin_gguf
+from helpers.store import add_model, manifest_path
 from web.client import Client, serving
 
 from webgemma.gguf.http import HttpSource

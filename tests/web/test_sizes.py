@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from store import add_model
-from tiny import KINDS, tiny_gguf
+from helpers.store import add_model
+from helpers.tiny import KINDS, tiny_gguf
 
 from webgemma import Gemma
 from webgemma.errors import DeviceError

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from browser.chromium import CHROMIUM
-from store import add_model
-from tiny import KINDS, tiny_gguf
+from helpers.store import add_model
+from helpers.tiny import KINDS, tiny_gguf
 from web.page import FAKE_WORKER, Visitor, serving_page
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pretend_files import PretendFile, PretendFiles
-from standin import standin_gguf
-from tiny import SMALL, tiny_metadata, tiny_tensors
-from tiny_eyes import SMALL_EYES, eyes_gguf, eyes_metadata, eyes_tensors, picture
+from helpers.pretend_files import PretendFile, PretendFiles
+from helpers.standin import standin_gguf
+from helpers.tiny import SMALL, tiny_metadata, tiny_tensors
+from helpers.tiny_eyes import SMALL_EYES, eyes_gguf, eyes_metadata, eyes_tensors, picture
 
 from webgemma import Gemma, InputError
 from webgemma.gguf.sources import BytesSource
@@ -259,7 +259,7 @@ def test_how_much_the_gpu_gives() -> None:
 
 
 def test_a_model_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("webgemma.engines.machine_free_nbytes", lambda: 1000)
+    monkeypatch.setattr("webgemma.engine.opening.machine_free_nbytes", lambda: 1000)
     message = told(lambda tab: tab.load(BUNDLED, None, "auto"))[-1]
     assert (message["type"], message["kind"]) == ("error", "memory")
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from browser.chromium import CHROMIUM
-from pretend_files import PretendFiles
-from tiny import SMALL, tiny_gguf
+from helpers.pretend_files import PretendFiles
+from helpers.tiny import SMALL, tiny_gguf
 from web.page import Visitor
 from web.test_tab import HELLO, chosen, told
 
-from webgemma.blocking import finish
 from webgemma.gguf.sources import BytesSource
 from webgemma.lora.gguf_file import open_gguf_adapter
+from webgemma.sync import finish
 from webgemma.web.tab import Tab
 from webgemma.web.tuning import FOLDER
 

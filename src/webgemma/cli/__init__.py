@@ -9,16 +9,16 @@ import typer
 
 from webgemma import __version__
 from webgemma.cli import (
-    adapters,
     bench,
     check,
     convert,
     files,
+    gpus,
     merge,
+    options,
     run,
     train,
     web,
-    words,
 )
 
 app = typer.Typer(
@@ -35,15 +35,15 @@ app.command("list")(files.list_models)
 app.command("ls", hidden=True)(files.list_models)
 app.command("show")(files.show)
 app.command("verify")(files.verify)
-app.command("tokenize")(words.tokenize)
-app.command("render")(words.render)
-app.command("logits")(words.logits)
+app.command("tokenize")(options.tokenize)
+app.command("render")(options.render)
+app.command("logits")(options.logits)
 app.command("check")(check.check)
 app.command("bench")(bench.bench)
 app.command("convert")(convert.convert)
 app.command("train")(train.train)
 app.command("merge")(merge.merge_command)
-app.command("adapters")(adapters.adapters)
+app.command("adapters")(gpus.adapters)
 app.command("web")(web.web)
 
 

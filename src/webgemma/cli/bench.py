@@ -7,11 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from webgemma.bench import Task, copy_rate, time_gpu, time_reference
-from webgemma.blocking import finish
 from webgemma.cli.loading import load_model
-from webgemma.cli.terminal import human_nbytes, out, sentences, write_json
-from webgemma.cli.words import (
+from webgemma.cli.options import (
     AdapterOption,
     Device,
     DeviceOption,
@@ -22,13 +19,16 @@ from webgemma.cli.words import (
     Precision,
     PrecisionOption,
 )
+from webgemma.cli.terminal import human_nbytes, out, sentences, write_json
 from webgemma.device import Device as Gpu
 from webgemma.device import open_device
+from webgemma.diagnostics.bench import Task, copy_rate, time_gpu, time_reference
 from webgemma.errors import DeviceError, InputError
 from webgemma.gemma.config import Config
-from webgemma.gemma.integers import chosen_precision
+from webgemma.gemma.record.quantised import chosen_precision
 from webgemma.gguf.reader import Gguf
 from webgemma.models import find_model
+from webgemma.sync import finish
 
 
 def bench(

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from webgemma.blocking import finish
 from webgemma.cli.loading import load_model
-from webgemma.cli.terminal import complain, err, out, sentences, write_json
-from webgemma.cli.words import (
+from webgemma.cli.options import (
     AdapterOption,
     JsonOption,
     Kv,
@@ -19,13 +17,15 @@ from webgemma.cli.words import (
     Precision,
     PrecisionOption,
 )
+from webgemma.cli.terminal import complain, err, out, sentences, write_json
 from webgemma.device import open_device
 from webgemma.gemma.config import Config
-from webgemma.gemma.integers import chosen_precision
+from webgemma.gemma.record.quantised import chosen_precision
 from webgemma.models import find_model
+from webgemma.sync import finish
 
 if TYPE_CHECKING:
-    from webgemma.check import Report
+    from webgemma.diagnostics.check import Report
 
 BIG_NBYTES = 1 << 30  # of a file: the reference takes minutes
 
@@ -44,7 +44,13 @@ def check(
 
     Example: webgemma check gemma4:e2b
     """
-    from webgemma.check import Way, compare, gpu_stages, reference_stages, token_ids  # needs numpy
+    from webgemma.diagnostics.check import (  # needs numpy
+        Way,
+        compare,
+        gpu_stages,
+        reference_stages,
+        token_ids,
+    )
 
     with sentences():
         found = find_model(model)

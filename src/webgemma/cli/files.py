@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from webgemma.cli.options import JsonOption, ModelArgument
 from webgemma.cli.terminal import (
     complain,
     err,
@@ -18,11 +19,10 @@ from webgemma.cli.terminal import (
     sentences,
     write_json,
 )
-from webgemma.cli.words import JsonOption, ModelArgument
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config, Layer
+from webgemma.gemma.encoder_config import Towers
 from webgemma.gemma.tensors import canonical_tensors
-from webgemma.gemma.towers import Towers
 from webgemma.gguf.ollama import OllamaStore, parse_digest, sha256_file
 from webgemma.gguf.reader import Gguf
 from webgemma.models import FoundModel, find_model, not_at_once

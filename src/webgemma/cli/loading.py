@@ -1,12 +1,12 @@
 """Loading a model for the commands that look inside the engine: `check` and `bench`."""
 
-from webgemma.blocking import finish
 from webgemma.cli.terminal import progress
 from webgemma.device import Device
+from webgemma.engine.selftest import selftest
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
-from webgemma.selftest import selftest
+from webgemma.sync import finish
 
 
 def load_model(gguf: Gguf, config: Config, device: Device) -> Model:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from webgemma.cli.options import ModelArgument
 from webgemma.cli.terminal import err, progress, sentences
-from webgemma.cli.words import ModelArgument
 from webgemma.errors import InputError
 from webgemma.models import find_model
 
@@ -27,7 +27,7 @@ def merge_command(
 
     Example: webgemma merge gemma4:e2b adapter/ merged.gguf
     """
-    from webgemma.merge import SAME, merge  # numpy
+    from webgemma.convert.merge import SAME, merge  # numpy
 
     with sentences(), find_model(model).open() as gguf:
         found = find_model(model).path

@@ -7,10 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from webgemma.api import Gemma
-from webgemma.cli.talk import Talk, print_reply
-from webgemma.cli.terminal import err, progress, sentences
-from webgemma.cli.watch import watched
-from webgemma.cli.words import (
+from webgemma.cli.chat import Talk, print_reply
+from webgemma.cli.options import (
     AdapterOption,
     Device,
     DeviceOption,
@@ -24,8 +22,10 @@ from webgemma.cli.words import (
     gpu_and_lora,
     read_stdin,
 )
+from webgemma.cli.terminal import err, progress, sentences
+from webgemma.cli.watch import watched
 from webgemma.errors import InputError
-from webgemma.pictures import BUDGET, check_budget
+from webgemma.images import BUDGET, check_budget
 
 
 def run(

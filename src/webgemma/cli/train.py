@@ -14,11 +14,10 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from webgemma.blocking import each, finish
 from webgemma.cli.loading import load_model
+from webgemma.cli.options import AdapterOption, JsonOption, ModelArgument
 from webgemma.cli.plot import bars, check_plot, draw_losses
 from webgemma.cli.terminal import err, human_count, human_nbytes, out, sentences, write_json
-from webgemma.cli.words import AdapterOption, JsonOption, ModelArgument
 from webgemma.defaults import chat_size
 from webgemma.device import Device, open_device
 from webgemma.errors import InputError
@@ -27,14 +26,15 @@ from webgemma.gguf.reader import Gguf
 from webgemma.lora.adapter import Adapter
 from webgemma.lora.course import Course, Progress, Training
 from webgemma.lora.data import Example, Report, Texts, bucket, split
+from webgemma.lora.estimate import Memory, estimate
 from webgemma.lora.fresh import GROUPS, PARTS, fresh_adapter
 from webgemma.lora.gguf_file import write_gguf_adapter
-from webgemma.lora.memory import Memory, estimate
 from webgemma.lora.optimiser import AdamW
 from webgemma.lora.peft_folder import write_peft_folder
 from webgemma.lora.schedule import Shape
-from webgemma.lora.train import Options, Trainer
+from webgemma.lora.trainer import Options, Trainer
 from webgemma.models import FoundModel, find_model
+from webgemma.sync import each, finish
 from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
 

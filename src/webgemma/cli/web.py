@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from webgemma.cli.options import JsonOption
 from webgemma.cli.terminal import err, out, sentences
-from webgemma.cli.words import JsonOption
 from webgemma.web.server import DEFAULT_PORT, Server
 from webgemma.web.site import Site, no_pyodide
 

@@ -11,11 +11,11 @@ import wgpu  # type: ignore[import-untyped]
 from wgpu.backends.wgpu_native import GPUShaderModule, ffi, lib  # type: ignore[import-untyped]
 from wgpu.backends.wgpu_native._api import libf  # type: ignore[import-untyped]
 
-from webgemma.blocking import finish
 from webgemma.device import Buffer, Kernel, Limits, Plan
 from webgemma.device.commands import Commands, NativeReading
 from webgemma.device.neighbours import shuffles
 from webgemma.errors import DeviceError, DeviceMemoryError
+from webgemma.sync import finish
 
 FEATURES = {
     "subgroups": "subgroup",

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from webgemma.gemma import loops
 from webgemma.gemma.config import Layer
-from webgemma.gemma.integers import GROUP, pieces_of
+from webgemma.gemma.record import loop_limits as loops
+from webgemma.gemma.record.quantised import GROUP, pieces_of
 from webgemma.graph import Tensor
 
 if TYPE_CHECKING:
-    from webgemma.gemma.steps import Steps
+    from webgemma.gemma.record.ops import Steps
     from webgemma.gemma.text import TextRecorder
 
 EVERYTHING = 1 << 30  # a window that no context reaches

@@ -8,12 +8,12 @@ from typing import Any, Self
 from webgemma.device import Device
 from webgemma.errors import DeviceError, InputError
 from webgemma.gemma.clipped import EPS, UNLIMITED, Bounds, ClippedSteps, Limits, read_bounds
+from webgemma.gemma.encoder_config import PART_SAMPLES, RAW_SAMPLES, Audio, audio_tensors
 from webgemma.gemma.matrices import Matrices, packed_floats
 from webgemma.gemma.mel import MelTables, log_mel, raw_frames
-from webgemma.gemma.steps import ROW_THREADS, SOFTWARE_TILE, THREADS, Steps
+from webgemma.gemma.record.ops import ROW_THREADS, SOFTWARE_TILE, THREADS, Steps
+from webgemma.gemma.record.staged_plan import Bench, Encoded, Tower
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats
-from webgemma.gemma.towers import PART_SAMPLES, RAW_SAMPLES, Audio, audio_tensors
-from webgemma.gemma.workbench import Bench, Encoded, Tower
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Tensor
 from webgemma.progress import Progress, unwatched

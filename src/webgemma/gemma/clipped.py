@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from webgemma.gemma.matrices import Matrices
-from webgemma.gemma.steps import THREADS, Steps
+from webgemma.gemma.record.ops import THREADS, Steps
 from webgemma.gemma.tensors import read_floats
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Recorder, Tensor

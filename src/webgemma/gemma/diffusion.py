@@ -9,8 +9,8 @@ from webgemma.denoising import Canvas, Denoising
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.matrices import Weight
-from webgemma.gemma.outer import Outer
-from webgemma.gemma.steps import ROW_THREADS, THREADS
+from webgemma.gemma.record.ops import ROW_THREADS, THREADS
+from webgemma.gemma.record.outer import Outer
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor

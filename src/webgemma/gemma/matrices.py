@@ -16,7 +16,7 @@ from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
 
 if TYPE_CHECKING:
-    from webgemma.gemma.adapters import Low
+    from webgemma.gemma.lora_weights import Low
 
 CHUNK_NBYTES = 8 << 20  # what passes through host memory at a time: larger ones are no faster
 CHUNKS_AHEAD = 8  # chunks that the device's queue may hold before it has copied them

@@ -5,9 +5,9 @@ import struct
 from dataclasses import dataclass
 from typing import Self
 
+from webgemma.gemma.encoder_config import RAW_SAMPLES, SAMPLE_RATE
 from webgemma.gemma.matrices import Matrices
-from webgemma.gemma.towers import RAW_SAMPLES, SAMPLE_RATE
-from webgemma.gemma.workbench import Bench
+from webgemma.gemma.record.staged_plan import Bench
 from webgemma.graph import Tensor
 from webgemma.kernels import link
 

@@ -5,11 +5,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from webgemma.errors import DeviceError
-from webgemma.gemma.adapters import adapt_experts
 from webgemma.gemma.config import Experts, Layer
-from webgemma.gemma.integers import GROUP, GROUP_NBYTES, Integers, multiplies_integers, pieces_of
+from webgemma.gemma.lora_weights import adapt_experts
 from webgemma.gemma.matrices import Weight
-from webgemma.gemma.tiles import Tile
+from webgemma.gemma.record.quantised import (
+    GROUP,
+    GROUP_NBYTES,
+    Integers,
+    multiplies_integers,
+    pieces_of,
+)
+from webgemma.gemma.record.tiling import Tile
 from webgemma.graph import Tensor
 from webgemma.kernels import link
 from webgemma.kernels import unit as unit_of

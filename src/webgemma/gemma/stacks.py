@@ -3,7 +3,7 @@
 from webgemma.device import Device
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Config
-from webgemma.gemma.loops import LONGEST_ROW
+from webgemma.gemma.record.loop_limits import LONGEST_ROW
 from webgemma.gemma.tensors import canonical_tensors, text_tensors
 from webgemma.gguf.reader import Gguf, TensorInfo
 

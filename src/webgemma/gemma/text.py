@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from webgemma.gemma.attention import Attention
 from webgemma.gemma.config import Config, Layer
-from webgemma.gemma.integers import pieces_of
 from webgemma.gemma.matrices import Weight
 from webgemma.gemma.moe import Branches, feed_forward_with_experts
-from webgemma.gemma.steps import THREADS, Steps
-from webgemma.gemma.tiles import FEW_TOKENS, Team
+from webgemma.gemma.record.ops import THREADS, Steps
+from webgemma.gemma.record.quantised import pieces_of
+from webgemma.gemma.record.tiling import FEW_TOKENS, Team
 from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import unit as unit_of

@@ -9,15 +9,15 @@ from webgemma.device import Device, Limits
 from webgemma.errors import DeviceError, GgufError
 from webgemma.gemma.attention import EVERYTHING, Heads, attend
 from webgemma.gemma.clipped import EPS, Bounds, ClippedSteps, read_bounds
+from webgemma.gemma.encoder_config import Vision, vision_tensors
+from webgemma.gemma.image_resize import check_pixels, resized
 from webgemma.gemma.matrices import whole_words
-from webgemma.gemma.pixels import check_pixels, resized
-from webgemma.gemma.steps import ROW_THREADS
+from webgemma.gemma.record.ops import ROW_THREADS
+from webgemma.gemma.record.staged_plan import Bench, Encoded, Tower
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats
-from webgemma.gemma.towers import Vision, vision_tensors
-from webgemma.gemma.workbench import Bench, Encoded, Tower
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Tensor
-from webgemma.pictures import Picture
+from webgemma.images import Picture
 from webgemma.progress import Progress, unwatched
 
 LAYER_NORM_EPS = 1e-5  # of the 12B's patch embedder

@@ -8,8 +8,8 @@ from typing import Literal
 
 from webgemma.device import Device, Plan
 from webgemma.errors import InputError
-from webgemma.gemma.adapters import Adapters, Scaled
 from webgemma.gemma.config import Config
+from webgemma.gemma.lora_weights import Adapters, Scaled
 from webgemma.gemma.matrices import Matrices, Weight, record_repack, whole_words
 from webgemma.gemma.stacks import TABLE, check_kernels_fit, stacks, wanted_tensors
 from webgemma.gemma.tensors import canonical_tensors, check_rope_factors, read_floats

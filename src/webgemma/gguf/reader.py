@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from webgemma.blocking import finish
 from webgemma.errors import GgufError, ModelNotFoundError
 from webgemma.gguf.header import Header, MoreNeededError, TensorInfo, parse_header
 from webgemma.gguf.metadata import Value, short
 from webgemma.gguf.sources import Bytes, BytesSource, FileSource, Source
+from webgemma.sync import finish
 
 __all__ = ["Gguf", "TensorInfo", "Value"]
 

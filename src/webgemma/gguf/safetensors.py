@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeGuard
 
-from webgemma.blocking import finish
 from webgemma.errors import GgufError, InputError
 from webgemma.gguf.metadata import short
 from webgemma.gguf.sources import Bytes, FileSource, Source
 from webgemma.gguf.writer import write_whole
+from webgemma.sync import finish
 
 DTYPE_NBYTES = (
     dict.fromkeys(("F64", "I64", "U64"), 8)

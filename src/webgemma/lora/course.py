@@ -10,7 +10,7 @@ from itertools import count
 from webgemma.errors import InputError
 from webgemma.lora.data import Example, batches
 from webgemma.lora.schedule import Schedule, Shape
-from webgemma.lora.train import Guard, Step, Trainer
+from webgemma.lora.trainer import Guard, Step, Trainer
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from math import isfinite
 
-from webgemma.blocking import finish
 from webgemma.errors import GgufError, InputError
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.gguf.sources import FileSource, Source
 from webgemma.gguf.writer import NewTensor, Typed, gguf_bytes, write_gguf
 from webgemma.lora.adapter import EMBEDDING, MAX_RANK, Adapter, Pair, check_adaptable
 from webgemma.lora.floats import ELEMENT_NBYTES, scaled, to_float32
+from webgemma.sync import finish
 
 ARCHITECTURE = "gemma4"
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from webgemma.errors import GgufError
+from webgemma.gemma.encoder_config import RAW_SAMPLES, SAMPLE_RATE, Audio, audio_tensors
 from webgemma.gemma.tensors import check_tensors
-from webgemma.gemma.towers import RAW_SAMPLES, SAMPLE_RATE, Audio, audio_tensors
 from webgemma.reference.text import rms, softmax
 from webgemma.reference.weights import Floats, Weights
 

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from webgemma.gemma.towers import Vision
-from webgemma.pictures import (
+from webgemma.gemma.encoder_config import Vision
+from webgemma.images import (
     BUDGET,
     WEIGHT_BITS,
     Picture,

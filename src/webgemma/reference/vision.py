@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from webgemma.errors import GgufError, InputError
+from webgemma.gemma.encoder_config import Towers, Vision, vision_tensors
 from webgemma.gemma.tensors import check_tensors
-from webgemma.gemma.towers import Towers, Vision, vision_tensors
 from webgemma.gguf.reader import Gguf
 from webgemma.reference.text import attend, gelu, rms, rope
 from webgemma.reference.weights import Floats, Weights

@@ -4,11 +4,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from webgemma.blocking import finish
-from webgemma.engines import gpu_needs
+from webgemma.engine.opening import gpu_needs
 from webgemma.errors import WebgemmaError
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import FileSource
+from webgemma.sync import finish
 
 LIST_SECONDS = 1.0  # for the headers of one list; what is left waits for the next
 

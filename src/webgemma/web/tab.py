@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from webgemma.api import Gemma
 from webgemma.denoising import Canvas
 from webgemma.device import aopen_device
-from webgemma.engines import gpu_needs
+from webgemma.engine.opening import gpu_needs
 from webgemma.errors import (
     DeviceError,
     DeviceMemoryError,

@@ -24,10 +24,10 @@ from webgemma.gguf.sources import BytesSource, Source
 from webgemma.lora.adapter import Adapter
 from webgemma.lora.course import Course, Training
 from webgemma.lora.data import Example, Report, bucket, split
+from webgemma.lora.estimate import estimate
 from webgemma.lora.fresh import GROUPS, fresh_adapter
 from webgemma.lora.gguf_file import gguf_adapter_bytes, open_gguf_adapter
-from webgemma.lora.memory import estimate
-from webgemma.lora.train import Options, Trainer
+from webgemma.lora.trainer import Options, Trainer
 from webgemma.web.room import free_nbytes
 
 FOLDER = "webgemma/adapters"

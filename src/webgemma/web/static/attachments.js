@@ -1,7 +1,7 @@
 // Pictures and sounds that belong to a message: {id, kind: "image" | "audio", name, blob, seconds?}. The
 // blob is the file as it was given; it is null where the browser has lost it.
 
-import "/package/browser_media.js"; // decodes sounds as Python does, which cannot do it in its worker
+import "/package/media/browser.js"; // decodes sounds as Python does, which cannot do it in its worker
 import { element } from "./dom.js";
 
 const MOST_SECONDS = 3 * 60 * 60; // as Python has it

@@ -2,7 +2,7 @@
 // what it tells is said in engine.js.
 import "/package/device/replay.js"; // offers Python this browser's GPU,
 import "/package/gguf/files.js"; // its files,
-import "/package/browser_media.js"; // and its decoders
+import "/package/media/browser.js"; // and its decoders
 import { startPython } from "./python.js";
 
 const NO_PYODIDE = "This server has no Pyodide, which runs Python here: see what it said when it started.";

@@ -1,0 +1,1 @@
+"""Checking and timing: does this machine compute what it should, and how fast?"""

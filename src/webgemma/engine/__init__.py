@@ -1,0 +1,1 @@
+"""What computes: the engines on the GPU and the CPU, and a conversation's session."""

@@ -1,0 +1,1 @@
+"""The forward and backward pass of training: layers, attention, experts, embeddings, products."""

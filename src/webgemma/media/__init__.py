@@ -1,0 +1,1 @@
+"""Images, audio and video: files decoded, encoders loaded when first used, media in a prompt."""

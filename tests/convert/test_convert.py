@@ -1,0 +1,237 @@
+"""Converting Hugging Face's layout: every tensor and number of the blueprint arrives."""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import SHARED, needs_shared
+from helpers.tiny import (
+    DIFFUSION,
+    LARGE,
+    MERGES,
+    MOE,
+    SMALL,
+    Tiny,
+    tiny_metadata,
+    tiny_tensors,
+    vocabulary,
+)
+from typer.testing import CliRunner
+
+from webgemma.cli import app
+from webgemma.convert import convert
+from webgemma.convert.floats import stored_as
+from webgemma.convert.names import _GLOBAL, _LAYER, gguf_name
+from webgemma.errors import GgufError, InputError, ModelNotFoundError
+from webgemma.gemma.config import Config
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.writer import NewTensor
+from webgemma.reference.weights import Weights
+from webgemma.text.tokenizer import Tokenizer
+
+KINDS = {
+    "small": replace(SMALL, formats=("BF16",)),
+    "large": replace(LARGE, suppressed=()),
+    "moe": replace(MOE, formats=("F16",)),
+    "diffusion": DIFFUSION,
+}
+DTYPES = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
+
+
+def hugging_face_name(name: str, stem: str) -> str:
+    """What the layout calls a tensor of a GGUF."""
+    if name.endswith("enc_layer_output_scale.weight"):
+        return f"model.encoder.language_model.layers.{name.split('.')[1]}.layer_scalar"
+    back = {ours: theirs for theirs, ours in (_GLOBAL | _LAYER).items()}
+    if not name.startswith("blk."):
+        return stem + back[name]
+    _, index, rest = name.split(".", 2)
+    return f"{stem}layers.{index}.{back[rest]}"
+
+
+def safetensors(tensors: Mapping[str, NewTensor]) -> bytes:
+    header, data = {}, b""
+    for name, tensor in tensors.items():
+        end = len(data) + len(tensor.data)
+        shape = list(tensor.shape)[::-1]
+        places = [len(data), end]
+        header[name] = {"dtype": tensor.format, "shape": shape, "data_offsets": places}
+        data += bytes(tensor.data)
+    encoded = json.dumps(header).encode()
+    return struct.pack("<Q", len(encoded)) + encoded + data
+
+
+def config_of(tiny: Tiny) -> dict[str, Any]:
+    text = {
+        "layer_types": [
+            "full_attention" if kind == "f" else "sliding_attention" for kind in tiny.pattern
+        ],
+        "max_position_embeddings": tiny.context,
+        "sliding_window": tiny.window,
+        "num_kv_shared_layers": tiny.shared,
+        "rms_norm_eps": 1e-6,
+        "top_k_experts": tiny.experts[1] if tiny.experts else None,
+    }
+    kind = "diffusion_gemma" if tiny.canvas else "gemma4"
+    return {"model_type": kind, "canvas_length": tiny.canvas, "text_config": text}
+
+
+def write_folder(folder: Path, tiny: Tiny, **changes: Any) -> Path:
+    """The tiny model in the layout of transformers."""
+    stem = "model.decoder." if tiny.canvas else "model.language_model."
+    tensors = {
+        hugging_face_name(tensor.name, stem): tensor
+        for tensor in tiny_tensors(tiny)
+        if tensor.name != "rope_freqs.weight"
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes(safetensors(tensors))
+    (folder / "config.json").write_text(json.dumps(config_of(tiny) | changes))
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tensor_and_number_arrives(kind: str, tmp_path: Path) -> None:
+    tiny = KINDS[kind]
+    convert(write_folder(tmp_path / "tiny", tiny), tmp_path / "out.gguf")
+    with Gguf.open(tmp_path / "out.gguf") as gguf:
+        weights = Weights(gguf)
+        for tensor in tiny_tensors(tiny):
+            shape = gguf.tensors[tensor.name].shape
+            assert shape == tuple(tensor.shape), tensor.name
+            values = np.frombuffer(stored_as(bytes(tensor.data), tensor.format, "F32", ""), "<f4")
+            assert np.array_equal(weights[tensor.name].ravel(), values), tensor.name
+        skipped = ("tokenizer", "general.name", "diffusion.eb_max_steps")
+        for key, value in tiny_metadata(tiny).items():
+            if not key.startswith(skipped) and not key.endswith("head_count"):
+                found = gguf.metadata[key]
+                assert (list(found) if isinstance(value, list) else found) == pytest.approx(value)
+        config = Config.from_gguf(gguf)
+        assert all(layer.heads == tiny.heads for layer in config.layers)
+
+
+@pytest.mark.parametrize(("format", "error"), [("bf16", 2**-8), ("f16", 2**-11), ("f32", 0)])
+def test_matrices_in_another_format(format: str, error: float, tmp_path: Path) -> None:
+    tiny = replace(SMALL, formats=("F32",))
+    convert(write_folder(tmp_path / "tiny", tiny), tmp_path / "out.gguf", format=format)
+    with Gguf.open(tmp_path / "out.gguf") as gguf:
+        for tensor in tiny_tensors(tiny):
+            found = gguf.tensors[tensor.name]
+            assert found.format.name == (format.upper() if len(tensor.shape) > 1 else "F32")
+            truth = np.frombuffer(tensor.data, "<f4")
+            values = Weights(gguf)[tensor.name].ravel()
+            assert (np.abs(values - truth) <= error * np.abs(truth) + 2**-25).all()
+
+
+def test_rounding_is_to_the_nearest_even() -> None:
+    values = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0xBF807FFF], "<u4")
+    found = np.frombuffer(stored_as(values.tobytes(), "F32", "BF16", "x"), "<u2")
+    assert found.tolist() == [0x3F80, 0x3F82, 0x3F81, 0xBF80]
+    with pytest.raises(GgufError, match="float16 cannot"):
+        stored_as(np.array([1e6], "<f4").tobytes(), "F32", "F16", "x")
+
+
+def test_words_of_a_tokenizer_json(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "tiny", DIFFUSION, eos_token_id=[1, 9])
+    words = vocabulary(DIFFUSION.vocab)[:-5]  # the model has more rows than there are words
+    special = [token for token in words if token.startswith("<") and "0x" not in token]
+    tokenizer = {
+        "model": {
+            "vocab": {token: at for at, token in enumerate(words)},
+            "merges": [pair.split(" ") for pair in MERGES],
+        },
+        "added_tokens": [
+            {"id": words.index(token), "content": token, "special": True} for token in special
+        ],
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    convert(folder, tmp_path / "out.gguf")
+    with Gguf.open(tmp_path / "out.gguf") as gguf:
+        Config.from_gguf(gguf)
+        found = Tokenizer.from_gguf(gguf)
+    assert (found.bos, found.eos, found.pad, found.unknown) == (2, 1, 0, 3)
+    assert {1, 9} <= found.ends
+    ids = found.encode("the thin", special=True)
+    assert found.decode(ids) == "the thin"
+    assert found.piece(ids[0]) == "the"
+    assert found.piece(DIFFUSION.vocab - 1) == f"[PAD{DIFFUSION.vocab - 1}]"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_of_its_own_only_if_the_model_has_one(tied: bool, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "tiny", SMALL, tie_word_embeddings=tied)
+    table = next(x for x in tiny_tensors(SMALL) if x.name == "token_embd.weight")
+    more = safetensors({"lm_head.weight": table})
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    (folder / "b.safetensors").write_bytes(more)
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    convert(folder, tmp_path / "out.gguf")
+    with Gguf.open(tmp_path / "out.gguf") as gguf:
+        assert ("output.weight" in gguf.tensors) != tied
+
+
+def test_several_files_with_an_index(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "tiny", SMALL)
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    index = {"weight_map": {"x": "a.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    convert(folder, tmp_path / "out.gguf")
+    with Gguf.open(tmp_path / "out.gguf") as gguf:
+        assert len(gguf.tensors) == len(tiny_tensors(SMALL))
+    index = {"weight_map": {"x": "../a.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(GgufError, match="no files of its own folder"):
+        convert(folder, tmp_path / "out.gguf")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "llama"}, "only Gemma 4 and DiffusionGemma"),
+        ({"text_config": {}}, "no sound list layer_types"),
+        ({"canvas_length": 0}, "canvas_length 0"),
+        ({"text_config": config_of(DIFFUSION)["text_config"] | {"sliding_window": "8"}}, "window"),
+    ],
+)
+def test_unsound_configs_get_a_sentence(
+    changes: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "tiny", DIFFUSION, **changes)
+    with pytest.raises(GgufError, match=sentence):
+        convert(folder, tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_other_mistakes_get_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="There is no folder"):
+        convert(tmp_path / "nowhere", tmp_path / "out.gguf")
+    with pytest.raises(ModelNotFoundError, match=r"no model\.safetensors\.index\.json"):
+        convert(tmp_path, tmp_path / "out.gguf")
+    with pytest.raises(InputError, match="choose stored, f32"):
+        convert(tmp_path, tmp_path / "out.gguf", format="q4_k")
+    with pytest.raises(GgufError, match="belongs to no Gemma 4"):
+        gguf_name("model.decoder.layers.0.mamba.weight")
+    assert gguf_name("model.encoder.vision_tower.std_bias") is None
+    assert gguf_name("model.encoder.language_model.norm.weight") is None
+
+
+@needs_shared
+def test_the_command_line(tmp_path: Path) -> None:
+    target = tmp_path / "out.gguf"
+    arguments = ["convert", str(SHARED / "diffusion"), str(target)]
+    first = CliRunner().invoke(app, arguments)
+    assert first.exit_code == 0, first.output
+    assert "28.3 MB" in first.output
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 1
+    assert "--force replaces it" in again.output
+    with Gguf.open(target) as gguf:
+        config = Config.from_gguf(gguf)
+    assert config.diffusion is not None
+    assert (config.diffusion.canvas, config.diffusion.ffn, config.vocab) == (32, 512, 2048)

@@ -1,0 +1,263 @@
+"""`check`, `bench`, `adapters` and the options that name a GPU, on a software one."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import gpu
+from helpers.command import answer, refused, webgemma
+from helpers.tiny import LARGE, MIXED, MOE, SMALL, Tiny, tiny_gguf
+
+from webgemma.cli.terminal import err
+from webgemma.diagnostics.bench import Task, copy_rate, weights_read
+from webgemma.diagnostics.check import Report, Way, compare, gpu_stages, reference_stages, token_ids
+from webgemma.errors import InputError
+from webgemma.gemma.config import Config
+from webgemma.gemma.weights import Model
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import BytesSource
+from webgemma.sync import finish
+
+NAME = gpu.device().name
+BLOCKS = replace(MIXED, pattern="sf", ple=0, formats=("Q4_K", "Q8_0"))
+
+
+def opened(tiny: Tiny) -> tuple[Gguf, Config, Model]:
+    """A tiny model, also on the device."""
+    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny")))
+    config = Config.from_gguf(gguf)
+    return gguf, config, finish(Model.load(gguf, config, gpu.device()))
+
+
+def checked(gguf: Gguf, config: Config, model: Model, way: Way) -> Report:
+    """What a check with five tokens finds."""
+    ids = token_ids(config, 5)
+    truth = reference_stages(gguf, config, way, ids)
+    at_once, one_by_one = (finish(gpu_stages(model, way, ids, truth, n)) for n in (5, 1))
+    return compare(config, way, truth, at_once, one_by_one)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "small.gguf"
+    path.write_bytes(tiny_gguf(SMALL))
+    return path
+
+
+def test_check_agrees_layer_by_layer(model: Path) -> None:
+    result = webgemma("check", model)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"small.gguf on {NAME}"
+    stages = ["embedding", *(f"layer {i}" for i in range(6)), "final norm", "logits"]
+    for line, stage in zip(lines[2:-1], stages, strict=True):
+        assert line.startswith(f"ok       {stage}")
+    assert lines[-1].startswith("Everything agrees: largest relative error ")
+    assert lines[-1].endswith("the best token is the same 8 of 8 times.")
+
+
+def test_check_as_json(model: Path) -> None:
+    facts = answer("check", model, "--tokens", 3, "--kv", "f16", "--adapter", NAME[:4].upper())
+    assert facts["ok"]
+    assert (facts["device"], facts["tokens"]) == (NAME, 3)
+    assert [stage["stage"] for stage in facts["stages"]][-2:] == ["final norm", "logits"]
+    errors = [stage[way] for stage in facts["stages"] for way in ("at_once", "one_by_one")]
+    assert 0 < max(errors) < facts["limit"]
+
+
+@pytest.mark.parametrize("tiny", [LARGE, MOE, BLOCKS], ids=["large", "moe", "blocks"])
+@pytest.mark.parametrize("way", [Way("f32"), Way("f16"), Way("f32", "int16")], ids=str)
+def test_every_kind_of_model_agrees(tiny: Tiny, way: Way) -> None:
+    report = checked(*opened(tiny), way)
+    assert report.first_wrong is None
+    assert report.worst.error < way.limit / 10
+    assert report.same_best == 5
+
+
+def test_a_wrong_layer_is_named() -> None:
+    """A weight that is damaged on the device shows in its layer, and only there."""
+    gguf, config, model = opened(SMALL)
+    wrong = model.matrices["blk.3.ffn_down.weight"].parts[0].data
+    gpu.device().write(wrong.buffer, bytes(wrong.nbytes // 2))
+    report = checked(gguf, config, model, Way("f32"))
+    assert [c.stage for c in report.comparisons if c.error > report.limit] == ["layer 3"]
+    assert report.worst == report.first_wrong
+    assert report.worst.error > 0.01
+
+
+def test_where_experts_are_chosen_one_token_may_differ() -> None:
+    gguf, config, _ = opened(MOE)
+    truth = reference_stages(gguf, config, Way(), token_ids(config, 5))
+    made = [stage.copy() for stage in truth]
+    made[2][3] *= 2
+    assert compare(config, Way(), truth, made, truth).first_wrong is None
+    made[2][:3] *= 2
+    wrong = compare(config, Way(), truth, made, truth).first_wrong
+    assert wrong is not None
+    assert wrong.stage == "layer 1"
+
+
+@pytest.mark.parametrize(
+    ("factor", "sentence"),
+    [(1.12, "Layer 2 differs by 12 %: this GPU"), (float("nan"), "Layer 2 is no number: this GPU")],
+)
+def test_the_verdict_on_a_gpu_that_computes_wrong(
+    model: Path, monkeypatch: pytest.MonkeyPatch, factor: float, sentence: str
+) -> None:
+    async def wrong(*args: Any) -> Any:
+        stages = await gpu_stages(*args)
+        stages[3] = stages[3] * factor
+        return stages
+
+    monkeypatch.setattr("webgemma.diagnostics.check.gpu_stages", wrong)
+    assert sentence in refused("check", model, "--tokens", 2)
+    asked = webgemma("check", model, "--tokens", 2, "--json")
+    assert asked.exit_code == 1
+    facts = json.loads(asked.stdout)
+    assert not facts["ok"]
+    assert (facts["stages"][3]["at_once"] is None) == (factor != factor)
+
+
+def test_bench_measures_reading_and_writing(model: Path) -> None:
+    task = ("--prompt", 12, "--decode", 3, "--depth", 5, "--repetitions", 1)
+    facts = answer("bench", model, *task, "--device", "gpu")
+    assert (facts["device"], facts["precision"]) == (NAME, "exact")
+    assert facts["task"] == {"prompt": 12, "decode": 3, "depth": 5, "repetitions": 1}
+    assert facts["prompt_tokens_per_second"] > facts["decode_tokens_per_second"] > 0
+    assert 0 < facts["host_seconds_per_token"] <= 1 / facts["decode_tokens_per_second"]
+    assert facts["recording_seconds_per_token"] == 0  # in software nothing is recorded ahead
+    assert facts["dispatches_per_token"] > 6 * 5  # six layers
+    rate = facts["weights_nbytes_per_token"] * facts["decode_tokens_per_second"]
+    assert facts["share_of_copy"] == pytest.approx(rate / facts["copy_nbytes_per_second"])
+
+
+def test_bench_in_words(model: Path) -> None:
+    task = ("--prompt", 2, "--decode", 1, "--repetitions", 1)
+    result = webgemma("bench", model, *task, "--adapter", NAME)
+    assert result.exit_code == 0, result.output
+    words = [line.split()[0] for line in result.stdout.splitlines()[1:]]
+    assert words == ["prompt", "decode", "load", "weights", "step"]
+
+
+def test_bench_on_the_cpu(model: Path) -> None:
+    task = ("--prompt", 4, "--decode", 2, "--depth", 3)
+    facts = answer("bench", model, *task, "--device", "cpu")
+    assert facts["device"] == "CPU (numpy)"
+    assert facts["decode_tokens_per_second"] > 0
+    assert "copy_nbytes_per_second" not in facts
+
+
+def test_bench_needs_no_vocabulary(tmp_path: Path) -> None:
+    path = tmp_path / "mute.gguf"
+    lost: dict[str, object] = {f"tokenizer.ggml.{x}": None for x in ("tokens", "token_type")}
+    mute = replace(SMALL, metadata={**lost, "tokenizer.ggml.model": "none"})
+    path.write_bytes(tiny_gguf(mute))
+    facts = answer("bench", path, "--prompt", 2, "--decode", 1, "--device", "cpu")
+    assert facts["decode_tokens_per_second"] > 0
+
+
+def test_a_machine_without_a_gpu_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webgemma.device.native.adapters", list)
+    assert "--device cpu" in refused("bench", model, "--prompt", 5)
+    assert "There is no GPU" in refused("check", model)
+    listed = webgemma("adapters")
+    assert listed.exit_code == 0
+    assert "finds no GPU" in listed.stdout
+
+
+def test_what_a_token_reads() -> None:
+    """All of F32: every matrix once, of the tables one row, of six experts two."""
+    _, config, model = opened(MOE)
+    assert config.experts is not None
+    width, ffn, expert_ffn = MOE.width, MOE.ffn, config.experts.ffn
+    weights = MOE.vocab * width  # the head is the table
+    for layer in config.layers:
+        heads = 2 * layer.heads + (1 if layer.k_is_v else 2) * layer.kv_heads
+        weights += width * (heads * layer.head_dim + 3 * ffn + config.experts.count)
+        weights += config.experts.used * 3 * width * expert_ffn
+    assert weights_read(model) == 4 * weights
+
+    _, small, model = opened(replace(SMALL, pattern="sf", shared=0))
+    every = sum(weight.nbytes for weight in model.matrices.values())
+    table = model.matrices["per_layer_token_embd.weight"]
+    assert weights_read(model) == every - table.nbytes + table.nbytes // small.vocab
+
+
+def test_the_copy_is_timed_within_reason() -> None:
+    assert 1e7 < finish(copy_rate(gpu.device())) < 1e14
+
+
+def test_adapters_are_listed() -> None:
+    listed = answer("adapters")
+    names = [entry["name"] for entry in listed]
+    assert NAME in names
+    assert sum(entry["taken"] for entry in listed) == (not all(e["software"] for e in listed))
+    assert all(entry["problem"] is None for entry in listed)
+    assert NAME in webgemma("adapters").stdout
+
+
+def test_logits_on_the_adapter_asked_for(model: Path, tmp_path: Path) -> None:
+    ids = tmp_path / "ids.txt"
+    ids.write_text("2 30 31")
+    facts = answer(
+        *("logits", model, "--ids", ids, "--out", tmp_path / "l.npy"),
+        *("--adapter", NAME, "--kv", "f32"),
+    )
+    cpu = answer("logits", model, "--ids", ids, "--out", tmp_path / "l.npy", "--device", "cpu")
+    assert facts["argmax"] == cpu["argmax"]
+
+
+def test_on_a_terminal_run_shows_that_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(err, "is_interactive", True)  # rich looks only once
+    asked = ("run", "-", "hi", "--max-tokens", 1)
+    loading = webgemma(*asked, "--adapter", NAME, terminal=True)
+    assert "loading" in loading.stderr
+    assert "No GPU" not in loading.stderr
+    monkeypatch.setattr("webgemma.device.native.adapters", list)
+    on_cpu = webgemma(*asked, terminal=True)
+    assert "No GPU found: computing on the CPU, in numpy." in on_cpu.stderr
+    assert webgemma(*asked).stderr == ""
+    assert "No GPU" not in webgemma(*asked, "--device", "cpu", terminal=True).stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "hi"],
+        ["check"],
+        ["bench", "--prompt", "5"],
+        ["logits", "--ids", "{ids}", "--out", "{out}"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_an_unknown_adapter_gets_the_list(model: Path, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "ids").write_text("2")
+    more = [arg.format(ids=tmp_path / "ids", out=tmp_path / "out") for arg in command[1:]]
+    sentence = refused(command[0], model, *more, "--adapter", "Voodoo 2")
+    assert "There is no GPU that is called 'Voodoo 2'" in sentence
+    assert NAME in sentence
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["check", "--tokens", "0"], "take 1 to 128"),
+        (["check", "--tokens", "129"], "take 1 to 128"),
+        (["bench", "--prompt", "0"], "--prompt is 0"),
+        (["bench", "--decode", "0"], "--decode is 0"),
+        (["bench", "--depth", "-1"], "--depth is -1"),
+        (["bench", "--repetitions", "0"], "--repetitions is 0"),
+        (["bench", "--depth", "400"], "needs 1040 positions; the model's context is 512"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_measured(model: Path, args: list[str], sentence: str) -> None:
+    assert sentence in refused(args[0], model, *args[1:])
+
+
+def test_a_task_that_just_fits() -> None:
+    Task(500, 8, 4).check(512)
+    with pytest.raises(InputError):
+        Task(500, 8, 5).check(512)

@@ -1,0 +1,81 @@
+"""A session's memory: it is all given back, and whenever it ends, a sentence says so."""
+
+import gc
+
+import pytest
+import wgpu
+from helpers.sessions import IDS, RANDOM, SHORT, open_tiny, take
+
+from webgemma.device.null import NullDevice
+from webgemma.engine.session import Session
+from webgemma.errors import DeviceError, DeviceMemoryError, InputError
+from webgemma.gemma.weights import Model
+from webgemma.sync import finish
+
+
+def test_sessions_that_cannot_be(model: Model) -> None:
+    with pytest.raises(InputError, match="no kv 'f64'"):
+        Session(model, 64, kv="f64")
+    with pytest.raises(DeviceError, match="with a context of 2097152 or less"):
+        Session(model, 1 << 24, kv="f16")
+
+
+def buffers() -> int:
+    """Buffers that are alive on any device."""
+    gc.collect()
+    count: int = wgpu.diagnostics.object_counts.get_dict()["Buffer"]["count"]
+    return count
+
+
+def test_nothing_is_left_behind(session: Session) -> None:
+    counts = []
+    for _ in range(4):
+        take(session, IDS[:10], 75)
+        other = session.fork()
+        take(other, IDS[:44], 5)
+        finish(other.logits(IDS[:20]))
+        other.close()
+        del other
+        counts.append(buffers())
+    assert counts[1:] == counts[1:2] * 3  # the first round leaves small buffers for the next
+
+
+def use(model: Model) -> None:
+    """Every kind of plan, once."""
+    session = Session(model, 64)
+    try:
+        take(session, IDS[:20], 2)
+        take(session, IDS[:3], 2, RANDOM)
+        finish(session.logits(IDS[:5]))
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize("table", ["device", "host"])
+def test_closing_frees_without_a_garbage_collector(table: str) -> None:
+    """A browser frees a buffer late, or never, unless it is told to."""
+    on = NullDevice()
+    model = finish(Model.load(*open_tiny(SHORT), on, table=table))
+    kept = len(on.buffers)
+    use(model)
+    assert len(on.buffers) == kept
+    model.close()
+    assert not on.buffers
+
+
+def test_memory_that_ends_at_any_moment() -> None:
+    """While the session is made or a plan recorded: all but the model is freed."""
+    on = NullDevice()
+    model = finish(Model.load(*open_tiny(SHORT), on))
+    kept = set(on.buffers)
+    use(model)
+    assert on.buffers == kept
+    steps = range(0, on.peak_nbytes - on.nbytes, 5000)
+    for spare_nbytes in steps:
+        on.memory_nbytes = on.nbytes + spare_nbytes
+        with pytest.raises(DeviceMemoryError, match="The GPU has no"):
+            use(model)
+        assert on.buffers == kept
+    assert len(steps) > 20
+    on.memory_nbytes = None
+    use(model)

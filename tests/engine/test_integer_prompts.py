@@ -1,0 +1,86 @@
+"""Prompts with activations as integers: whole models against the reference, however cut."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+from conftest import SHARED, needs_shared
+from helpers.gpu import device
+from helpers.tiny import MIXED, MOE, SMALL, tiny_gguf
+from tolerance import GPU_LOGITS, INT8_LOGITS, RANDOM_LOGITS
+
+from webgemma.engine.session import Session
+from webgemma.gemma.config import Config
+from webgemma.gemma.weights import Model
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import BytesSource
+from webgemma.reference.text import TextModel
+from webgemma.reference.weights import Weights
+from webgemma.sync import finish
+
+TINY = {
+    "wide": replace(MIXED, pattern="sf", formats=("Q4_K", "Q6_K", "F16")),
+    "experts": replace(MOE, formats=("Q4_1", "Q5_0")),
+    "narrow": replace(SMALL, ple=32, formats=("Q8_0", "Q4_0")),  # heads of half a group
+}
+IDS = [2, *(24 + i * 7 % 280 for i in range(1, 30))]
+WAYS = {"in one batch": (1, 32), "in odd chunks": (1, 19), "token by token": (1,)}
+
+
+@cache
+def opened(name: str) -> tuple[Gguf, Config, np.ndarray]:
+    """A model and the true logits of its prompt."""
+    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(TINY[name]))))
+    config = Config.from_gguf(gguf)
+    return gguf, config, TextModel(config, Weights(gguf)).forward(IDS)
+
+
+def rounding(found: np.ndarray, expected: np.ndarray) -> float:
+    """Root mean square of the difference, of the logits' standard deviation."""
+    return float(np.sqrt(np.mean((found - expected) ** 2)) / expected.std())
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "precision"),
+    [
+        *product(["wide", "narrow"], WAYS, ["int16"]),
+        *product(["wide", "narrow"], ["in one batch", "in odd chunks"], ["int8"]),
+        ("experts", "in one batch", "int16"),
+    ],
+)
+def test_prompts(name: str, way: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = WAYS[way]
+    monkeypatch.setattr("webgemma.engine.session.CHUNK", max(batches))
+    monkeypatch.setattr("webgemma.engine.session.BATCHES", batches)
+    gguf, config, expected = opened(name)
+    model = finish(Model.load(gguf, config, device()))
+    session = Session(model, 128, kv="f32", precision=precision)
+    found = np.frombuffer(finish(session.logits(IDS)), np.float32).reshape(expected.shape)
+    session.close()
+    model.close()
+    assert np.isfinite(found).all()
+    assert rounding(found, expected) <= RANDOM_LOGITS[precision]
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("name", "precision"), [("e2b", "int16"), ("e2b", "int8"), ("moe", "int16")]
+)
+def test_prompts_of_files(name: str, precision: str) -> None:
+    """Rounding to int8 makes tokens of moe, of random weights, ask other experts."""
+    folder = SHARED / name
+    gguf = Gguf.open(folder / f"{name}-Q4_K_M.gguf")
+    ids = [int(id) for id in (folder / "ids.txt").read_text().replace(",", " ").split()]
+    expected = np.load(folder / "Q4_K_M.logits.npy")
+    model = finish(Model.load(gguf, Config.from_gguf(gguf), device()))
+    session = Session(model, 256, kv="f32", precision=precision)
+    found = np.frombuffer(finish(session.logits(ids)), np.float32).reshape(expected.shape)
+    session.close()
+    model.close()
+    if precision == "int8":
+        assert rounding(found, expected) <= INT8_LOGITS
+    else:
+        assert np.abs(found - expected).max() <= GPU_LOGITS * np.abs(expected).max()
+        np.testing.assert_array_equal(found.argmax(1), expected.argmax(1))

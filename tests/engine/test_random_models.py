@@ -1,0 +1,73 @@
+"""Models of random shape on the GPU against the reference: every mix of layer kinds must agree."""
+
+import numpy as np
+from helpers.gpu import device
+from helpers.tiny import Tiny, tiny_gguf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tolerance import GPU_LOGITS
+
+from webgemma.engine.session import Session
+from webgemma.gemma.config import Config
+from webgemma.gemma.weights import Model
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import BytesSource
+from webgemma.reference.text import TextModel
+from webgemma.reference.weights import Weights
+from webgemma.sampler import Sampling
+from webgemma.sync import each, finish
+
+IDS = [2, *range(40, 59)]
+DECODED = 4
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Tiny:
+    """Any model that a Gemma 4 file may describe, small."""
+    own = draw(st.text("sf", min_size=1, max_size=4))
+    shared = draw(st.text(sorted(set(own)), max_size=3))  # they read a layer of their kind
+    kv_heads = draw(st.tuples(*[st.sampled_from([1, 2])] * 2))
+    return Tiny(
+        pattern=own + shared,
+        shared=len(shared),
+        heads=2 * draw(st.sampled_from([1, 2])),
+        kv_heads=kv_heads,
+        head_dims=draw(st.sampled_from([(16, 16), (16, 32), (32, 64)])),
+        width=draw(st.sampled_from([32, 64])),
+        ffn=draw(st.sampled_from([32, 96])),
+        double_wide=draw(st.booleans()),
+        window=draw(st.integers(1, 12)),
+        ple=draw(st.sampled_from([0, 16, 32])),
+        k_is_v=draw(st.booleans()),
+        experts=draw(st.sampled_from([None, (4, 2, 32), (9, 1, 64), (16, 4, 32)])),
+        fused=draw(st.booleans()),
+        formats=draw(st.sampled_from([("F32",), ("F16", "BF16"), ("F32", "F16")])),
+        suppressed=draw(st.sampled_from([(), (7, 9)])),
+        seed=draw(st.integers(1, 1000)),
+    )
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(shapes())
+def test_any_shape_of_model_agrees_with_the_reference(tiny: Tiny) -> None:
+    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "random.gguf")))
+    config = Config.from_gguf(gguf)
+    model = finish(Model.load(gguf, config, device()))
+    session = Session(model, 64, kv="f32", precision="exact")
+    try:
+        logits = np.frombuffer(finish(session.logits(IDS)), np.float32).reshape(len(IDS), -1)
+        stream = each(session.generate(IDS, Sampling(temperature=0), 1))
+        tokens = [next(stream)[0] for _ in range(DECODED)]
+        stream.close()
+    finally:
+        session.close()
+        model.close()
+    truth = TextModel(config, Weights(gguf)).forward([*IDS, *tokens])
+    finite = np.isfinite(truth)
+    assert (np.isfinite(logits) == finite[: len(IDS)]).all()
+    bound = GPU_LOGITS * np.abs(truth[finite]).max()
+    seen = finite[: len(IDS)]
+    assert np.abs(logits[seen] - truth[: len(IDS)][seen]).max() <= bound
+    for step, token in enumerate(tokens):  # the best, or as good as
+        row = truth[len(IDS) - 1 + step]
+        assert row.max() - row[token] <= bound

@@ -1,0 +1,48 @@
+"""What kernel tests share: a device, tensors from numpy and back."""
+
+import copy
+import os
+from functools import cache
+
+import numpy as np
+
+os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # the Vulkan loader complains without one
+
+from webgemma.device.native import NativeDevice, adapters
+from webgemma.graph import Tensor
+from webgemma.sync import finish
+
+
+@cache
+def device(without: frozenset[str] = frozenset()) -> NativeDevice:
+    """The first adapter of this machine (CI has a software one), without some features if asked.
+
+    WEBGEMMA_GPU=chromium makes it Chromium's."""
+    if os.environ.get("WEBGEMMA_GPU") == "chromium":
+        from browser.page_device import PageDevice
+
+        return PageDevice(without)
+    return NativeDevice(adapters()[0], without)
+
+
+@cache
+def hardware() -> NativeDevice:
+    """The same device, but work is cut up as for a real GPU."""
+    same = copy.copy(device())  # with its compiled kernels
+    same.software = False
+    return same
+
+
+def put(values: np.ndarray, on: NativeDevice | None = None) -> Tensor:
+    """An array on the device."""
+    data = np.ascontiguousarray(values)
+    buffer = (on or device()).buffer(data.nbytes, "test")
+    (on or device()).write(buffer, data.tobytes() + bytes(-data.nbytes % 4))
+    return Tensor(data.shape, data.nbytes, buffer)
+
+
+def get(tensor: Tensor, dtype: type = np.float32, on: NativeDevice | None = None) -> np.ndarray:
+    """The array that a tensor holds."""
+    nbytes = tensor.nbytes + -tensor.nbytes % 4
+    data = finish((on or device()).read(tensor.buffer, tensor.offset, nbytes).bytes())
+    return np.frombuffer(data[: tensor.nbytes], dtype).reshape(tensor.shape)

@@ -1,0 +1,182 @@
+"""Decoding pictures: every kind of input, upright and flat, or a sentence."""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from webgemma import InputError
+from webgemma.images import Picture
+from webgemma.media.image_files import decode
+
+RGB = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+NOISE = Image.fromarray(np.random.default_rng(1).integers(0, 256, (60, 50, 3), np.uint8))
+KINDS = ["JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF"]
+
+
+def file_bytes(image: Image.Image, kind: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def png(width: int, height: int, depth: int, colours: int, rows: bytes) -> bytes:
+    """A PNG written by hand, for what Pillow does not write."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, depth, colours, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+def test_every_way_to_hand_in_a_picture(tmp_path: Path) -> None:
+    image = Image.fromarray(RGB)
+    data = file_bytes(image, "PNG")
+    path = tmp_path / "picture.png"
+    path.write_bytes(data)
+    wanted = Picture(3, 2, RGB.tobytes())
+    for source in (path, str(path), data, bytearray(data), image, RGB, memoryview(RGB)):
+        assert decode(source) == wanted
+    mirrored = RGB[:, ::-1]  # not contiguous
+    assert decode(mirrored) == Picture(3, 2, mirrored.tobytes())
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_upright_as_exif_says(turn: int) -> None:
+    """All eight ways a camera can be held, undone by the definition of each."""
+    upright = np.zeros((16, 32, 3), np.uint8)
+    upright[:8, :16] = 255  # light in the upper left
+    stored = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.swapaxes(0, 1),
+        6: upright.swapaxes(0, 1)[::-1],
+        7: upright.swapaxes(0, 1)[::-1, ::-1],
+        8: upright.swapaxes(0, 1)[:, ::-1],
+    }[turn]
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    image = Image.fromarray(np.ascontiguousarray(stored))
+    for kind in ("PNG", "JPEG"):
+        width, height, rgb = decode(file_bytes(image, kind, exif=exif.tobytes()))
+        assert (width, height) == (32, 16)
+        found = np.frombuffer(rgb, np.uint8).reshape(16, 32, 3).astype(int)
+        assert np.abs(found - upright).max() < 8  # JPEG's own
+
+
+@pytest.mark.parametrize(
+    "exif", [b"Exif\0\0nonsense", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM"]
+)
+def test_exif_that_cannot_be_read_is_ignored(exif: bytes) -> None:
+    assert decode(file_bytes(NOISE, "JPEG", exif=exif)) == decode(file_bytes(NOISE, "JPEG"))
+
+
+def test_what_is_transparent_becomes_white() -> None:
+    clear, half = (10, 20, 30, 0), (0, 0, 0, 128)
+    image = Image.new("RGBA", (2, 1), clear)
+    image.putpixel((1, 0), half)
+    assert decode(file_bytes(image, "PNG")).rgb == bytes([255] * 3 + [127] * 3)
+    assert decode(Image.new("LA", (1, 1), (0, 128))).rgb == bytes([127] * 3)
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([200, 100, 50, 1, 2, 3])
+    palette.putpixel((1, 0), 1)
+    for kind in ("PNG", "GIF"):
+        assert decode(file_bytes(palette, kind)).rgb == bytes([200, 100, 50, 1, 2, 3])
+        clear_one = file_bytes(palette, kind, transparency=1)
+        assert decode(clear_one).rgb == bytes([200, 100, 50, 255, 255, 255])
+
+
+def test_sixteen_bits() -> None:
+    grey = Image.fromarray(np.array([[0, 128, 129, 32768, 65535]], np.uint16))
+    wanted = bytes(level for level in (0, 0, 1, 128, 255) for _ in range(3))
+    for source in (grey, file_bytes(grey, "PNG"), file_bytes(grey, "TIFF")):
+        assert decode(source).rgb == wanted
+    colours = png(1, 1, 16, 2, bytes([0, 200, 1, 100, 2, 50, 3]))
+    assert decode(colours).rgb == bytes([200, 100, 50])
+    with_alpha = png(1, 1, 16, 6, bytes([0, 200, 1, 100, 2, 50, 3, 0, 0]))
+    assert decode(with_alpha).rgb == bytes([255, 255, 255])
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
+def test_cmyk(kind: str) -> None:
+    red = Image.new("CMYK", (1, 1), (0, 255, 255, 0))
+    assert decode(file_bytes(red, kind)).rgb == bytes([255, 0, 0])
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "PA", "RGBa", "RGBX", "YCbCr", "LAB", "HSV", "I"])
+def test_other_modes_come_out_as_rgb(mode: str) -> None:
+    assert len(decode(Image.new(mode, (2, 3))).rgb) == 18
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_cut_short_get_a_sentence(kind: str, tmp_path: Path) -> None:
+    data = file_bytes(NOISE, kind)
+    path = tmp_path / f"half.{kind.lower()}"
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(InputError, match=r"half.*damaged or cut short"):
+        decode(path)
+    for length in (0, 1, 10, 30, 100):
+        with pytest.raises(InputError, match=r"The picture (is damaged|holds nothing)"):
+            decode(data[:length])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files_give_a_picture_or_a_sentence(kind: str) -> None:
+    rng = np.random.default_rng(7)
+    data = np.frombuffer(file_bytes(NOISE, kind), np.uint8)
+    for _ in range(60):
+        broken = data.copy()
+        broken[rng.integers(0, len(data), 4)] = rng.integers(0, 256, 4)
+        try:
+            width, height, rgb = decode(broken.tobytes())
+        except InputError:
+            continue
+        assert len(rgb) == 3 * width * height
+
+
+def test_an_image_that_cannot_be_loaded_gets_a_sentence() -> None:
+    half = Image.open(io.BytesIO(file_bytes(NOISE, "PNG")[:4000]))
+    with pytest.raises(InputError, match="damaged or cut short"):
+        decode(half)
+
+
+@pytest.mark.parametrize("side", [10_001, 20_000, 200_000])
+def test_pictures_too_large_are_refused_before_they_are_decoded(side: int) -> None:
+    with pytest.raises(InputError, match="at most 100 million"):
+        decode(png(side, side, 8, 2, b""))
+    huge = np.lib.stride_tricks.as_strided(RGB, (side, side, 3), (0, 0, 1))
+    with pytest.raises(InputError, match="at most 100 million"):
+        decode(huge)
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("no/such/file.png", "cannot be opened: No such file"),
+        (".", "cannot be opened"),
+        ("a\0b", "cannot be opened"),
+        (b"no picture at all", "nothing that Pillow knows"),
+        (Image.new("F", (1, 1)), "floating-point"),
+        (Image.new("RGB", (0, 3)), "nothing to see"),
+        (np.zeros((0, 4, 3), np.uint8), "nothing to see"),
+        (np.zeros((4, 4), np.uint8), "uint8"),
+        (np.zeros((4, 4, 4), np.uint8), "uint8"),
+        (np.zeros((4, 4, 3), np.float32), "uint8"),
+        (7, "not int"),
+        (None, "not NoneType"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_no_picture_gets_a_sentence(source: object, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        decode(source)

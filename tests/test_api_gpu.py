@@ -1,0 +1,299 @@
+"""The public face on a GPU, a software one if need be: transformers' logits, conversations."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import FIXTURES, SHARED, needs_shared
+from helpers.gpu import device
+from helpers.tiny import KINDS, SMALL, Tiny, tiny_gguf
+from tolerance import F16_LOGITS_OF_TRANSFORMERS, GPU_LOGITS_OF_TRANSFORMERS
+
+from webgemma import Gemma, InputError
+from webgemma.engine.session import Session
+from webgemma.errors import GgufError
+from webgemma.gemma.config import Config
+from webgemma.gemma.weights import Model
+from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import BytesSource
+from webgemma.sampler import Sampling
+from webgemma.sync import each, finish
+
+
+def check_logits(logits: np.ndarray, truth: np.ndarray, within: float) -> None:
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(logits, truth, rtol=0, atol=within)
+
+
+def tokens(gemma: Gemma, ids: list[int], count: int, **settings: object) -> list[int]:
+    pieces = gemma.generate(ids, **{"temperature": 0, "max_tokens": count, **settings})
+    return [piece.token for piece in pieces]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiny_models_are_transformers(kind: str, tmp_path: Path) -> None:
+    truth = np.load(FIXTURES / "tiny" / f"{kind}.npz")
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(tiny_gguf(KINDS[kind]))
+    with Gemma.load(path, "gpu", kv="f32") as gemma:
+        check_logits(gemma.logits(truth["ids"]), truth["logits"], GPU_LOGITS_OF_TRANSFORMERS)
+        assert tokens(gemma, truth["ids"], len(truth["greedy"])) == truth["greedy"].tolist()
+
+
+def test_logits_without_numpy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [2, 30, 31, 32]
+    with Gemma.load(path, "gpu", context=64) as gemma:
+        gemma.config = replace(gemma.config, suppressed=(0, 7, 8, gemma.config.vocab - 1))
+        expected = gemma.logits(ids)
+        monkeypatch.setitem(sys.modules, "numpy", None)  # import says that there is none
+        found = gemma.logits(ids)
+        monkeypatch.undo()
+    assert len(found) == len(ids)
+    assert [list(row) for row in found] == expected.tolist()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("at", [0, 1, 9])
+def test_without_numpy_what_is_no_number_is_found(
+    at: int, value: float, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [2, 30, 31]
+    with Gemma.load(path, "gpu", context=64) as gemma:
+        gemma.config = replace(gemma.config, suppressed=(3, 8))
+        values = np.zeros((len(ids), gemma.config.vocab), np.float32)
+        values[:, [3, 8]] = -math.inf
+        values[1, [4, 5]] = 3e38  # their sum is none in float32
+
+        async def logits(_: object) -> bytes:
+            return values.tobytes()
+
+        monkeypatch.setattr(gemma._engine, "logits", logits)
+        monkeypatch.setitem(sys.modules, "numpy", None)
+        assert list(gemma.logits(ids)[1])[:5] == [0, 0, 0, -math.inf, values[1, 4]]
+        values[-1, at] = value
+        with pytest.raises(GgufError, match="computes NaN or infinity"):
+            gemma.logits(ids)
+        monkeypatch.undo()
+
+
+@needs_shared
+@pytest.mark.parametrize("name", ["e2b", "moe"])
+def test_llama_cpps_files_are_transformers(name: str) -> None:
+    def numbers(file: str) -> list[int]:
+        return [int(word) for word in (SHARED / name / file).read_text().split()]
+
+    truth = np.load(SHARED / name / "Q4_K_M.logits.npy")
+    ids, wanted = numbers("ids.txt"), numbers("Q4_K_M.greedy.txt")
+    with Gemma.load(SHARED / name / f"{name}-Q4_K_M.gguf", "gpu", kv="f32") as gemma:
+        check_logits(gemma.logits(ids), truth, GPU_LOGITS_OF_TRANSFORMERS)
+        assert tokens(gemma, ids, len(wanted)) == wanted
+
+
+def session_of(kind: str, kv: str = "f32", without: frozenset[str] = frozenset()) -> Session:
+    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(KINDS[kind]), "tiny.gguf")))
+    model = finish(Model.load(gguf, Config.from_gguf(gguf), device(without)))
+    return Session(model, 512, kv=kv)
+
+
+def check_session(session: Session, kind: str, within: float) -> None:
+    truth = np.load(FIXTURES / "tiny" / f"{kind}.npz")
+    ids = truth["ids"].tolist()
+    logits = np.frombuffer(finish(session.logits(ids)), np.float32).reshape(len(ids), -1)
+    check_logits(logits, truth["logits"], within)
+    session.close()
+    session.model.close()
+
+
+@pytest.mark.parametrize("batches", [(32,), (1, 7), (3, 5), (1,)], ids=str)
+@pytest.mark.parametrize("kind", ["small", "large", "moe"])
+def test_in_pieces_as_in_one(
+    kind: str, batches: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webgemma.engine.session.CHUNK", batches[-1])
+    monkeypatch.setattr("webgemma.engine.session.BATCHES", batches)
+    check_session(session_of(kind), kind, GPU_LOGITS_OF_TRANSFORMERS)
+
+
+@pytest.mark.parametrize("kind", ["small", "large", "moe"])
+def test_keys_and_values_in_half_the_memory(kind: str) -> None:
+    check_session(session_of(kind, "f16"), kind, F16_LOGITS_OF_TRANSFORMERS)
+
+
+@pytest.mark.parametrize("kind", ["small", "moe"])
+def test_plain_webgpu(kind: str) -> None:
+    without = frozenset({"subgroups", "shader-f16", "timestamp-query", "packed-dots"})
+    assert not device(without).features
+    check_session(session_of(kind, without=without), kind, GPU_LOGITS_OF_TRANSFORMERS)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("models") / "small.gguf"
+    made.write_bytes(tiny_gguf(SMALL))
+    return made
+
+
+@pytest.fixture(scope="module")
+def gemma(path: Path) -> Iterator[Gemma]:
+    with Gemma.load(path, "gpu", context=400, kv="f32") as loaded:
+        yield loaded
+
+
+def test_it_says_what_computes(gemma: Gemma) -> None:
+    assert gemma.device == device().name
+
+
+def test_the_cpu_says_the_same(gemma: Gemma, path: Path) -> None:
+    settings = {"seed": 3, "temperature": 1.5, "top_k": 20, "repetition_penalty": 1.2}
+    with Gemma.load(path, "cpu") as cpu:
+        assert tokens(gemma, [2, 30], 20, **settings) == tokens(cpu, [2, 30], 20, **settings)
+
+
+def test_a_saved_conversation_goes_on(gemma: Gemma, path: Path, tmp_path: Path) -> None:
+    first = tokens(gemma, [2, 30, 31, 32], 8)
+    gemma.save(tmp_path / "saved")
+    wanted = tokens(gemma, [2, 30, 31, 32, *first, 40], 8)
+    with Gemma.load(path, "gpu", context=100, kv="f32") as other:
+        assert other.restore(tmp_path / "saved") == [2, 30, 31, 32, *first]
+        assert tokens(other, [2, 30, 31, 32, *first, 40], 8) == wanted
+
+
+def test_a_fork_is_a_conversation_of_its_own(path: Path) -> None:
+    gemma = Gemma.load(path, "gpu", context=100)
+    first = tokens(gemma, [2, 30, 31], 4)
+    fork = gemma.fork()
+    streams = [
+        gemma.generate([2, 30, 31, *first, 50], temperature=0, max_tokens=6),
+        fork.generate([2, 30, 31, *first, 60], temperature=0, max_tokens=6),
+    ]
+    pairs = [(a.token, b.token) for a, b in zip(*streams, strict=True)]
+    gemma.close()
+    gemma.close()
+    assert tokens(fork, [2, 30, 31, *first, 50], 6) == [a for a, _ in pairs]
+    assert tokens(fork, [2, 30, 31, *first, 60], 6) == [b for _, b in pairs]
+    fork.close()
+    with pytest.raises(InputError, match="This session is closed"):
+        tokens(fork, [2, 30], 1)
+
+
+def test_two_generations_at_once_need_a_fork(gemma: Gemma) -> None:
+    one = gemma.generate([2, 30], temperature=0, max_tokens=9)
+    next(one)
+    next(gemma.generate([2, 50], temperature=0, max_tokens=9))
+    with pytest.raises(InputError, match="need a session each"):
+        next(one)
+
+
+FOR_THE_GPU: list[Callable[[Gemma, Path], object]] = [
+    lambda gemma, path: gemma.save(path),
+    lambda gemma, path: gemma.restore(path),
+    lambda gemma, _: gemma.fork(),
+]
+
+
+@pytest.mark.parametrize("attempt", FOR_THE_GPU)
+def test_what_needs_the_gpu(
+    attempt: Callable[[Gemma, Path], object], path: Path, tmp_path: Path
+) -> None:
+    with (
+        Gemma.load(path, "cpu") as cpu,
+        pytest.raises(InputError, match=r"needs the GPU; this model is loaded on the CPU"),
+    ):
+        attempt(cpu, tmp_path / "saved")
+
+
+# Damage
+
+
+def damaged(path: Path, tiny: Tiny, name: str, value: float) -> Path:
+    """A model with one wrong number, in the first of a tensor's floats."""
+    data = bytearray(tiny_gguf(tiny))
+    with Gguf.open(_written(path, data)) as gguf:
+        tensor = gguf.tensors[name]
+    dtype = {"F32": np.float32, "Q8_0": np.float16}[tensor.format.name]  # Q8_0: a block's scale
+    number = dtype(value).tobytes()
+    data[tensor.offset : tensor.offset + len(number)] = number
+    return _written(path, data)
+
+
+def _written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+BLOCKS = replace(SMALL, width=128, ffn=128, heads=4, head_dims=(32, 64), ple=32, formats=("Q8_0",))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("tiny", "name", "precision"),
+    [
+        (SMALL, "output_norm.weight", "exact"),
+        (SMALL, "token_embd.weight", "exact"),  # one logit of many
+        (BLOCKS, "blk.1.ffn_down.weight", "exact"),
+        (BLOCKS, "blk.1.ffn_norm.weight", "int16"),
+        (BLOCKS, "output_norm.weight", "int8"),
+    ],
+)
+def test_numbers_that_are_none(
+    tiny: Tiny, name: str, precision: str, value: float, tmp_path: Path
+) -> None:
+    """Neither engine goes on with them, whatever the settings."""
+    path = damaged(tmp_path / "bad.gguf", tiny, name, value)
+    with Gemma.load(path, "gpu", context=64, precision=precision) as gemma:
+        words = r"bad\.gguf computes NaN or infinity on .*arithmetic is broken; `webgemma check`"
+        # A single token is read as one that was written: in the precision asked for.
+        for ids, temperature in (([2], 0.0), ([2, 30, 31], 0.0), ([2, 30, 31], 1.0)):
+            with pytest.raises(GgufError, match=words):
+                list(gemma.generate(ids, max_tokens=5, temperature=temperature))
+        with pytest.raises(GgufError, match=words):
+            gemma.logits([2, 30, 31])
+    with Gemma.load(path, "cpu") as gemma:
+        words = r"bad\.gguf computes NaN or infinity: its weights are damaged"
+        with pytest.raises(GgufError, match=words):
+            list(gemma.generate([2, 30, 31], max_tokens=5))
+        with pytest.raises(GgufError, match=words):
+            gemma.logits([2, 30, 31])
+
+
+# Closing
+
+
+@pytest.mark.parametrize("device_name", ["gpu", "cpu"])
+def test_after_closing(path: Path, device_name: str) -> None:
+    gemma = Gemma.load(path, device_name, context=64)
+    under_way = gemma.generate([2, 30], temperature=0, max_tokens=9)
+    next(under_way)
+    gemma.close()
+    gemma.close()
+    attempts = [
+        lambda: next(under_way),
+        lambda: gemma.logits([2, 30]),
+        lambda: next(gemma.generate([2, 30])),
+    ]
+    for attempt in attempts:
+        with pytest.raises(InputError, match="is closed"):
+            attempt()
+
+
+def test_a_model_that_is_closed_before_its_session() -> None:
+    session = session_of("small")
+    finish(session.logits([2, 30]))
+    session.model.close()
+    session.model.close()
+    attempts = [
+        lambda: finish(session.logits([2, 30])),
+        lambda: next(each(session.generate([2, 30], Sampling(), 1))),
+        lambda: session.rewind(0),
+        session.fork,
+        lambda: Session(session.model, 64),
+    ]
+    for attempt in attempts:
+        with pytest.raises(InputError, match="model of this session is closed"):
+            attempt()
+    session.close()
+    session.close()
