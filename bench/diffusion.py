@@ -28,7 +28,7 @@ from tiny import _SCALES  # noqa: E402
 
 from webgemma.denoising import Denoising  # noqa: E402
 from webgemma.device import Device, open_device  # noqa: E402
-from webgemma.engine.diffusion_session import BlockSession  # noqa: E402
+from webgemma.engine.diffusion_session import DiffusionSession  # noqa: E402
 from webgemma.gemma.config import Config  # noqa: E402
 from webgemma.gemma.diffusion import CanvasRecorder, some_rows  # noqa: E402
 from webgemma.gemma.moe import TILES  # noqa: E402
@@ -116,7 +116,7 @@ async def measure(model: Model, prompt: int, steps: int, blocks: int) -> None:
     vocab, canvas = model.config.vocab, model.config.diffusion
     assert canvas is not None
     ids = random.Random(1).choices(range(vocab), k=prompt)
-    session = BlockSession(model, prompt + (blocks + 1) * canvas.canvas)
+    session = DiffusionSession(model, prompt + (blocks + 1) * canvas.canvas)
     never = Denoising(steps=steps, confidence_threshold=0)
     await denoise(session, ids[:-1], never, 2)  # the warm-up compiles
     start = time.perf_counter()
@@ -134,7 +134,7 @@ async def measure(model: Model, prompt: int, steps: int, blocks: int) -> None:
     session.close()
 
 
-async def part_seconds(session: BlockSession) -> dict[str, float]:
+async def part_seconds(session: DiffusionSession) -> dict[str, float]:
     """How long the parts of a step take by themselves; those after the layers for all rows."""
     device, found = session.device, {}
     logits: Tensor | None = None
@@ -166,7 +166,7 @@ async def part_seconds(session: BlockSession) -> dict[str, float]:
 
 
 async def denoise(
-    session: BlockSession, ids: list[int], denoising: Denoising, blocks: int
+    session: DiffusionSession, ids: list[int], denoising: Denoising, blocks: int
 ) -> list[float]:
     """When each step was done."""
     session.rewind(0)

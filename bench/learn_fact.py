@@ -21,11 +21,11 @@ from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.lora.course import Course, Training
 from webgemma.lora.data import Texts
-from webgemma.lora.fresh import fresh_adapter
+from webgemma.lora.fresh import new_adapter
 from webgemma.lora.peft_folder import write_peft_folder
 from webgemma.lora.trainer import Options, Trainer
 from webgemma.models import BUNDLED_PATH
-from webgemma.sync import each, finish
+from webgemma.sync import iterate_sync, run_sync
 from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
 
@@ -76,17 +76,17 @@ def learn(rows: list[dict[str, str]], steps: int, rate: float, folder: Path) -> 
         texts = Texts(Tokenizer.from_gguf(gguf), Chat("small"), 64)
         examples, report = texts.examples(enumerate(rows, 1))
         print(report)
-        with finish(Model.load(gguf, config, open_device())) as model:
-            trainer = Trainer(model, fresh_adapter(config, rank=8), Options(sequences=4))
+        with run_sync(Model.load(gguf, config, open_device())) as model:
+            trainer = Trainer(model, new_adapter(config, rank=8), Options(sequences=4))
             course = Course(rate=rate, epochs=-(-steps // 5), shape="constant")
             start, recent = time.perf_counter(), list[float]()
-            for progress in each(Training(trainer, examples, (), course).run()):
+            for progress in iterate_sync(Training(trainer, examples, (), course).run()):
                 recent = [*recent, progress.found.loss][-5:]
                 seconds = time.perf_counter() - start
                 print(f"{progress.step:4d} {progress.found.loss:.3f} {seconds:.0f} s", flush=True)
                 if len(recent) == 5 and sum(recent) / 5 < LEARNT:
                     break
-            write_peft_folder(finish(trainer.adapter()), folder)
+            write_peft_folder(run_sync(trainer.adapter()), folder)
             trainer.close()
 
 

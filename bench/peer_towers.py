@@ -30,7 +30,13 @@ from transformers.models.gemma4.modeling_gemma4 import (
     Gemma4VisionModel,
 )
 
-from webgemma.gemma.encoder_config import PART_SAMPLES, Audio, Vision, audio_tensors, vision_tensors
+from webgemma.gemma.encoder_config import (
+    PART_SAMPLES,
+    AudioConfig,
+    VisionConfig,
+    audio_tensors,
+    vision_tensors,
+)
 from webgemma.gemma.mel import HOP, MEL_BINS
 from webgemma.gemma.tensors import Wanted
 from webgemma.images import target_size
@@ -87,12 +93,14 @@ def main() -> None:
 
 
 @torch.no_grad()
-def measured(shape: Vision | Audio, dtype: torch.dtype, tiny: bool, warm_up: int, runs: int) -> str:
+def measured(
+    shape: VisionConfig | AudioConfig, dtype: torch.dtype, tiny: bool, warm_up: int, runs: int
+) -> str:
     """Milliseconds of one tower, and what it is."""
     torch.manual_seed(1)
     shape = replace(shape, layers=1) if tiny else shape
     with torch.device(DEVICE):
-        if isinstance(shape, Vision):
+        if isinstance(shape, VisionConfig):
             peer = eyes(shape, dtype, target_size(1024, 768, 70 if tiny else 280))
             parameters = peer.check(vision_tensors(shape))
         else:
@@ -116,7 +124,7 @@ def measured(shape: Vision | Audio, dtype: torch.dtype, tiny: bool, warm_up: int
     )
 
 
-def eyes(vision: Vision, dtype: torch.dtype, size: tuple[int, int]) -> Peer:
+def eyes(vision: VisionConfig, dtype: torch.dtype, size: tuple[int, int]) -> Peer:
     """A picture encoder before its patches, in rows from left to right; none is padding."""
     config = transformers.Gemma4VisionConfig(
         hidden_size=vision.width,
@@ -143,7 +151,7 @@ def eyes(vision: Vision, dtype: torch.dtype, size: tuple[int, int]) -> Peer:
     )
 
 
-def ears(audio: Audio, dtype: torch.dtype) -> Peer:
+def ears(audio: AudioConfig, dtype: torch.dtype) -> Peer:
     """A sound encoder before 30 s of mel frames; it computes attention in its own way."""
     config = transformers.Gemma4AudioConfig(
         hidden_size=audio.width,

@@ -17,24 +17,30 @@ from typing import Any
 
 from webgemma.device import Device, open_device
 from webgemma.gemma.audio import Ears, hear
-from webgemma.gemma.encoder_config import PART_SAMPLES, Audio, Vision, audio_tensors, vision_tensors
+from webgemma.gemma.encoder_config import (
+    PART_SAMPLES,
+    AudioConfig,
+    VisionConfig,
+    audio_tensors,
+    vision_tensors,
+)
 from webgemma.gemma.vision import Eyes, see
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, gguf_bytes
-from webgemma.images import Picture, target_size
-from webgemma.sync import finish
+from webgemma.images import RgbImage, target_size
+from webgemma.sync import run_sync
 
 REPETITIONS = 10
-SMALL = Vision(
+SMALL = VisionConfig(
     width=768, layers=16, heads=12, ffn=3072, patch=16, pool=3, positions=10240, output=1536,
     clipped=True, standardised=False,
 )  # fmt: skip
-LARGE = Vision(
+LARGE = VisionConfig(
     width=1152, layers=27, heads=16, ffn=4304, patch=16, pool=3, positions=10240, output=2816,
     clipped=False, standardised=True,
 )  # fmt: skip
-CONFORMER = Audio(width=1024, layers=12, heads=8, ffn=4096, features=1536, output=1536)
+CONFORMER = AudioConfig(width=1024, layers=12, heads=8, ffn=4096, features=1536, output=1536)
 CLIPPED = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
 # The upper bytes of float16 between 1/64 and 1/32, from any random byte: all are numbers.
 SMALL_NUMBERS = bytes(byte & 0x83 | 0x24 for byte in range(256))
@@ -59,7 +65,7 @@ def tensors(wanted: Iterator[tuple[str, tuple[int, ...], bool]]) -> Iterator[New
             yield NewTensor(name, shape, "F32", struct.pack("<f", 1.0) * shape[0])
 
 
-def bounds(vision: Vision) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+def bounds(vision: VisionConfig) -> Iterator[tuple[str, tuple[int, ...], bool]]:
     """The names of a clipped tower's bounds."""
     for index in range(vision.layers if vision.clipped else 0):
         for part in CLIPPED:
@@ -69,7 +75,7 @@ def bounds(vision: Vision) -> Iterator[tuple[str, tuple[int, ...], bool]]:
 
 def opened(made: Iterator[NewTensor]) -> Gguf:
     data = gguf_bytes({"general.architecture": "clip"}, list(made))
-    return finish(Gguf.aopen(BytesSource(data, "towers.gguf")))
+    return run_sync(Gguf.aopen(BytesSource(data, "towers.gguf")))
 
 
 def timed(what: str, device: Device, encode: Callable[[], Awaitable[Any]]) -> None:
@@ -77,8 +83,8 @@ def timed(what: str, device: Device, encode: Callable[[], Awaitable[Any]]) -> No
     found, first = [], b""
     for number in range(REPETITIONS + 2):
         start = time.perf_counter()
-        made = finish(encode())  # type: ignore[arg-type]
-        data = finish(device.read(made.tokens.buffer, 0, made.tokens.nbytes).bytes())
+        made = run_sync(encode())  # type: ignore[arg-type]
+        data = run_sync(device.read(made.tokens.buffer, 0, made.tokens.nbytes).bytes())
         found.append(time.perf_counter() - start)
         made.close()
         first = first or data
@@ -93,16 +99,16 @@ def main() -> None:
     random.seed(1)
     device = open_device()
     print(device.name)
-    picture = Picture(1024, 768, random.randbytes(3 * 1024 * 768))
+    picture = RgbImage(1024, 768, random.randbytes(3 * 1024 * 768))
     size = target_size(1024, 768)
     for name, vision in (("E2B's eyes", SMALL), ("the large eyes", LARGE)):
         gguf = opened(tensors(iter([*vision_tensors(vision), *bounds(vision)])))
-        with finish(Eyes.load(gguf, vision, device)) as eyes:
+        with run_sync(Eyes.load(gguf, vision, device)) as eyes:
             what = f"{name}, {size[0] // 48 * size[1] // 48} soft tokens"
             timed(what, device, lambda eyes=eyes: see(eyes, picture, *size))
     sound = bytes(4 * PART_SAMPLES)
     gguf = opened(tensors(audio_tensors(CONFORMER)))
-    with finish(Ears.load(gguf, CONFORMER, device)) as ears:
+    with run_sync(Ears.load(gguf, CONFORMER, device)) as ears:
         timed("the ears, 30 s", device, lambda: hear(ears, sound))
     if sys.argv[1:]:
         prompts(sys.argv[1])
@@ -115,9 +121,9 @@ def prompts(path: str) -> None:
     from webgemma.gemma.weights import Model
 
     with Gguf.open(path) as gguf:
-        model = finish(Model.load(gguf, Config.from_gguf(gguf), open_device()))
+        model = run_sync(Model.load(gguf, Config.from_gguf(gguf), open_device()))
         for what, count in (("a picture", 280), ("30 s of sound", 750)):
-            speed, _ = finish(time_gpu(model, Task(prompt=count, decode=2), "f16"))
+            speed, _ = run_sync(time_gpu(model, Task(prompt=count, decode=2), "f16"))
             print(f"reading {what}: {1000 * count / speed.prompt:.1f} ms")
         model.close()
 

@@ -18,9 +18,9 @@ from webgemma.device import Plan, open_device
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import TensorInfo
 from webgemma.lora.data import Example
-from webgemma.lora.fresh import fresh_adapter
+from webgemma.lora.fresh import new_adapter
 from webgemma.lora.trainer import Options, Trainer
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 REPEATS = 3
 
@@ -49,15 +49,15 @@ def main() -> None:
     device = open_device()
     gguf = Noise(config, q4_k_m)
     model = Model.reserve(gguf, config, device)  # type: ignore[arg-type]
-    finish(model._derive(gguf, gguf.tensors))  # type: ignore[arg-type]
-    finish(model.fill(gguf))  # type: ignore[arg-type]
+    run_sync(model._derive(gguf, gguf.tensors))  # type: ignore[arg-type]
+    run_sync(model.fill(gguf))  # type: ignore[arg-type]
     options = Options(sequences=sequences, checkpoint="keep" not in sys.argv)
-    trainer = Trainer(model, fresh_adapter(config, rank=rank), options)
+    trainer = Trainer(model, new_adapter(config, rank=rank), options)
     ids = (2, *random.Random(2).choices(range(3, config.vocab), k=length - 1))
     batch = [Example(ids, (True,) * length, line) for line in range(sequences)]
     for repeat in range(1 + REPEATS):
         start = time.perf_counter()
-        found = finish(trainer.step([batch], 1e-4))
+        found = run_sync(trainer.step([batch], 1e-4))
         seconds = time.perf_counter() - start
         speed = sequences * length / seconds
         said = "compiling" if repeat == 0 else f"{speed:.0f} tokens/s"
@@ -76,7 +76,7 @@ def spend(trainer: Trainer, plans: list[Plan]) -> None:
         for _ in range(2):
             start = time.perf_counter()
             device.run(some)
-            finish(device.read(trainer._length.buffer, 0, 4).bytes())
+            run_sync(device.read(trainer._length.buffer, 0, 4).bytes())
             seconds = time.perf_counter() - start
         found.append((seconds, kind))
         total += seconds

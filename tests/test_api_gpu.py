@@ -21,7 +21,7 @@ from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.sampler import Sampling
-from webgemma.sync import each, finish
+from webgemma.sync import iterate_sync, run_sync
 
 
 def check_logits(logits: np.ndarray, truth: np.ndarray, within: float) -> None:
@@ -94,15 +94,15 @@ def test_llama_cpps_files_are_transformers(name: str) -> None:
 
 
 def session_of(kind: str, kv: str = "f32", without: frozenset[str] = frozenset()) -> Session:
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(KINDS[kind]), "tiny.gguf")))
-    model = finish(Model.load(gguf, Config.from_gguf(gguf), device(without)))
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(KINDS[kind]), "tiny.gguf")))
+    model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device(without)))
     return Session(model, 512, kv=kv)
 
 
 def check_session(session: Session, kind: str, within: float) -> None:
     truth = np.load(FIXTURES / "tiny" / f"{kind}.npz")
     ids = truth["ids"].tolist()
-    logits = np.frombuffer(finish(session.logits(ids)), np.float32).reshape(len(ids), -1)
+    logits = np.frombuffer(run_sync(session.logits(ids)), np.float32).reshape(len(ids), -1)
     check_logits(logits, truth["logits"], within)
     session.close()
     session.model.close()
@@ -282,12 +282,12 @@ def test_after_closing(path: Path, device_name: str) -> None:
 
 def test_a_model_that_is_closed_before_its_session() -> None:
     session = session_of("small")
-    finish(session.logits([2, 30]))
+    run_sync(session.logits([2, 30]))
     session.model.close()
     session.model.close()
     attempts = [
-        lambda: finish(session.logits([2, 30])),
-        lambda: next(each(session.generate([2, 30], Sampling(), 1))),
+        lambda: run_sync(session.logits([2, 30])),
+        lambda: next(iterate_sync(session.generate([2, 30], Sampling(), 1))),
         lambda: session.rewind(0),
         session.fork,
         lambda: Session(session.model, 64),

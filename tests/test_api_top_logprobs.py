@@ -13,14 +13,14 @@ from helpers.tiny import LARGE, SMALL, Tiny, tiny_gguf
 from tolerance import GPU_LOGITS_OF_TRANSFORMERS, LOGPROB
 
 from webgemma import Gemma, InputError, Piece, TopToken
-from webgemma.engine.cpu import ReferenceEngine
+from webgemma.engine.cpu import CpuEngine
 from webgemma.engine.session import Session
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.sampler import Chosen, Sampling
-from webgemma.sync import each, finish
+from webgemma.sync import iterate_sync, run_sync
 
 IDS = [2, 4, 6, 5, 8, 11, 3]
 SUPPRESSED = (7, 9)
@@ -36,17 +36,17 @@ SAMPLINGS = {
 
 
 @pytest.fixture(scope="module", params=SHAPES)
-def engines(request: pytest.FixtureRequest) -> Iterator[tuple[Session, ReferenceEngine]]:
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(SHAPES[request.param]), "tiny.gguf")))
+def engines(request: pytest.FixtureRequest) -> Iterator[tuple[Session, CpuEngine]]:
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(SHAPES[request.param]), "tiny.gguf")))
     config = Config.from_gguf(gguf)
-    session = Session(finish(Model.load(gguf, config, device())), 64, kv="f32", precision="exact")
-    yield session, ReferenceEngine(gguf, config)
+    session = Session(run_sync(Model.load(gguf, config, device())), 64, kv="f32", precision="exact")
+    yield session, CpuEngine(gguf, config)
     session.close()
     session.model.close()
 
 
-def take(engine: Session | ReferenceEngine, sampling: Sampling, count: int = 6) -> list[Chosen]:
-    stream = each(engine.generate(IDS, sampling, 5))
+def take(engine: Session | CpuEngine, sampling: Sampling, count: int = 6) -> list[Chosen]:
+    stream = iterate_sync(engine.generate(IDS, sampling, 5))
     found = list(islice(stream, count))
     stream.close()
     return found
@@ -55,7 +55,7 @@ def take(engine: Session | ReferenceEngine, sampling: Sampling, count: int = 6) 
 @pytest.mark.parametrize("count", [1, 20])
 @pytest.mark.parametrize("kind", SAMPLINGS)
 def test_the_gpu_says_what_the_reference_does(
-    engines: tuple[Session, ReferenceEngine], kind: str, count: int
+    engines: tuple[Session, CpuEngine], kind: str, count: int
 ) -> None:
     session, reference = engines
     sampling = replace(SAMPLINGS[kind], top_logprobs=count)
@@ -75,7 +75,7 @@ def test_the_gpu_says_what_the_reference_does(
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS)
-def test_asking_changes_nothing_else(engines: tuple[Session, ReferenceEngine], kind: str) -> None:
+def test_asking_changes_nothing_else(engines: tuple[Session, CpuEngine], kind: str) -> None:
     sampling = SAMPLINGS[kind]
     for engine in engines:
         for count in (20, 0, 3):
@@ -88,7 +88,7 @@ def test_asking_changes_nothing_else(engines: tuple[Session, ReferenceEngine], k
 
 
 def test_the_first_is_the_best_before_penalties_and_bias(
-    engines: tuple[Session, ReferenceEngine],
+    engines: tuple[Session, CpuEngine],
 ) -> None:
     for engine in engines:
         for step in take(engine, replace(SAMPLINGS["greedy"], top_logprobs=2)):
@@ -102,8 +102,8 @@ def test_the_first_is_the_best_before_penalties_and_bias(
 
 
 def test_nothing_is_recorded_until_asked_for() -> None:
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(SHAPES["usual"]), "tiny.gguf")))
-    model = finish(Model.load(gguf, Config.from_gguf(gguf), device()))
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(SHAPES["usual"]), "tiny.gguf")))
+    model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device()))
     session = Session(model, 64)
     take(session, SAMPLINGS["greedy"])
     assert not any("top" in kind for kind, _ in session._plans)

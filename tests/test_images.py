@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from webgemma import InputError
-from webgemma.gemma.encoder_config import Vision
-from webgemma.images import BUDGETS, WEIGHT_BITS, Picture, resize_taps, soft_tokens, target_size
+from webgemma.gemma.encoder_config import VisionConfig
+from webgemma.images import BUDGETS, WEIGHT_BITS, RgbImage, resize_taps, soft_tokens, target_size
 from webgemma.reference.pictures import patches, pixel_values, resize
 
-EYES = Vision(
+EYES = VisionConfig(
     width=64,
     layers=1,
     heads=1,
@@ -48,7 +48,7 @@ def test_every_size_fits_the_budget(width: int, height: int, budget: int) -> Non
 def test_odd_sizes(size: tuple[int, int], wanted: tuple[int, int]) -> None:
     width, height = size
     assert target_size(width, height) == wanted
-    grey = Picture(width, height, bytes([99]) * (3 * width * height))
+    grey = RgbImage(width, height, bytes([99]) * (3 * width * height))
     pixels = pixel_values(grey, EYES)
     assert pixels.shape == (wanted[1] // 16, wanted[0] // 16, 768)
     assert (pixels == np.float32(99) / 255).all()
@@ -111,6 +111,6 @@ def test_patches_keep_rows_columns_and_colours_in_order() -> None:
     ],
 )
 def test_sides_that_must_be_resized(size: tuple[int, int], sentence: str) -> None:
-    picture = Picture(*size, bytes(3 * size[0] * size[1]))
+    picture = RgbImage(*size, bytes(3 * size[0] * size[1]))
     with pytest.raises(InputError, match=sentence):
         pixel_values(picture, EYES, resized=False)

@@ -20,15 +20,15 @@ from webgemma.gguf.sources import Source
 from webgemma.images import BUDGET
 from webgemma.lora.adapter import Choices, fitted_adapters
 from webgemma.lora.data import Texts
-from webgemma.media.encoders import Sensed
-from webgemma.media.prompt import place_media, read_picture, read_sound
+from webgemma.media.encoders import EncodedMedia
+from webgemma.media.prompt import place_media, read_audio, read_image
 from webgemma.models import find_model, is_address, not_at_once, with_mmproj
 from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText
 from webgemma.progress import Progress, unwatched
 from webgemma.prompts import conversation, text_ids
 from webgemma.replies import Speaker
 from webgemma.rows import are_numbers, rows_of
-from webgemma.sync import each, finish
+from webgemma.sync import iterate_sync, run_sync
 from webgemma.text.chat import Chat, opens_thought
 from webgemma.text.parser import ReplyParser
 from webgemma.text.tokenizer import Tokenizer
@@ -156,7 +156,7 @@ class Gemma:
             mmproj=mmproj,
             lora=lora,
         )
-        return finish(loading)
+        return run_sync(loading)
 
     def set_lora(self, lora: Choices) -> None:
         """Have these low-rank adapters on from now on and no others; None takes all off.
@@ -198,7 +198,7 @@ class Gemma:
 
     def logits(self, ids: Sequence[int]) -> "NDArray[np.float32]":
         """As `alogits`, from plain code."""
-        return finish(self.alogits(ids))
+        return run_sync(self.alogits(ids))
 
     async def agenerate(
         self, prompt: str | Sequence[int], *, special: bool = False, **settings: Unpack[Settings]
@@ -217,7 +217,7 @@ class Gemma:
         self, prompt: str | Sequence[int], *, special: bool = False, **settings: Unpack[Settings]
     ) -> Iterator[Piece]:
         """As `agenerate`, from plain code."""
-        return each(self.agenerate(prompt, special=special, **settings))
+        return iterate_sync(self.agenerate(prompt, special=special, **settings))
 
     async def achat(
         self,
@@ -269,7 +269,7 @@ class Gemma:
             progress=progress,
             **settings,
         )
-        return each(reply)
+        return iterate_sync(reply)
 
     async def aencode_image(
         self,
@@ -283,7 +283,7 @@ class Gemma:
         A picture is a path, the bytes of a file, a data: URL, a PIL image or uint8 [H, W, 3]. It
         is resized to become at most `budget` soft tokens (70, 140, 280, 560 or 1120), or not at
         all: then its sides are to be multiples of 48."""
-        picture = await read_picture(image, "The picture")
+        picture = await read_image(image, "The picture")
         senses = self._engine.senses
         wanted = budget if resize else None
         return await self._soft(await senses.see(picture, wanted, progress or unwatched))
@@ -296,7 +296,7 @@ class Gemma:
         progress: Progress | None = None,
     ) -> "NDArray[np.float32]":
         """As `aencode_image`, from plain code."""
-        return finish(self.aencode_image(image, resize, budget, progress))
+        return run_sync(self.aencode_image(image, resize, budget, progress))
 
     async def aencode_audio(
         self, audio: Any, progress: Progress | None = None
@@ -305,14 +305,14 @@ class Gemma:
 
         A sound is a path, the bytes of a file (WAV, FLAC, OGG, MP3), a data: URL, or float samples
         at 16 kHz. Each 30 s are heard on their own."""
-        samples = await read_sound(audio, "The sound")
+        samples = await read_audio(audio, "The sound")
         return await self._soft(await self._engine.senses.hear(samples, progress or unwatched))
 
     def encode_audio(self, audio: Any, progress: Progress | None = None) -> "NDArray[np.float32]":
         """As `aencode_audio`, from plain code."""
-        return finish(self.aencode_audio(audio, progress))
+        return run_sync(self.aencode_audio(audio, progress))
 
-    def free_towers(self) -> None:
+    def free_encoders(self) -> None:
         """Give back the memory of the model's eyes and ears; the next picture loads them again."""
         self._engine.senses.free()
 
@@ -324,7 +324,7 @@ class Gemma:
 
     def save(self, path: str | os.PathLike[str] | BinaryIO) -> None:
         """As `asave`, from plain code."""
-        finish(self.asave(path))
+        run_sync(self.asave(path))
 
     async def arestore(self, path: str | os.PathLike[str] | BinaryIO) -> list[int]:
         """Take up the conversation that `save` wrote; gives its tokens, prompt and reply.
@@ -335,7 +335,7 @@ class Gemma:
 
     def restore(self, path: str | os.PathLike[str] | BinaryIO) -> list[int]:
         """As `arestore`, from plain code."""
-        return finish(self.arestore(path))
+        return run_sync(self.arestore(path))
 
     def fork(self) -> Self:
         """A second conversation on the same weights, which goes on from where this one is.
@@ -367,7 +367,7 @@ class Gemma:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def _soft(self, sensed: Sensed) -> "NDArray[np.float32]":
+    async def _soft(self, sensed: EncodedMedia) -> "NDArray[np.float32]":
         """What was sensed, as numbers."""
         senses = self._engine.senses
         try:

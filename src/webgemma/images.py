@@ -10,14 +10,14 @@ from webgemma.errors import InputError
 
 BUDGETS = (70, 140, 280, 560, 1120)  # soft tokens that a picture may become
 BUDGET = 280
-FRAME_BUDGET = 70  # of a frame of a film
-MOST_FRAMES = 32  # of a film that a model sees
+VIDEO_FRAME_BUDGET = 70  # of a frame of a film
+MAX_FRAMES = 32  # of a film that a model sees
 WEIGHT_BITS = 22  # after the point of a weight in resizing
 SIDE = 48  # pixels of a soft token's side: 3 patches of 16
-MOST_PIXELS = 100_000_000  # a small file can claim to be larger than memory
+MAX_PIXELS = 100_000_000  # a small file can claim to be larger than memory
 
 
-class Picture(NamedTuple):
+class RgbImage(NamedTuple):
     """A decoded picture: `rgb` holds three bytes for each pixel, row by row."""
 
     width: int
@@ -25,7 +25,7 @@ class Picture(NamedTuple):
     rgb: bytes
 
 
-def array_picture(pixels: memoryview) -> Picture:
+def rgb_image(pixels: memoryview) -> RgbImage:
     """A picture that is in memory already: bytes [height, width, 3]."""
     shape = pixels.shape or ()
     if pixels.format != "B" or len(shape) != 3 or shape[2] != 3:
@@ -35,20 +35,20 @@ def array_picture(pixels: memoryview) -> Picture:
         )
     height, width, _ = shape
     check_size(width, height, "The picture")
-    return Picture(width, height, pixels.tobytes())
+    return RgbImage(width, height, pixels.tobytes())
 
 
 def check_size(width: int, height: int, name: str) -> None:
     """Refuse a picture with no pixels, or with too many."""
     if not width * height:
         raise InputError(f"{name} has {width} x {height} pixels: there is nothing to see.")
-    if width * height > MOST_PIXELS:
+    if width * height > MAX_PIXELS:
         raise InputError(too_large(name, f"{width} x {height}"))
 
 
 def too_large(name: str, pixels: str) -> str:
     """The sentence for a picture of too many pixels."""
-    most = MOST_PIXELS // 1_000_000
+    most = MAX_PIXELS // 1_000_000
     return f"{name} has {pixels} pixels; at most {most} million can be taken. Make it smaller."
 
 
@@ -86,9 +86,9 @@ def target_size(width: int, height: int, budget: int = BUDGET, side: int = SIDE)
 
 def chosen_frames(count: int) -> list[int]:
     """Which frames of a film a model sees: all of a short one, else evenly spaced ones."""
-    if count <= MOST_FRAMES:
+    if count <= MAX_FRAMES:
         return list(range(count))
-    return [at * count // MOST_FRAMES for at in range(MOST_FRAMES)]
+    return [at * count // MAX_FRAMES for at in range(MAX_FRAMES)]
 
 
 def clock(seconds: float) -> str:

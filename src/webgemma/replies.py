@@ -10,7 +10,7 @@ from webgemma.denoising import Canvas, tokens_of, whole_canvases
 from webgemma.engine.opening import Engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
-from webgemma.media.encoders import Placed
+from webgemma.media.encoders import MediaSpan
 from webgemma.pieces import Piece, PlainReader, ReplyReader, top_tokens
 from webgemma.sampler import Chosen, Sampling
 from webgemma.text.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ class Speaker:
         ids: Sequence[int],
         reader: PlainReader | ReplyReader,
         settings: Settings,
-        placed: Sequence[Placed] = (),
+        placed: Sequence[MediaSpan] = (),
     ) -> AsyncGenerator[Piece, None]:
         """The reply to a prompt, as the reader reads it."""
         prompt = self.checked(ids)
@@ -82,7 +82,7 @@ class Speaker:
         return room if most is None else min(room, most)
 
     def _stream(
-        self, ids: list[int], settings: Settings, placed: Sequence[Placed]
+        self, ids: list[int], settings: Settings, placed: Sequence[MediaSpan]
     ) -> AsyncIterator[Chosen | Canvas]:
         """Token after token or, of a canvas, block after block."""
         asked: dict[str, Any] = {k: v for k, v in settings.items() if k in SAMPLING_NAMES}

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def finish(coroutine: Coroutine[Any, Any, T]) -> T:
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine, at once; also inside a running event loop (Jupyter)."""
     try:
         coroutine.send(None)
@@ -17,16 +17,16 @@ def finish(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("This has to be awaited here: use the method whose name begins with 'a'.")
 
 
-def each(stream: AsyncGenerator[T, None]) -> Iterator[T]:
+def iterate_sync(stream: AsyncGenerator[T, None]) -> Iterator[T]:
     """The items of an asynchronous generator, one by one; closing this closes it."""
     try:
         while True:
             try:
-                yield finish(_next(stream))
+                yield run_sync(_next(stream))
             except StopAsyncIteration:
                 return
     finally:
-        finish(_close(stream))
+        run_sync(_close(stream))
 
 
 async def _next(stream: AsyncGenerator[T, None]) -> T:

@@ -11,7 +11,7 @@ from webgemma.device import Kernel, Plan, aopen_device
 from webgemma.device.browser import BrowserDevice
 from webgemma.errors import DeviceError
 from webgemma.gemma.audio import Ears, hear
-from webgemma.gemma.encoder_config import Towers
+from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.graph import Recorder, Tensor
@@ -66,7 +66,7 @@ async def heard(kind: str, samples: list[float]) -> list[list[list[float]]]:
     """Rows of mel bins and the soft tokens of a sound, by ears that the test's server has."""
     source = BytesSource(await (await pyfetch(f"{kind}.gguf")).bytes(), "ears.gguf")
     gguf, device = await Gguf.aopen(source), await opened()
-    audio = Towers.from_gguf(gguf).audio
+    audio = EncoderConfigs.from_gguf(gguf).audio
     assert audio is not None
     with await Ears.load(gguf, audio, device) as ears:
         (await hear(ears, array("f", samples[::-1]))).close()  # what is recorded runs again

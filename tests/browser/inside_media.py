@@ -9,7 +9,7 @@ from pyodide.ffi import to_js
 
 from webgemma import Gemma
 from webgemma.errors import InputError
-from webgemma.media.browser import decode_picture, decode_sound
+from webgemma.media.browser import decode_audio, decode_image
 
 
 async def source(kind: str, data: bytes) -> Any:
@@ -41,7 +41,7 @@ async def source(kind: str, data: bytes) -> Any:
 async def picture(kind: str, data: str) -> Any:
     """The width, the height and the pixels of a picture, or the sentence why there are none."""
     try:
-        found = await decode_picture(await source(kind, b64decode(data)))
+        found = await decode_image(await source(kind, b64decode(data)))
     except InputError as error:
         return str(error)
     return found.width, found.height, b64encode(found.rgb).decode()
@@ -52,7 +52,7 @@ async def pixels(shape: list[int], format: str = "B") -> Any:
     nbytes = shape[0] * shape[1] * shape[2]
     rows = memoryview(bytes(range(nbytes))).cast(format, shape)
     try:
-        return list(await decode_picture(rows))[:2]
+        return list(await decode_image(rows))[:2]
     except InputError as error:
         return str(error)
 
@@ -60,7 +60,7 @@ async def pixels(shape: list[int], format: str = "B") -> Any:
 async def sound(kind: str, data: str) -> Any:
     """The samples of a sound, or the sentence why there are none."""
     try:
-        found = await decode_sound(await source(kind, b64decode(data)))
+        found = await decode_audio(await source(kind, b64decode(data)))
     except InputError as error:
         return str(error)
     assert isinstance(found, array)
@@ -72,7 +72,7 @@ async def samples(values: list[Any], kind: str) -> Any:
     numbers = [float(value) if isinstance(value, str) else value for value in values]
     try:
         given = numbers if kind == "list" else array(kind, numbers)
-        return list(await decode_sound(given))
+        return list(await decode_audio(given))
     except InputError as error:
         return str(error)
 
@@ -91,7 +91,7 @@ async def soft_tokens(model: str, mmproj: str, data: str, song: list[float]) -> 
 async def nonsense(what: str) -> list[str]:
     """The sentences for what is neither."""
     found = []
-    for decode in (decode_picture, decode_sound):
+    for decode in (decode_image, decode_audio):
         given: Any = {"dict": {"a": 1}, "number": 5, "url": js.URL.new("http://x/")}[what]
         try:
             await decode(given)

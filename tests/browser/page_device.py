@@ -17,7 +17,7 @@ from browser.serving import serving
 import webgemma.device
 from webgemma.device import Buffer, Kernel, Limits, Plan
 from webgemma.device.neighbours import shuffles
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 REPLAY = Path(webgemma.device.__file__).parent / "replay.js"
 AT_ONCE = 500  # commands that wait at most
@@ -113,7 +113,7 @@ class PageDevice:
         self.nbytes = 0
         if "subgroups" in self.features:
             self.features |= {"enable-subgroups"}
-            self.features |= finish(shuffles(self)) - without
+            self.features |= run_sync(shuffles(self)) - without
 
     def buffer(self, nbytes: int, label: str = "") -> Buffer:
         nbytes += -nbytes % 16

@@ -15,23 +15,23 @@ from helpers.tiny_eyes import EMBEDDER, LARGE_EYES, SMALL_EYES, eyes_gguf
 from webgemma.device import Kernel
 from webgemma.device.neighbours import probe
 from webgemma.device.null import NullDevice
-from webgemma.engine.diffusion_session import BlockSession
+from webgemma.engine.diffusion_session import DiffusionSession
 from webgemma.engine.selftest import selftest
 from webgemma.engine.session import BATCHES, Session
 from webgemma.errors import DeviceError
 from webgemma.gemma.audio import Ears, hear
 from webgemma.gemma.config import Config, Experts
-from webgemma.gemma.encoder_config import Towers
+from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gemma.vision import Eyes, see
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.images import Picture
+from webgemma.images import RgbImage
 from webgemma.lora.adapter import Adapter
-from webgemma.lora.fresh import PARTS, fresh_adapter
+from webgemma.lora.fresh import PARTS, new_adapter
 from webgemma.lora.trainer import Options, Trainer
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 SUBGROUPS = frozenset({"subgroups", "enable-subgroups"})
 FEATURES = {
@@ -64,7 +64,7 @@ def programs(features: frozenset[str]) -> frozenset[Kernel]:
     for software in (False, True):
         device = Collector(features, software)
         with suppress(DeviceError):  # that zeros are wrong
-            finish(selftest(device))
+            run_sync(selftest(device))
         for model in models(device):
             for kv, precision in (("f32", "exact"), ("f16", "int16"), ("f16", "int8")):
                 record_all(Session(model, 512, kv=kv, precision=precision))
@@ -72,7 +72,7 @@ def programs(features: frozenset[str]) -> frozenset[Kernel]:
                 learn(model)
         for model in canvases(device):
             for kv, precision in (("f32", "exact"), ("f16", "int16")):
-                session = BlockSession(model, 512, kv=kv, precision=precision)
+                session = DiffusionSession(model, 512, kv=kv, precision=precision)
                 session._plan("denoise", session.canvas)
         look_at_pictures(device)
         hear_sounds(device)
@@ -83,8 +83,8 @@ def programs(features: frozenset[str]) -> frozenset[Kernel]:
 def models(device: NullDevice) -> Iterator[Model]:
     """Tiny models, and a layer of each kind of the true shapes in every format."""
     for tiny in KINDS.values():
-        gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
-        yield finish(Model.load(gguf, Config.from_gguf(gguf), device))
+        gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+        yield run_sync(Model.load(gguf, Config.from_gguf(gguf), device))
     for tiny in (replace(MIXED, pattern="sf", formats=("Q8_0", "F16")), MOE):
         yield adapted_model(device, tiny)
     dense, experts = few_layers(e2b(), (0, 4, 15, 19)), few_layers(a4b(), (0, 5))
@@ -97,8 +97,8 @@ def models(device: NullDevice) -> Iterator[Model]:
 def canvases(device: NullDevice) -> Iterator[Model]:
     """A tiny DiffusionGemma, and two layers of the true shapes in every format."""
     tiny = replace(DIFFUSION, suppressed=(7,))
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
-    yield finish(Model.load(gguf, Config.from_gguf(gguf), device))
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+    yield run_sync(Model.load(gguf, Config.from_gguf(gguf), device))
     true = few_layers(diffusion(), (0, 5))
     assert true.diffusion is not None
     few_experts = Experts(count=16, used=8, ffn=768, fused=True)
@@ -110,8 +110,8 @@ def canvases(device: NullDevice) -> Iterator[Model]:
 
 def adapted_model(device: NullDevice, tiny: Tiny) -> Model:
     """A tiny model with an adapter on all that can have one."""
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
-    model = finish(Model.load(gguf, Config.from_gguf(gguf), device))
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+    model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device))
     model.set_adapters([(tiny_adapter(tiny_pairs(gguf)).pairs, 1.0)])
     return model
 
@@ -120,19 +120,19 @@ def blank_model(config: Config, format_of: Callable[[str], str], device: NullDev
     """A model of which only the memory is there."""
     blank = BlankGguf(config, format_of)
     model = Model.reserve(blank, config, device)
-    finish(model._derive(blank, blank.tensors))
+    run_sync(model._derive(blank, blank.tensors))
     return model
 
 
 def look_at_pictures(device: NullDevice) -> None:
     """Every kind of eyes, on pictures that are resized along both axes."""
     for shape in (SMALL_EYES, LARGE_EYES, EMBEDDER):
-        gguf = finish(Gguf.aopen(BytesSource(eyes_gguf(shape))))
-        vision = Towers.from_gguf(gguf).vision
+        gguf = run_sync(Gguf.aopen(BytesSource(eyes_gguf(shape))))
+        vision = EncoderConfigs.from_gguf(gguf).vision
         assert vision is not None
         side = vision.patch * vision.pool
-        with finish(Eyes.load(gguf, vision, device)) as eyes:
-            finish(see(eyes, Picture(1, 2, bytes(6)), 2 * side, side)).close()
+        with run_sync(Eyes.load(gguf, vision, device)) as eyes:
+            run_sync(see(eyes, RgbImage(1, 2, bytes(6)), 2 * side, side)).close()
 
 
 def hear_sounds(device: NullDevice) -> None:
@@ -140,8 +140,8 @@ def hear_sounds(device: NullDevice) -> None:
     wide = replace(EARS, width=1024, layers=1, heads=8, features=1536)
     for shape in (EARS, wide, RAW_EARS):
         gguf = ears_gguf(shape, ears_tensors(shape))
-        with finish(Ears.load(gguf, audio_of(gguf), device)) as ears:
-            finish(hear(ears, bytes(4 * 8000))).close()
+        with run_sync(Ears.load(gguf, audio_of(gguf), device)) as ears:
+            run_sync(hear(ears, bytes(4 * 8000))).close()
 
 
 def learn(model: Model) -> None:
@@ -157,7 +157,7 @@ def learn(model: Model) -> None:
 @cache
 def untrained(config: Config, rank: int) -> Adapter:
     """An adapter of all parts of two layers; its random numbers take longer than the linking."""
-    return fresh_adapter(config, PARTS, rank=rank, layers=range(2))
+    return new_adapter(config, PARTS, rank=rank, layers=range(2))
 
 
 def only(format: str) -> Callable[[str], str]:

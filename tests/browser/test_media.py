@@ -22,7 +22,7 @@ from tolerance import GPU_SOFT_TOKENS
 from webgemma import Gemma
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import gguf_bytes
-from webgemma.media.audio_files import read_sound
+from webgemma.media.audio_files import read_audio
 from webgemma.media.image_files import decode
 
 THREADS = {"worker": "python.html", "main": "main.html"}
@@ -202,14 +202,14 @@ def test_samples_of_16_khz_are_natives_own(
 ) -> None:
     data = sound_file(rate, channels, subtype=subtype)
     found = samples(tab.call("inside_media.sound", "File", base64(data)))
-    np.testing.assert_allclose(found, read_sound(data), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found, read_audio(data), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 44_100, 48_000, 192_000])
 def test_other_rates_are_resampled_as_natively(tab: Tab, rate: int) -> None:
     data = sound_file(rate, 2)
     found = samples(tab.call("inside_media.sound", "bytes", base64(data)))
-    np.testing.assert_allclose(found, read_sound(data), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found, read_audio(data), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "subtype"), [("FLAC", None), ("OGG", "VORBIS"), ("MP3", None)])
@@ -219,7 +219,7 @@ def test_other_kinds(tab: Tab, kind: str, subtype: str | None) -> None:
     if in_worker(tab):
         assert "a worker can decode nothing else: let the page decode it" in found
         return
-    wanted = read_sound(data)
+    wanted = read_audio(data)
     assert len(samples(found)) == pytest.approx(len(wanted), abs=1_200)  # a codec's own silence
     assert np.abs(samples(found)).max() == pytest.approx(np.abs(wanted).max(), rel=0.05)
 
@@ -272,4 +272,4 @@ def test_sounds_that_cannot_be_taken(tab: Tab, kind: str, data: bytes, sentence:
 def test_a_sound_that_was_cut_has_what_came(tab: Tab) -> None:
     whole = sound_file(16_000, 1)
     found = samples(tab.call("inside_media.sound", "bytes", base64(whole[:2_044])))
-    np.testing.assert_allclose(found, read_sound(whole)[:1_000], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found, read_audio(whole)[:1_000], rtol=0, atol=1e-6)

@@ -19,7 +19,7 @@ from tolerance import GPU_LOGITS_OF_TRANSFORMERS, GPU_SOFT_TOKENS, MEL_OF_TRANSF
 
 import webgemma
 from webgemma import Gemma
-from webgemma.reference.audio import AudioTower
+from webgemma.reference.audio import AudioModel
 from webgemma.reference.weights import Weights
 
 SOURCE = Path(webgemma.__file__).parent
@@ -134,7 +134,7 @@ def test_a_sound_is_heard_as_by_transformers_and_the_reference(tab: Tab) -> None
     mel, tokens = (np.array(rows) for rows in tab.call("heard", "ears", sound.tolist()))
     frames = np.load(FIXTURES / "mm" / "audio24000.mel.npy").reshape(-1, 128)[: len(mel)]
     np.testing.assert_allclose(mel, frames, rtol=0, atol=MEL_OF_TRANSFORMERS)
-    tower = AudioTower(EARS, Weights(ears_gguf(EARS, ears_tensors(EARS))))
+    tower = AudioModel(EARS, Weights(ears_gguf(EARS, ears_tensors(EARS))))
     wanted = tower.hear(sound)
     bound = GPU_SOFT_TOKENS * np.abs(wanted).max()
     np.testing.assert_allclose(tokens, wanted, rtol=0, atol=bound)

@@ -14,9 +14,9 @@ from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.lora.data import Example
-from webgemma.lora.fresh import fresh_adapter
+from webgemma.lora.fresh import new_adapter
 from webgemma.lora.trainer import Options, Trainer
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 IDS = [2, *range(40, 300, 13)]
 RATES = [0.02] * 5
@@ -34,13 +34,13 @@ def tab(chromium: Any) -> Iterator[Tab]:
 
 
 def native(kind: str) -> list[float]:
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(KINDS[kind]), "tiny.gguf")))
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(KINDS[kind]), "tiny.gguf")))
     config = Config.from_gguf(gguf)
-    with finish(Model.load(gguf, config, device())) as model:
-        adapter = fresh_adapter(config, rank=4, seed=2)
+    with run_sync(Model.load(gguf, config, device())) as model:
+        adapter = new_adapter(config, rank=4, seed=2)
         trainer = Trainer(model, adapter, Options(sequences=1, dropout=0.1))
         example = Example(tuple(IDS), (True,) * len(IDS), 1)
-        found = [finish(trainer.step([[example]], rate)).loss for rate in RATES]
+        found = [run_sync(trainer.step([[example]], rate)).loss for rate in RATES]
         trainer.close()
     return found
 

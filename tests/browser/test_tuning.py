@@ -13,7 +13,7 @@ from helpers.tiny import SMALL, tiny_gguf
 
 from webgemma.gguf.sources import FileSource
 from webgemma.lora.gguf_file import open_gguf_adapter
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 ROWS = [{"prompt": f"Hello {n}", "completion": "Good day to you."} for n in range(4)]
 
@@ -51,7 +51,7 @@ def test_it_learns_and_the_adapter_is_downloaded(person: Person, tmp_path: Path)
         person.button("Download polite").click()
     path = tmp_path / "polite.gguf"
     download.value.save_as(path)
-    adapter = finish(open_gguf_adapter(FileSource(path)))
+    adapter = run_sync(open_gguf_adapter(FileSource(path)))
     assert {pair.rank for pair in adapter.pairs.values()} == {4}
     person.close()
 

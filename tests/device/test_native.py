@@ -14,7 +14,7 @@ from webgemma.device import Kernel, Plan
 from webgemma.device.native import NativeDevice, adapters
 from webgemma.errors import DeviceError
 from webgemma.graph import Recorder, Tensor
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 COUNT = """
 struct Params { step: u32 }
@@ -42,7 +42,7 @@ def eager() -> Iterator[NativeDevice]:
 
 
 def number(on: NativeDevice, total: Tensor) -> int:
-    return int.from_bytes(finish(on.read(total.buffer, 0, 4).bytes()), "little")
+    return int.from_bytes(run_sync(on.read(total.buffer, 0, 4).bytes()), "little")
 
 
 def test_a_plan_runs_as_often_as_it_is_told(eager: NativeDevice) -> None:
@@ -51,7 +51,7 @@ def test_a_plan_runs_as_often_as_it_is_told(eager: NativeDevice) -> None:
     for times in range(1, 8):
         reading = eager.run(plan, (total.buffer, 0, 4))
         assert reading is not None
-        assert int.from_bytes(finish(reading.bytes()), "little") == 3 * times
+        assert int.from_bytes(run_sync(reading.bytes()), "little") == 3 * times
     assert eager.recording_seconds > 0
 
 
@@ -61,7 +61,7 @@ def test_results_that_are_read_late_and_in_any_order(eager: NativeDevice) -> Non
     for times in (5, 1, 3, 2, 4):
         reading = readings[times - 1]
         assert reading is not None
-        assert int.from_bytes(finish(reading.bytes()), "little") == times
+        assert int.from_bytes(run_sync(reading.bytes()), "little") == times
 
 
 def test_plans_that_take_turns(eager: NativeDevice) -> None:
@@ -101,7 +101,7 @@ def test_a_plan_that_goes_while_a_step_of_it_is_recorded_ahead(eager: NativeDevi
 def test_a_large_reading_and_a_part_of_one() -> None:
     values = put(arange(1 << 16, dtype=float32))
     assert (get(values) == arange(1 << 16, dtype=float32)).all()
-    part = finish(device().read(values.buffer, 4 * 100, 8).bytes())
+    part = run_sync(device().read(values.buffer, 4 * 100, 8).bytes())
     assert struct.unpack("<2f", part) == (100, 101)
 
 

@@ -14,7 +14,7 @@ from webgemma.gemma.config import Config
 from webgemma.gemma.stacks import weights_nbytes
 from webgemma.gemma.weights import Model
 from webgemma.sampler import Chosen, Sampling
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 COPY = Kernel("copy", "", ("uniform", "read", "write"))
 
@@ -33,8 +33,8 @@ def test_what_is_read_is_zero() -> None:
     device = NullDevice()
     buffer = device.buffer(16)
     device.write(buffer, b"abcd", 8)
-    assert finish(device.read(buffer, 8, 4).bytes()) == bytes(4)
-    assert finish(device.read(buffer, 4).bytes()) == bytes(12)
+    assert run_sync(device.read(buffer, 8, 4).bytes()) == bytes(4)
+    assert run_sync(device.read(buffer, 4).bytes()) == bytes(12)
     assert device.written_nbytes == 4
 
 
@@ -46,7 +46,7 @@ def test_plans_are_kept() -> None:
     assert device.run(plan) is None
     reading = device.run(plan, (buffer, 0, 8))
     assert reading is not None
-    assert finish(reading.bytes()) == bytes(8)
+    assert run_sync(reading.bytes()) == bytes(8)
     assert device.plans == [plan, plan]
 
 
@@ -95,7 +95,7 @@ def test_what_webgpu_refuses(kind: str) -> None:
 
 
 def loaded(config: Config) -> Model:
-    return finish(Model.load(BlankGguf(config), config, NullDevice()))
+    return run_sync(Model.load(BlankGguf(config), config, NullDevice()))
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_every_plan_keeps_to_the_limits_that_all_devices_have(make: Callable[[],
     model = loaded(make())
     assert model.device.limits == DEFAULT_LIMITS
     session = Session(model, 8192)
-    finish(session.logits([2] * 600))
+    run_sync(session.logits([2] * 600))
     for kind in ("read", "greedy", "sample", "greedy top", "sample top"):
         for batch in BATCHES:
             model.device.run(session._plan(kind, batch))
@@ -171,5 +171,5 @@ def test_a_conversation_without_a_gpu(e2b_session: Session) -> None:
         await stream.aclose()
         return found
 
-    assert finish(first(5)) == [Chosen(0, 0.0)] * 5
+    assert run_sync(first(5)) == [Chosen(0, 0.0)] * 5
     assert e2b_session.tokens[:4] == [2, 5, 0, 0]

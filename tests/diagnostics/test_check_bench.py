@@ -18,7 +18,7 @@ from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 NAME = gpu.device().name
 BLOCKS = replace(MIXED, pattern="sf", ple=0, formats=("Q4_K", "Q8_0"))
@@ -26,16 +26,16 @@ BLOCKS = replace(MIXED, pattern="sf", ple=0, formats=("Q4_K", "Q8_0"))
 
 def opened(tiny: Tiny) -> tuple[Gguf, Config, Model]:
     """A tiny model, also on the device."""
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny")))
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny")))
     config = Config.from_gguf(gguf)
-    return gguf, config, finish(Model.load(gguf, config, gpu.device()))
+    return gguf, config, run_sync(Model.load(gguf, config, gpu.device()))
 
 
 def checked(gguf: Gguf, config: Config, model: Model, way: Way) -> Report:
     """What a check with five tokens finds."""
     ids = token_ids(config, 5)
     truth = reference_stages(gguf, config, way, ids)
-    at_once, one_by_one = (finish(gpu_stages(model, way, ids, truth, n)) for n in (5, 1))
+    at_once, one_by_one = (run_sync(gpu_stages(model, way, ids, truth, n)) for n in (5, 1))
     return compare(config, way, truth, at_once, one_by_one)
 
 
@@ -186,7 +186,7 @@ def test_what_a_token_reads() -> None:
 
 
 def test_the_copy_is_timed_within_reason() -> None:
-    assert 1e7 < finish(copy_rate(gpu.device())) < 1e14
+    assert 1e7 < run_sync(copy_rate(gpu.device())) < 1e14
 
 
 def test_adapters_are_listed() -> None:

@@ -18,7 +18,7 @@ from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.reference.text import TextModel
 from webgemma.reference.weights import Weights
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 TINY = {
     "wide": replace(MIXED, pattern="sf", formats=("Q4_K", "Q6_K", "F16")),
@@ -32,7 +32,7 @@ WAYS = {"in one batch": (1, 32), "in odd chunks": (1, 19), "token by token": (1,
 @cache
 def opened(name: str) -> tuple[Gguf, Config, np.ndarray]:
     """A model and the true logits of its prompt."""
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(TINY[name]))))
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(TINY[name]))))
     config = Config.from_gguf(gguf)
     return gguf, config, TextModel(config, Weights(gguf)).forward(IDS)
 
@@ -55,9 +55,9 @@ def test_prompts(name: str, way: str, precision: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr("webgemma.engine.session.CHUNK", max(batches))
     monkeypatch.setattr("webgemma.engine.session.BATCHES", batches)
     gguf, config, expected = opened(name)
-    model = finish(Model.load(gguf, config, device()))
+    model = run_sync(Model.load(gguf, config, device()))
     session = Session(model, 128, kv="f32", precision=precision)
-    found = np.frombuffer(finish(session.logits(IDS)), np.float32).reshape(expected.shape)
+    found = np.frombuffer(run_sync(session.logits(IDS)), np.float32).reshape(expected.shape)
     session.close()
     model.close()
     assert np.isfinite(found).all()
@@ -74,9 +74,9 @@ def test_prompts_of_files(name: str, precision: str) -> None:
     gguf = Gguf.open(folder / f"{name}-Q4_K_M.gguf")
     ids = [int(id) for id in (folder / "ids.txt").read_text().replace(",", " ").split()]
     expected = np.load(folder / "Q4_K_M.logits.npy")
-    model = finish(Model.load(gguf, Config.from_gguf(gguf), device()))
+    model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device()))
     session = Session(model, 256, kv="f32", precision=precision)
-    found = np.frombuffer(finish(session.logits(ids)), np.float32).reshape(expected.shape)
+    found = np.frombuffer(run_sync(session.logits(ids)), np.float32).reshape(expected.shape)
     session.close()
     model.close()
     if precision == "int8":

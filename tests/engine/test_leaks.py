@@ -1,6 +1,7 @@
 """Memory stays flat: 2000 tokens of one conversation, ten loads and unloads of a model."""
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,8 @@ def load_many_times(path: Path, ahead: bool) -> None:
 def in_a_process_of_its_own(*what: object) -> None:
     """Other tests would take and leave memory meanwhile."""
     command = [sys.executable, "-W", "error", __file__, *map(str, what)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}  # where tests/helpers is
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
 
 

@@ -16,7 +16,7 @@ from webgemma.engine import opening as engines
 from webgemma.engine.opening import EngineOptions
 from webgemma.errors import DeviceError, InputError
 from webgemma.gemma.config import Config
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 IDS = [2, 270, 31, 31, 300, 5]
 
@@ -32,7 +32,7 @@ def refused(on: NullDevice, config: Config, context: int, memory_gb: float | Non
     options = EngineOptions(memory_gb=memory_gb)
     gguf = WatchedGguf(config)
     with pytest.raises(DeviceError) as caught:
-        finish(engines._gpu_engine(gguf, config, on, context, options))
+        run_sync(engines._gpu_engine(gguf, config, on, context, options))
     assert not on.buffers
     return str(caught.value)
 
@@ -70,7 +70,7 @@ def test_a_table_that_does_not_fit_stays_in_the_file(gb: float, host: bool) -> N
     on, config = NullDevice(memory_nbytes=int(gb * 1e9)), e2b()
     gguf, options = WatchedGguf(config), EngineOptions()
     needs = engines.Needs.of(gguf, config, 32768, options)
-    session = finish(engines._reserve(gguf, config, on, needs, options))
+    session = run_sync(engines._reserve(gguf, config, on, needs, options))
     assert (session.model.table is not None) is host
     session.close()
     session.model.close()

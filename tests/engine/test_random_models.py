@@ -15,7 +15,7 @@ from webgemma.gguf.sources import BytesSource
 from webgemma.reference.text import TextModel
 from webgemma.reference.weights import Weights
 from webgemma.sampler import Sampling
-from webgemma.sync import each, finish
+from webgemma.sync import iterate_sync, run_sync
 
 IDS = [2, *range(40, 59)]
 DECODED = 4
@@ -50,13 +50,13 @@ def shapes(draw: st.DrawFn) -> Tiny:
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(shapes())
 def test_any_shape_of_model_agrees_with_the_reference(tiny: Tiny) -> None:
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "random.gguf")))
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "random.gguf")))
     config = Config.from_gguf(gguf)
-    model = finish(Model.load(gguf, config, device()))
+    model = run_sync(Model.load(gguf, config, device()))
     session = Session(model, 64, kv="f32", precision="exact")
     try:
-        logits = np.frombuffer(finish(session.logits(IDS)), np.float32).reshape(len(IDS), -1)
-        stream = each(session.generate(IDS, Sampling(temperature=0), 1))
+        logits = np.frombuffer(run_sync(session.logits(IDS)), np.float32).reshape(len(IDS), -1)
+        stream = iterate_sync(session.generate(IDS, Sampling(temperature=0), 1))
         tokens = [next(stream)[0] for _ in range(DECODED)]
         stream.close()
     finally:

@@ -13,7 +13,7 @@ from webgemma.device import Buffer, Device
 from webgemma.device.native import NativeDevice, adapters
 from webgemma.engine.selftest import selftest
 from webgemma.errors import DeviceError
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 Lie = Callable[[float], float]
 
@@ -57,12 +57,12 @@ class LyingReading:
 
 @pytest.mark.parametrize("without", [frozenset(), frozenset({"subgroups"})], ids=["all", "plain"])
 def test_a_gpu_that_computes_right_passes(without: frozenset[str]) -> None:
-    finish(selftest(gpu.device(without)))
+    run_sync(selftest(gpu.device(without)))
 
 
 def test_what_it_takes_it_gives_back() -> None:
     honest = Liar(gpu.device(), lambda value: value)
-    finish(selftest(honest))
+    run_sync(selftest(honest))
     assert honest.held == 0
 
 
@@ -80,7 +80,7 @@ def test_what_it_takes_it_gives_back() -> None:
 def test_wrong_values_are_named(lie: Lie, what: str) -> None:
     liar = Liar(gpu.device(), lie)
     with pytest.raises(DeviceError) as caught:
-        finish(selftest(liar))
+        run_sync(selftest(liar))
     sentence = str(caught.value)
     assert sentence.startswith(f"{gpu.device().name} computes wrong values (")
     assert what in sentence
@@ -100,7 +100,7 @@ def test_each_probe_is_judged(number: int) -> None:
             return super().read(*args) if asked == number + 1 else self._device.read(*args)
 
     with pytest.raises(DeviceError, match="computes wrong values"):
-        finish(selftest(LiesOnce(gpu.device(), lambda value: value + 1)))
+        run_sync(selftest(LiesOnce(gpu.device(), lambda value: value + 1)))
 
 
 def test_no_model_is_loaded_on_a_gpu_that_computes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,16 +16,16 @@ from webgemma import InputError
 from webgemma.engine.session import Session
 from webgemma.gemma.audio import Ears, Sound, hear
 from webgemma.gemma.config import Config
-from webgemma.gemma.encoder_config import Towers
+from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gemma.soft_tokens import Soft, marked
 from webgemma.gemma.vision import Eyes as DeviceEyes
 from webgemma.gemma.vision import Sight, see
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.images import Picture
+from webgemma.images import RgbImage
 from webgemma.sampler import Sampling
-from webgemma.sync import each, finish
+from webgemma.sync import iterate_sync, run_sync
 
 KINDS = {"small": (SMALL, SMALL_EYES), "large": (MOE, LARGE_EYES), "embedder": (LARGE, EMBEDDER)}
 PLACE = 14  # <|image|>
@@ -33,24 +33,24 @@ GREEDY = Sampling(temperature=0)
 
 
 def opened(data: bytes) -> Gguf:
-    return finish(Gguf.aopen(BytesSource(data, "tiny.gguf")))
+    return run_sync(Gguf.aopen(BytesSource(data, "tiny.gguf")))
 
 
 def look(gguf: Gguf, pictures: list[np.ndarray]) -> list[Sight]:
     """What the device makes of pictures that need not be resized."""
-    vision = Towers.from_gguf(gguf).vision
+    vision = EncoderConfigs.from_gguf(gguf).vision
     assert vision is not None
-    with finish(DeviceEyes.load(gguf, vision, device())) as eyes:
+    with run_sync(DeviceEyes.load(gguf, vision, device())) as eyes:
         sizes = [rgb.shape[1::-1] for rgb in pictures]
         return [
-            finish(see(eyes, Picture(*size, rgb.tobytes()), *size))
+            run_sync(see(eyes, RgbImage(*size, rgb.tobytes()), *size))
             for size, rgb in zip(sizes, pictures, strict=True)
         ]
 
 
 @contextmanager
 def session_of(gguf: Gguf, **options: str) -> Iterator[Session]:
-    model = finish(Model.load(gguf, Config.from_gguf(gguf), device()))
+    model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device()))
     session = Session(model, 256, kv="f32", precision="exact", **options)
     yield session
     session.close()
@@ -65,7 +65,7 @@ def soft_tokens(ids: list[int], sights: list[Sight], both_ways: bool) -> list[So
 
 def written(session: Session, ids: list[int], soft: list[Soft], count: int) -> list[int]:
     tokens = session.generate(ids, GREEDY, 0, soft)
-    return [chosen.token for chosen in islice(each(tokens), count)]
+    return [chosen.token for chosen in islice(iterate_sync(tokens), count)]
 
 
 def assert_logits(logits: np.ndarray, truth: np.ndarray) -> None:
@@ -84,7 +84,7 @@ def test_as_transformers(kind: str) -> None:
     sights = look(opened(eyes_gguf(eyes)), [picture(eyes, *size) for size in PICTURES])
     with session_of(opened(tiny_gguf(tiny))) as session:
         soft = soft_tokens(ids, sights, session.model.config.images_attend_both_ways)
-        logits = np.frombuffer(finish(session.logits(ids, soft)), np.float32)
+        logits = np.frombuffer(run_sync(session.logits(ids, soft)), np.float32)
         logits = logits.reshape(truth["logits"].shape)
         assert_logits(logits, truth["logits"])
         assert written(session, ids, soft, len(wanted)) == wanted
@@ -117,10 +117,10 @@ def test_in_chunks(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 def listen(gguf: Gguf, samples: np.ndarray) -> Sound:
     """What the device makes of a sound."""
-    audio = Towers.from_gguf(gguf).audio
+    audio = EncoderConfigs.from_gguf(gguf).audio
     assert audio is not None
-    with finish(Ears.load(gguf, audio, device())) as ears:
-        return finish(hear(ears, samples))
+    with run_sync(Ears.load(gguf, audio, device())) as ears:
+        return run_sync(hear(ears, samples))
 
 
 @needs_shared
@@ -143,7 +143,7 @@ def test_llama_cpps_files(name: str, place: int) -> None:
     with Gguf.open(folder / "mm-f16.gguf") as gguf, session_of(gguf) as session:
         soft = [Soft(ids.index(place), sight.tokens, 1)]
         truth = np.load(folder / f"{name}.logits.npy")
-        logits = np.frombuffer(finish(session.logits(ids, soft)), np.float32).reshape(truth.shape)
+        logits = np.frombuffer(run_sync(session.logits(ids, soft)), np.float32).reshape(truth.shape)
         assert_logits(logits, truth)
         assert written(session, ids, soft, len(wanted)) == wanted
     sight.close()
@@ -164,4 +164,4 @@ def test_soft_tokens_that_do_not_fit() -> None:
         ):
             ids = [2] * (1200 if "budget" in sentence else 4)
             with pytest.raises(InputError, match=sentence):
-                finish(anext(session.generate(ids, GREEDY, 0, soft)))
+                run_sync(anext(session.generate(ids, GREEDY, 0, soft)))

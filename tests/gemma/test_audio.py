@@ -20,17 +20,17 @@ from tolerance import (
 from webgemma.device.native import NativeDevice
 from webgemma.errors import DeviceError, GgufError, InputError
 from webgemma.gemma.audio import Ears, hear
-from webgemma.gemma.encoder_config import PART_SAMPLES, Audio
+from webgemma.gemma.encoder_config import PART_SAMPLES, AudioConfig
 from webgemma.gemma.mel import mel_triangles
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.writer import NewTensor
-from webgemma.reference.audio import AudioTower, log_mel, mel_filters
+from webgemma.reference.audio import AudioModel, log_mel, mel_filters
 from webgemma.reference.weights import Weights
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 SOUND = np.fromfile(FIXTURES / "mm" / "audio-24000.f32", "<f4")
-ODD_EARS = Audio(width=260, layers=5, heads=5, ffn=100, features=44, output=6)
-WIDE_EARS = Audio(width=1040, layers=1, heads=2, ffn=36, features=1044, output=20)
+ODD_EARS = AudioConfig(width=260, layers=5, heads=5, ffn=100, features=44, output=6)
+WIDE_EARS = AudioConfig(width=1040, layers=1, heads=2, ffn=36, features=1044, output=20)
 
 
 def heard(
@@ -39,9 +39,9 @@ def heard(
     """What the device makes of a sound: log-mel rows, soft tokens."""
     on = on or device()
     held = on.nbytes
-    with finish(Ears.load(gguf, audio_of(gguf), on)) as ears:
+    with run_sync(Ears.load(gguf, audio_of(gguf), on)) as ears:
         loaded = on.nbytes
-        sound_on_device = finish(hear(ears, sound.astype("<f4")))
+        sound_on_device = run_sync(hear(ears, sound.astype("<f4")))
         found = get(sound_on_device.mel, on=on), get(sound_on_device.tokens, on=on)
         sound_on_device.close()
         ears.rest()
@@ -60,7 +60,7 @@ def assert_as_the_reference(
 ) -> np.ndarray:
     mel, tokens = heard(gguf, sound, on)
     np.testing.assert_allclose(mel, log_mel(sound), rtol=0, atol=GPU_MEL)
-    assert_same(tokens, AudioTower(audio_of(gguf), Weights(gguf)).hear(sound))
+    assert_same(tokens, AudioModel(audio_of(gguf), Weights(gguf)).hear(sound))
     return tokens
 
 
@@ -92,7 +92,7 @@ def test_as_the_reference_as_other_devices_compute(on: str) -> None:
 
 @pytest.mark.parametrize("audio", [ODD_EARS, WIDE_EARS], ids=["odd", "wide"])
 @pytest.mark.parametrize("on", [device, hardware])
-def test_shapes_that_fill_no_workgroup(audio: Audio, on: Callable[[], NativeDevice]) -> None:
+def test_shapes_that_fill_no_workgroup(audio: AudioConfig, on: Callable[[], NativeDevice]) -> None:
     assert_as_the_reference(ears_gguf(audio, ears_tensors(audio)), SOUND[:7000], on())
 
 
@@ -143,7 +143,7 @@ def test_a_loud_tone(hertz: int) -> None:
 def test_raw_frames_of_the_12b(samples: int) -> None:
     gguf = ears_gguf(RAW_EARS, ears_tensors(RAW_EARS))
     _, tokens = heard(gguf, SOUND[:samples])
-    assert_same(tokens, AudioTower(RAW_EARS, Weights(gguf)).hear(SOUND[:samples]))
+    assert_same(tokens, AudioModel(RAW_EARS, Weights(gguf)).hear(SOUND[:samples]))
 
 
 def test_mel_agrees_with_transformers() -> None:
@@ -181,7 +181,7 @@ def test_shapes_without_a_kernel_get_a_sentence(change: dict[str, int], sentence
     audio = replace(EARS, **change)
     gguf = ears_gguf(audio, ears_tensors(audio))
     with pytest.raises(DeviceError, match=f"{sentence}.*use device='cpu'"):
-        finish(Ears.load(gguf, audio_of(gguf), device()))
+        run_sync(Ears.load(gguf, audio_of(gguf), device()))
 
 
 @pytest.mark.parametrize(
@@ -191,10 +191,10 @@ def test_shapes_without_a_kernel_get_a_sentence(change: dict[str, int], sentence
 def test_lengths_that_ears_do_not_hear_get_a_sentence(samples: int, sentence: str) -> None:
     gguf = ears_gguf(RAW_EARS, ears_tensors(RAW_EARS))
     with (
-        finish(Ears.load(gguf, RAW_EARS, device())) as ears,
+        run_sync(Ears.load(gguf, RAW_EARS, device())) as ears,
         pytest.raises(InputError, match=sentence),
     ):
-        finish(hear(ears, np.zeros(samples, np.float32)))
+        run_sync(hear(ears, np.zeros(samples, np.float32)))
 
 
 def test_a_load_that_fails_gives_the_memory_back() -> None:
@@ -202,5 +202,5 @@ def test_a_load_that_fails_gives_the_memory_back() -> None:
     tensors = [broken if t.name == broken.name else t for t in ears_tensors(EARS)]
     gguf, held = ears_gguf(EARS, tensors), device().nbytes
     with pytest.raises(GgufError, match="stored as Q8_0, not as floats"):
-        finish(Ears.load(gguf, EARS, device()))
+        run_sync(Ears.load(gguf, EARS, device()))
     assert device().nbytes == held

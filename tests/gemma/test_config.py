@@ -10,11 +10,11 @@ from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, gguf_bytes
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 def opened(data: bytes) -> Gguf:
-    return finish(Gguf.aopen(BytesSource(data, "tiny.gguf")))
+    return run_sync(Gguf.aopen(BytesSource(data, "tiny.gguf")))
 
 
 def config_of(tiny: Tiny) -> Config:

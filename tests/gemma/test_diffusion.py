@@ -18,7 +18,7 @@ from tolerance import GPU_LOGITS_OF_TRANSFORMERS, RANDOM_LOGITS
 from webgemma.denoising import Canvas, Denoising
 from webgemma.device import Plan
 from webgemma.device.null import NullDevice
-from webgemma.engine.diffusion_session import BlockSession
+from webgemma.engine.diffusion_session import DiffusionSession
 from webgemma.errors import DeviceError, GgufError, InputError
 from webgemma.gemma import diffusion
 from webgemma.gemma.config import Config
@@ -30,23 +30,23 @@ from webgemma.graph import Recorder, Tensor
 from webgemma.reference.diffusion import DiffusionModel, SeededDraws, accept, entropy
 from webgemma.reference.text import Cache
 from webgemma.reference.weights import Weights
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 SHORT = Denoising(steps=2, entropy_bound=3.0)  # each step multiplies what rounding differs by
 
 
-def session_of(gguf: Gguf, context: int = 256) -> BlockSession:
-    model = finish(Model.load(gguf, Config.from_gguf(gguf), device()))
-    return BlockSession(model, context, kv="f32")
+def session_of(gguf: Gguf, context: int = 256) -> DiffusionSession:
+    model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device()))
+    return DiffusionSession(model, context, kv="f32")
 
 
-def tiny_session(tiny: Tiny = DIFFUSION, context: int = 256) -> tuple[Gguf, BlockSession]:
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+def tiny_session(tiny: Tiny = DIFFUSION, context: int = 256) -> tuple[Gguf, DiffusionSession]:
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
     return gguf, session_of(gguf, context)
 
 
 async def canvases(
-    session: BlockSession, ids: Sequence[int], denoising: Denoising, seed: int, blocks: int = 1
+    session: DiffusionSession, ids: Sequence[int], denoising: Denoising, seed: int, blocks: int = 1
 ) -> list[Canvas]:
     found: list[Canvas] = []
     async for canvas in session.denoise(ids, denoising, seed):
@@ -81,7 +81,7 @@ def assert_same(found: list[Canvas], truth: list[Canvas]) -> None:
 class Replay:
     """A session's canvas in two plans, so that recorded logits can come between them."""
 
-    def __init__(self, session: BlockSession) -> None:
+    def __init__(self, session: DiffusionSession) -> None:
         self.session = session
         canvas = self.recorder()
         self.logits: Tensor = canvas.logits(canvas.body())
@@ -99,10 +99,10 @@ class Replay:
     def begin(self, ids: Sequence[int], noise: np.ndarray) -> None:
         """Read what is not read yet; a canvas of this noise follows."""
         session = self.session
-        turn = finish(session._take_turn())
+        turn = run_sync(session._take_turn())
         for batch, count in session._chunks(list(ids)):
             at = len(session.tokens)
-            finish(session._read_chunk(batch, list(ids[at : at + count]), turn))
+            run_sync(session._read_chunk(batch, list(ids[at : at + count]), turn))
         session._stretch(0, 0)
         self.put(noise)
 
@@ -169,7 +169,7 @@ def test_a_recorded_generation_draw_by_draw() -> None:
 def test_blocks_are_the_references(seed: int) -> None:
     ids = [2, *range(30, 51)]
     gguf, session = tiny_session()
-    found = finish(canvases(session, ids, SHORT, seed, blocks=2))
+    found = run_sync(canvases(session, ids, SHORT, seed, blocks=2))
     assert_same(found, reference(gguf, ids, SHORT, seed, blocks=2))
     assert session.tokens == ids + list(found[1].best)  # the last block is not read
     session.close()
@@ -179,11 +179,11 @@ def test_blocks_are_the_references(seed: int) -> None:
 @pytest.mark.parametrize(("format", "precision"), [("BF16", "exact"), ("Q8_0", "int16")])
 def test_cut_up_as_for_a_real_gpu(format: str, precision: str) -> None:
     tiny = replace(DIFFUSION, formats=(format,), canvas=40)
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
-    model = finish(Model.load(gguf, Config.from_gguf(gguf), hardware()))
-    session = BlockSession(model, 256, kv="f32", precision=precision)
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+    model = run_sync(Model.load(gguf, Config.from_gguf(gguf), hardware()))
+    session = DiffusionSession(model, 256, kv="f32", precision=precision)
     one = replace(SHORT, steps=1)
-    (found,) = finish(canvases(session, [2, *range(30, 51)], one, 5))
+    (found,) = run_sync(canvases(session, [2, *range(30, 51)], one, 5))
     (truth,) = reference(gguf, [2, *range(30, 51)], one, 5)
     assert found.best == truth.best
     assert found.logprobs == pytest.approx(truth.logprobs, abs=RANDOM_LOGITS["int16"])
@@ -196,7 +196,7 @@ def test_logits_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = replace(DIFFUSION, canvas=80, suppressed=(7, 9), formats=("Q8_0",))
     gguf, session = tiny_session(wide)
     one = replace(SHORT, steps=1)
-    found = finish(canvases(session, [2, 30, 31], one, 5))
+    found = run_sync(canvases(session, [2, 30, 31], one, 5))
     names = [dispatch.name for dispatch in session._plans["denoise", 80].dispatches]
     assert names.count("survey") == 2
     assert_same(found, reference(gguf, [2, 30, 31], one, 5))
@@ -211,7 +211,7 @@ def test_after_more_than_the_rings_hold() -> None:
     gguf, session = tiny_session(long, 1024)
     assert session._cache.ring == 520
     one = replace(SHORT, steps=1)
-    assert_same(finish(canvases(session, ids, one, 4)), reference(gguf, ids, one, 4))
+    assert_same(run_sync(canvases(session, ids, one, 4)), reference(gguf, ids, one, 4))
     session.close()
     session.model.close()
 
@@ -219,7 +219,7 @@ def test_after_more_than_the_rings_hold() -> None:
 def test_what_was_read_is_not_read_again_and_a_reply_can_be_left() -> None:
     ids = [2, *range(30, 51)]
     _, session = tiny_session()
-    found = finish(canvases(session, ids, SHORT, 3))
+    found = run_sync(canvases(session, ids, SHORT, 3))
 
     async def leave() -> None:
         stream = session.denoise(ids, SHORT, 3)
@@ -227,12 +227,12 @@ def test_what_was_read_is_not_read_again_and_a_reply_can_be_left() -> None:
             break
         await stream.aclose()
 
-    finish(leave())
+    run_sync(leave())
     assert session.tokens == ids
-    assert finish(canvases(session, ids, SHORT, 3)) == found
+    assert run_sync(canvases(session, ids, SHORT, 3)) == found
     copy = session.fork()
-    assert isinstance(copy, BlockSession)
-    assert finish(canvases(copy, ids, SHORT, 3)) == found
+    assert isinstance(copy, DiffusionSession)
+    assert run_sync(canvases(copy, ids, SHORT, 3)) == found
     copy.close()
     session.close()
     session.model.close()
@@ -255,9 +255,9 @@ def test_a_canvas_leaves_what_was_read_alone() -> None:
 
     replay = Replay(session)
     replay.begin(ids, np.zeros(DIFFUSION.canvas))
-    before = finish(held())
+    before = run_sync(held())
     assert any(before)
-    assert finish(go()) == [before, before]
+    assert run_sync(go()) == [before, before]
     session.close()
     session.model.close()
 
@@ -265,7 +265,7 @@ def test_a_canvas_leaves_what_was_read_alone() -> None:
 def test_memory_is_given_back() -> None:
     held = device().nbytes
     _, session = tiny_session()
-    finish(canvases(session, [2, 30], SHORT, 3))
+    run_sync(canvases(session, [2, 30], SHORT, 3))
     session.close()
     session.model.close()
     assert device().nbytes == held
@@ -276,8 +276,8 @@ def test_the_true_shapes_on_the_least_that_webgpu_promises() -> None:
     null = NullDevice()
     blank = BlankGguf(blank_diffusion())
     model = Model.reserve(blank, blank_diffusion(), null)
-    finish(model._derive(blank, blank.tensors))
-    session = BlockSession(model, 1024)
+    run_sync(model._derive(blank, blank.tensors))
+    session = DiffusionSession(model, 1024)
     held = null.nbytes
     plan = session._plan("denoise", 256)
     names = Counter(dispatch.name.partition("/")[0] for dispatch in plan.dispatches)
@@ -290,8 +290,8 @@ def test_the_true_shapes_on_the_least_that_webgpu_promises() -> None:
 def test_mistakes_get_a_sentence() -> None:
     _, session = tiny_session(context=20)
     with pytest.raises(InputError, match="no room for a canvas of 12 in a context of 20"):
-        finish(canvases(session, [2] * 9, SHORT, 1))
-    found = finish(canvases(session, [2] * 8, SHORT, 1, blocks=9))  # ends when there is no room
+        run_sync(canvases(session, [2] * 9, SHORT, 1))
+    found = run_sync(canvases(session, [2] * 8, SHORT, 1, blocks=9))  # ends when there is no room
     assert [canvas.block for canvas in found] == [0, 0]
     session.close()
     session.model.close()
@@ -304,7 +304,7 @@ def test_weights_that_are_no_numbers_get_a_sentence() -> None:
     nothing = struct.pack("<f", float("nan")) * DIFFUSION.width
     device().write(session.model.vectors["output_norm.weight"].buffer, nothing)
     with pytest.raises(GgufError, match="computes NaN or infinity"):
-        finish(canvases(session, [2, 30], SHORT, 1))
+        run_sync(canvases(session, [2, 30], SHORT, 1))
     assert session.tokens == []
     session.close()
     session.model.close()

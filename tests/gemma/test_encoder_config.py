@@ -4,12 +4,12 @@ import pytest
 from conftest import SHARED, needs_shared
 
 from webgemma import GgufError
-from webgemma.gemma.encoder_config import Towers
+from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gemma.tensors import canonical_tensors
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, gguf_bytes
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 def with_tensors(architecture: str, shapes: dict[str, tuple[int, ...]], **keys: int) -> Gguf:
@@ -23,7 +23,7 @@ def with_tensors(architecture: str, shapes: dict[str, tuple[int, ...]], **keys: 
         for size in shape:
             count *= size
         tensors.append(NewTensor(name, shape, "F32", bytes(4 * count)))
-    return finish(Gguf.aopen(BytesSource(gguf_bytes(metadata, tensors), "towers.gguf")))
+    return run_sync(Gguf.aopen(BytesSource(gguf_bytes(metadata, tensors), "towers.gguf")))
 
 
 VISION = {
@@ -53,7 +53,7 @@ def both(tower: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("architecture", ["gemma4", "clip"])
 def test_vision_tower_in_either_layout(architecture: str) -> None:
-    towers = Towers.from_gguf(with_tensors(architecture, VISION, **both("vision")))
+    towers = EncoderConfigs.from_gguf(with_tensors(architecture, VISION, **both("vision")))
     assert towers.audio is None
     assert towers.vision is not None
     vision = towers.vision
@@ -64,7 +64,9 @@ def test_vision_tower_in_either_layout(architecture: str) -> None:
 
 @pytest.mark.parametrize("clamp", ["v.clamp_data", "v.blk.0.attn_q.input_max"])
 def test_either_form_of_clamps(clamp: str) -> None:
-    towers = Towers.from_gguf(with_tensors("gemma4", VISION | {clamp: (1,)}, **both("vision")))
+    towers = EncoderConfigs.from_gguf(
+        with_tensors("gemma4", VISION | {clamp: (1,)}, **both("vision"))
+    )
     assert towers.vision is not None
     assert towers.vision.clipped
 
@@ -80,7 +82,7 @@ def test_ollamas_audio_names_become_llama_cpps() -> None:
     assert names["a.blk.0.ln2.weight"] == "a.blk.0.layer_pre_norm.weight"
     assert names["a.blk.0.attn_k_rel.weight"] == "a.blk.0.linear_pos.weight"
     assert names["a.blk.0.conv_norm.weight"] == "a.blk.0.conv_norm.weight"
-    towers = Towers.from_gguf(gguf)
+    towers = EncoderConfigs.from_gguf(gguf)
     assert towers.audio is not None
     assert (towers.audio.layers, towers.audio.heads, towers.audio.output) == (1, 2, 16)
 
@@ -98,7 +100,7 @@ def test_embedders_of_the_12b_have_no_layers() -> None:
         "mm.input_projection.weight": (8, 8),
         "mm.a.input_projection.weight": (640, 8),
     }
-    towers = Towers.from_gguf(with_tensors("clip", shapes))
+    towers = EncoderConfigs.from_gguf(with_tensors("clip", shapes))
     assert towers.vision is not None
     assert towers.audio is not None
     assert (towers.vision.layers, towers.vision.patch, towers.vision.pool) == (0, 48, 1)
@@ -106,7 +108,7 @@ def test_embedders_of_the_12b_have_no_layers() -> None:
 
 
 def test_a_model_without_towers() -> None:
-    towers = Towers.from_gguf(with_tensors("gemma4", {"token_embd.weight": (8, 8)}))
+    towers = EncoderConfigs.from_gguf(with_tensors("gemma4", {"token_embd.weight": (8, 8)}))
     assert (towers.vision, towers.audio, towers.nbytes) == (None, None, 0)
 
 
@@ -114,7 +116,7 @@ def test_a_model_without_towers() -> None:
 def test_half_a_tower_gets_a_sentence(missing: str) -> None:
     shapes = {name: shape for name, shape in VISION.items() if name != missing}
     with pytest.raises(GgufError, match="incomplete"):
-        Towers.from_gguf(with_tensors("gemma4", shapes, **both("vision")))
+        EncoderConfigs.from_gguf(with_tensors("gemma4", shapes, **both("vision")))
 
 
 def test_two_names_of_one_tensor_get_a_sentence() -> None:
@@ -126,7 +128,7 @@ def test_two_names_of_one_tensor_get_a_sentence() -> None:
 @needs_shared
 def test_llama_cpps_own_mmproj() -> None:
     with Gguf.open(SHARED / "mm" / "mmproj-mm-f16.gguf") as gguf:
-        towers = Towers.from_gguf(gguf)
+        towers = EncoderConfigs.from_gguf(gguf)
     assert towers.vision is not None
     assert towers.audio is not None
     assert (towers.vision.layers, towers.vision.width, towers.vision.clipped) == (3, 256, True)

@@ -16,11 +16,11 @@ from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.sampler import Sampling
-from webgemma.sync import each, finish
+from webgemma.sync import iterate_sync, run_sync
 
 
 def load(gguf: Gguf, on: Device, **options: object) -> Model:
-    return finish(Model.load(gguf, Config.from_gguf(gguf), on, **options))
+    return run_sync(Model.load(gguf, Config.from_gguf(gguf), on, **options))
 
 
 class CutSource:
@@ -42,7 +42,7 @@ class CutSource:
 
 @pytest.mark.parametrize("nbytes_left", [1 << 20, 2 << 20, 3 << 20])
 def test_a_file_cut_while_loading(nbytes_left: int) -> None:
-    gguf = finish(Gguf.aopen(CutSource(tiny_gguf(MIXED), nbytes_left)))
+    gguf = run_sync(Gguf.aopen(CutSource(tiny_gguf(MIXED), nbytes_left)))
     on = NullDevice()
     with pytest.raises(GgufError, match="became shorter"):
         load(gguf, on)
@@ -53,16 +53,16 @@ def test_a_file_cut_while_loading(nbytes_left: int) -> None:
 def test_a_file_cut_while_talking() -> None:
     """The conversation ends in a sentence, and can go on when the file is back."""
     source = CutSource(tiny_gguf(replace(MIXED, ple=256)), 1 << 30)
-    gguf = finish(Gguf.aopen(source))
+    gguf = run_sync(Gguf.aopen(source))
     session = Session(load(gguf, NullDevice(), table="host"), 64)
-    stream = each(session.generate([2, 318], Sampling(), 1))
+    stream = iterate_sync(session.generate([2, 318], Sampling(), 1))
     next(stream)
     source._nbytes_left = -1
     gguf._parts[0] = replace(gguf._parts[0], head=memoryview(b""))
     with pytest.raises(GgufError, match="became shorter"):
         next(stream)
     source._nbytes_left = 1 << 30
-    assert next(each(session.generate([2, 318], Sampling(), 1)))[0] == 0
+    assert next(iterate_sync(session.generate([2, 318], Sampling(), 1)))[0] == 0
 
 
 def test_a_real_file_cut_while_loading(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_real_file_cut_while_talking(tmp_path: Path) -> None:
     with Gguf.open(path) as gguf:
         model = load(gguf, on, table="host")
         session = Session(model, 64)
-        stream = each(session.generate([2, 318], Sampling(), 1))
+        stream = iterate_sync(session.generate([2, 318], Sampling(), 1))
         next(stream)
         os.truncate(path, 1000)
         with pytest.raises(GgufError, match="became shorter"):

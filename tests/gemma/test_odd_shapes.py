@@ -16,11 +16,11 @@ from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import gguf_bytes
 from webgemma.reference.text import TextModel
 from webgemma.reference.weights import Weights
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 def opened(data: bytes) -> Gguf:
-    return finish(Gguf.aopen(BytesSource(data, "odd.gguf")))
+    return run_sync(Gguf.aopen(BytesSource(data, "odd.gguf")))
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,17 @@ def test_shapes_without_a_kernel_are_refused_on_the_gpu_alone(tiny: Tiny, senten
     gguf = opened(tiny_gguf(tiny))
     config = Config.from_gguf(gguf)
     with pytest.raises(DeviceError, match=sentence):
-        finish(Model.load(gguf, config, NullDevice()))
+        run_sync(Model.load(gguf, config, NullDevice()))
     assert np.isfinite(TextModel(config, Weights(gguf)).forward([2, 30, 31])).all()
 
 
 def test_rows_too_long_for_the_loops_of_a_software_adapter() -> None:
     gguf = opened(tiny_gguf(replace(SMALL, pattern="f", shared=0, ple=0, ffn=LONGEST_ROW + 4)))
     config, device = Config.from_gguf(gguf), NullDevice()
-    finish(Model.load(gguf, config, device))
+    run_sync(Model.load(gguf, config, device))
     device.software = True
     with pytest.raises(DeviceError, match=r"ffn_down\.weight have 65540 weights.* 65536 at most"):
-        finish(Model.load(gguf, config, device))
+        run_sync(Model.load(gguf, config, device))
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan")])
@@ -61,6 +61,6 @@ def test_rotary_factors_that_cannot_divide(factor: float) -> None:
     gguf = opened(gguf_bytes(tiny_metadata(SMALL), tensors))
     config = Config.from_gguf(gguf)
     with pytest.raises(GgufError, match=r"rope_freqs\.weight"):
-        finish(Model.load(gguf, config, NullDevice()))
+        run_sync(Model.load(gguf, config, NullDevice()))
     with pytest.raises(GgufError, match=r"rope_freqs\.weight"):
         TextModel(config, Weights(gguf))

@@ -13,7 +13,7 @@ from tolerance import GPU_SOFT_TOKENS
 from webgemma.device.native import NativeDevice
 from webgemma.device.null import NullDevice
 from webgemma.errors import DeviceError, InputError
-from webgemma.gemma.encoder_config import Towers
+from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gemma.image_resize import check_pixels, resized
 from webgemma.gemma.matrices import whole_words
 from webgemma.gemma.record import tiling as tiles
@@ -22,10 +22,10 @@ from webgemma.gemma.vision import Eyes as DeviceEyes
 from webgemma.gemma.vision import see
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.images import Picture
+from webgemma.images import RgbImage
 from webgemma.reference.pictures import patches, resize
-from webgemma.reference.vision import VisionTower
-from webgemma.sync import finish
+from webgemma.reference.vision import VisionModel
+from webgemma.sync import run_sync
 
 KINDS = {
     "small": SMALL_EYES,
@@ -41,12 +41,12 @@ def seen(
 ) -> tuple[np.ndarray, np.ndarray]:
     """What a device makes of a picture that need not be resized: pooled, soft tokens."""
     on = on or device()
-    vision = Towers.from_gguf(gguf).vision
+    vision = EncoderConfigs.from_gguf(gguf).vision
     assert vision is not None
     height, width, _ = rgb.shape
     held = on.nbytes
-    with finish(DeviceEyes.load(gguf, vision, on)) as eyes:
-        sight = finish(see(eyes, Picture(width, height, rgb.tobytes()), width, height))
+    with run_sync(DeviceEyes.load(gguf, vision, on)) as eyes:
+        sight = run_sync(see(eyes, RgbImage(width, height, rgb.tobytes()), width, height))
         found = get(sight.pooled, on=on), get(sight.tokens, on=on)
         sight.close()
     assert on.nbytes == held
@@ -62,9 +62,9 @@ def assert_same(found: np.ndarray, truth: np.ndarray) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_the_reference(kind: str, size: tuple[int, int]) -> None:
     eyes: Eyes = KINDS[kind]
-    gguf = finish(Gguf.aopen(BytesSource(eyes_gguf(eyes))))
+    gguf = run_sync(Gguf.aopen(BytesSource(eyes_gguf(eyes))))
     rgb = pixels_of_picture(eyes, *size)
-    tower = VisionTower.from_gguf(gguf)
+    tower = VisionModel.from_gguf(gguf)
     values = patches(rgb, eyes.patch)
     pooled, tokens = seen(gguf, rgb)
     assert_same(pooled, tower.pooled(values))
@@ -77,10 +77,10 @@ def test_as_the_reference_where_work_is_cut_as_for_a_real_gpu(
 ) -> None:
     """With the tiles of large products, however small these are."""
     monkeypatch.setattr(tiles, "MANY_GROUPS", 1)
-    gguf = finish(Gguf.aopen(BytesSource(eyes_gguf(KINDS[kind]))))
+    gguf = run_sync(Gguf.aopen(BytesSource(eyes_gguf(KINDS[kind]))))
     rgb = pixels_of_picture(KINDS[kind], *PICTURES[-1])
     pooled, tokens = seen(gguf, rgb, hardware())
-    tower, values = VisionTower.from_gguf(gguf), patches(rgb, KINDS[kind].patch)
+    tower, values = VisionModel.from_gguf(gguf), patches(rgb, KINDS[kind].patch)
     assert_same(pooled, tower.pooled(values))
     assert_same(tokens, tower.encode(values))
 
@@ -89,10 +89,10 @@ def test_as_the_reference_where_work_is_cut_as_for_a_real_gpu(
 def test_matrices_that_read_and_are_held_alike_are_multiplied_at_once(
     kind: str, together: int
 ) -> None:
-    gguf = finish(Gguf.aopen(BytesSource(eyes_gguf(KINDS[kind]))))
-    vision = Towers.from_gguf(gguf).vision
+    gguf = run_sync(Gguf.aopen(BytesSource(eyes_gguf(KINDS[kind]))))
+    vision = EncoderConfigs.from_gguf(gguf).vision
     assert vision is not None
-    with finish(DeviceEyes.load(gguf, vision, device())) as eyes:
+    with run_sync(DeviceEyes.load(gguf, vision, device())) as eyes:
         rows = [eyes.matrices[f"v.blk.0.{part}.weight"].rows for part in ("attn_q", "ffn_gate")]
     assert rows == [vision.width * (1 + 2 * together), vision.ffn * (1 + together)]
 
@@ -115,11 +115,11 @@ def test_as_transformers() -> None:
     ],
 )
 def test_shapes_without_a_kernel_get_a_sentence(change: dict[str, int], sentence: str) -> None:
-    gguf = finish(Gguf.aopen(BytesSource(eyes_gguf(replace(SMALL_EYES, **change)))))
-    vision = Towers.from_gguf(gguf).vision
+    gguf = run_sync(Gguf.aopen(BytesSource(eyes_gguf(replace(SMALL_EYES, **change)))))
+    vision = EncoderConfigs.from_gguf(gguf).vision
     assert vision is not None
     with pytest.raises(DeviceError, match=f"{sentence}.*use device='cpu'"):
-        finish(DeviceEyes.load(gguf, vision, device()))
+        run_sync(DeviceEyes.load(gguf, vision, device()))
 
 
 def test_a_picture_larger_than_a_binding_gets_a_sentence() -> None:

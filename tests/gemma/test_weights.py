@@ -24,22 +24,22 @@ from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import gguf_bytes
 from webgemma.sampler import Chosen, Sampling
-from webgemma.sync import each, finish
+from webgemma.sync import iterate_sync, run_sync
 
 IDS = [2, 270, 31, 31, 300, 5, 270, 319, 0, 2, 64]
 
 
 def opened(data: bytes) -> Gguf:
-    return finish(Gguf.aopen(BytesSource(data, "tiny.gguf")))
+    return run_sync(Gguf.aopen(BytesSource(data, "tiny.gguf")))
 
 
 def load(gguf: Gguf, on: Device | None = None, **options: object) -> Model:
-    return finish(Model.load(gguf, Config.from_gguf(gguf), on or device(), **options))
+    return run_sync(Model.load(gguf, Config.from_gguf(gguf), on or device(), **options))
 
 
 def logits_of(model: Model, ids: list[int] = IDS) -> np.ndarray:
     session = Session(model, 512, kv="f32")
-    found = np.frombuffer(finish(session.logits(ids)), np.float32).reshape(len(ids), -1)
+    found = np.frombuffer(run_sync(session.logits(ids)), np.float32).reshape(len(ids), -1)
     session.close()
     model.close()
     return found
@@ -98,14 +98,14 @@ def test_parts_of_stacked_matrices_hold_every_row(
     stacked = stacks(dict(gguf.tensors))
     assert list(stacked) == ["blk.0.attn_qkv.weight"]
     weight = model.room("qkv", stacked["blk.0.attn_qkv.weight"])
-    finish(model.fill_matrix(gguf, weight, stacked["blk.0.attn_qkv.weight"]))
+    run_sync(model.fill_matrix(gguf, weight, stacked["blk.0.attn_qkv.weight"]))
     assert len(weight.parts) > 3
     assert [p.first_row for p in weight.parts[1:]] == [p.first_row + p.rows for p in weight.parts][
         :-1
     ]
     blocks = np.frombuffer(b"".join(t.data for t in tensors), np.uint8).reshape(96, -1)
     for part in weight.parts:
-        held = finish(device().read(part.data.buffer).bytes())
+        held = run_sync(device().read(part.data.buffer).bytes())
         own = blocks[part.first_row : part.first_row + part.rows]
         planes = weight.format.planes or ((0, weight.format.nbytes),)
         for (offset, nbytes), start in zip(planes, (0, *part.planes), strict=False):
@@ -136,10 +136,10 @@ def with_table(fmt: str) -> Gguf:
 
 def greedy(model: Model, ids: list[int], count: int) -> list[Chosen]:
     session = Session(model, 512)
-    stream = each(session.generate(ids, Sampling(temperature=0), 1))
+    stream = iterate_sync(session.generate(ids, Sampling(temperature=0), 1))
     found = [next(stream) for _ in range(count)]
     stream.close()
-    again = each(session.generate([*ids, found[0][0], 7], Sampling(temperature=0), 1))
+    again = iterate_sync(session.generate([*ids, found[0][0], 7], Sampling(temperature=0), 1))
     found += [next(again) for _ in range(3)]  # going on from a common beginning
     again.close()
     session.close()
@@ -177,7 +177,7 @@ def test_a_long_prompt_brings_each_row_once() -> None:
 
     gguf.read = watched
     session = Session(model, 600, kv="f32")
-    finish(session.logits(ids[:CHUNK]))
+    run_sync(session.logits(ids[:CHUNK]))
     assert sorted(asked) == sorted(set(ids[:CHUNK]))
     session.close()
     model.close()
@@ -191,7 +191,7 @@ def test_a_table_on_the_host_takes_a_window_of_the_device() -> None:
     config = e2b()
     gguf, on = BlankGguf(config), NullDevice()
     _, rest = weights_nbytes(gguf, config)
-    model = finish(Model.load(gguf, config, on, table="host"))
+    model = run_sync(Model.load(gguf, config, on, table="host"))
     window = BATCH_ROWS * 35 * 210  # Q6_K: the rows, and their planes
     assert rest + 2 * window <= on.nbytes < rest + 2 * window + 200_000
     model.close()
@@ -216,7 +216,7 @@ def test_loading_holds_a_few_chunks_at_most(monkeypatch: pytest.MonkeyPatch) -> 
     gguf = BlankGguf(config)
     loading = Model.load(gguf, config, NullDevice())
     tracemalloc.start()
-    finish(loading)
+    run_sync(loading)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sum(weights_nbytes(gguf, config)) > 40 << 20

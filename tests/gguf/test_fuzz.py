@@ -13,7 +13,7 @@ from webgemma.errors import GgufError
 from webgemma.gguf.header import MoreNeededError, parse_header
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 BOUNDED = settings(deadline=2000)  # milliseconds: any file is done with by then
 EXTREMES = [0, 1, 2, 7, 12, 13, 31, 33, 127, 128, 255, 256, 65535, 65536]
@@ -24,7 +24,7 @@ SEEDS = st.sampled_from([case.data for case in CASES.values() if case.good])
 def opens(data: bytes) -> bool:
     """Opens a file and asks for all that is in it; only a GgufError may come out."""
     try:
-        gguf = finish(Gguf.aopen(BytesSource(data)))
+        gguf = run_sync(Gguf.aopen(BytesSource(data)))
     except GgufError:
         return False
     for key in gguf.metadata:
@@ -116,7 +116,7 @@ def test_strings_of_any_bytes(texts):
     """Decoded in bulk or one by one: each string alone decides."""
     packed = b"".join(map(LITTLE.text, texts))
     data = LITTLE.file(keys=[("k", ARRAY, LITTLE.array(STRING, len(texts), packed))])
-    gguf = finish(Gguf.aopen(BytesSource(data)))
+    gguf = run_sync(Gguf.aopen(BytesSource(data)))
     try:
         expected = [text.decode() for text in texts]
     except UnicodeDecodeError:

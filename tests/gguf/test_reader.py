@@ -20,14 +20,14 @@ from webgemma.errors import GgufError
 from webgemma.gguf.metadata import VALUE_CODES, VALUE_TYPES
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 BOUNDED = settings(deadline=2000)  # milliseconds
 INDEX = list(map(json.loads, (FIXTURES / "gguf" / "index.jsonl").read_text().splitlines()))
 
 
 def open_bytes(data: bytes, name: str = "test.gguf") -> Gguf:
-    return finish(Gguf.aopen(BytesSource(data, name)))
+    return run_sync(Gguf.aopen(BytesSource(data, name)))
 
 
 def use_all(gguf: Gguf) -> None:
@@ -236,8 +236,8 @@ def test_bytes_of_a_tensor():
     gguf = open_bytes(GOOD)
     info = gguf.tensors["token_embd.weight"]
     whole = GOOD[info.offset : info.offset + 64]
-    assert gguf.data(info) == finish(gguf.read(info)) == whole
-    assert gguf.data(info, 8, 16) == finish(gguf.read(info, 8, 16)) == whole[8:24]
+    assert gguf.data(info) == run_sync(gguf.read(info)) == whole
+    assert gguf.data(info, 8, 16) == run_sync(gguf.read(info, 8, 16)) == whole[8:24]
     assert gguf.data(info, 60) == whole[60:]
     assert gguf.data(info, 64, 0) == b""
 
@@ -246,7 +246,7 @@ def test_bytes_of_a_tensor():
 def test_no_byte_outside_a_tensor(offset, nbytes):
     gguf = open_bytes(GOOD)
     info = gguf.tensors["token_embd.weight"]
-    for ask in (gguf.data, lambda *place: finish(gguf.read(*place))):
+    for ask in (gguf.data, lambda *place: run_sync(gguf.read(*place))):
         with pytest.raises(GgufError, match=r"'token_embd\.weight' were asked for, but it has 64"):
             ask(info, offset, nbytes)
 

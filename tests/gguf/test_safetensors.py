@@ -18,7 +18,7 @@ from webgemma.gguf.safetensors import (
     write_safetensors,
 )
 from webgemma.gguf.sources import BytesSource
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 TENSORS = [
     NewStored("a", "F32", (2, 3), bytes(range(24))),
@@ -28,7 +28,7 @@ TENSORS = [
 
 
 def opened(data: bytes) -> Safetensors:
-    return finish(Safetensors.aopen(BytesSource(data, "t.safetensors")))
+    return run_sync(Safetensors.aopen(BytesSource(data, "t.safetensors")))
 
 
 def whole(header: object, data: bytes = b"") -> bytes:

@@ -12,7 +12,7 @@ from tests.gguf.server import Site, serve
 from webgemma.errors import GgufError, ModelNotFoundError
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource, FileSource, HttpSource
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 DATA = bytes(range(256)) * 1024
 
@@ -29,42 +29,42 @@ def path(tmp_path: Path) -> Path:
 
 def test_bytes_are_viewed_not_copied():
     source = BytesSource(DATA)
-    view = finish(source.read(3, 5))
+    view = run_sync(source.read(3, 5))
     assert (view, view.obj, view.readonly) == (DATA[3:8], DATA, True)
     assert (source.name, source.nbytes) == ("<bytes>", len(DATA))
 
 
 def test_a_file_is_read(path):
     source = FileSource(path)
-    assert finish(source.read(1000, 10)) == DATA[1000:1010]
-    assert finish(source.read(len(DATA), 0)) == b""
+    assert run_sync(source.read(1000, 10)) == DATA[1000:1010]
+    assert run_sync(source.read(len(DATA), 0)) == b""
     assert (source.name, source.nbytes) == ("model.gguf", len(DATA))
     source.close()
 
 
 def test_bytes_outlive_the_file(path):
     source = FileSource(path)
-    data = finish(source.read(0, 256))
+    data = run_sync(source.read(0, 256))
     source.close()
     source.close()
     assert data == DATA[:256]
     with pytest.raises(GgufError, match=r"model\.gguf is closed"):
-        finish(source.read(0, 1))
+        run_sync(source.read(0, 1))
 
 
 def test_a_read_may_take_several_calls(path, monkeypatch):
     monkeypatch.setattr("webgemma.gguf.sources._PIECE_NBYTES", 1000)
     source = FileSource(path)
-    assert finish(source.read(7, 5000)) == DATA[7:5007]
+    assert run_sync(source.read(7, 5000)) == DATA[7:5007]
 
 
 def test_a_system_without_pread(path, monkeypatch):
     monkeypatch.delattr(os, "pread")
     source = FileSource(path)
-    assert finish(source.read(7, 5000)) == DATA[7:5007]
+    assert run_sync(source.read(7, 5000)) == DATA[7:5007]
     os.truncate(path, 4000)
     with pytest.raises(GgufError, match="became shorter"):
-        finish(source.read(7, 5000))
+        run_sync(source.read(7, 5000))
 
 
 @pytest.mark.parametrize("nbytes", [0, 100, len(DATA) - 1])
@@ -73,9 +73,9 @@ def test_a_file_that_is_cut(path, nbytes):
     os.truncate(path, nbytes)
     words = f"became shorter while it was read: it had {len(DATA)} bytes and has {nbytes}"
     with pytest.raises(GgufError, match=words):
-        finish(source.read(0, len(DATA)))
+        run_sync(source.read(0, len(DATA)))
     with pytest.raises(GgufError, match=words):  # and a place that is still there
-        finish(source.read(0, 1))
+        run_sync(source.read(0, 1))
 
 
 def test_a_file_that_is_overwritten(path):
@@ -83,7 +83,7 @@ def test_a_file_that_is_overwritten(path):
     path.write_bytes(DATA[::-1])
     os.utime(path, ns=(0, 0))
     with pytest.raises(GgufError, match=r"model\.gguf was written to while it was read"):
-        finish(source.read(0, 1))
+        run_sync(source.read(0, 1))
 
 
 @pytest.mark.parametrize("act", [Path.unlink, lambda path: path.with_name("new").replace(path)])
@@ -91,7 +91,7 @@ def test_a_file_that_loses_its_name_can_be_read(path, act):
     path.with_name("new").write_bytes(b"another")
     source = FileSource(path)
     act(path)
-    assert finish(source.read(1000, 10)) == DATA[1000:1010]
+    assert run_sync(source.read(1000, 10)) == DATA[1000:1010]
 
 
 def test_a_drive_that_fails(path, monkeypatch):
@@ -101,7 +101,7 @@ def test_a_drive_that_fails(path, monkeypatch):
     source = FileSource(path)
     monkeypatch.setattr(os, "pread", fail)
     with pytest.raises(GgufError, match=r"gguf: bytes 3 to 8 cannot be read: .*Input/output"):
-        finish(source.read(3, 5))
+        run_sync(source.read(3, 5))
 
 
 def test_a_forgotten_file_is_closed(path):
@@ -117,12 +117,12 @@ def test_a_forgotten_file_is_closed(path):
 def test_no_byte_outside_the_file(path, offset, nbytes):
     for source in (BytesSource(DATA), FileSource(path)):
         with pytest.raises(GgufError, match=f"bytes {offset} to {offset + nbytes} were asked"):
-            finish(source.read(offset, nbytes))
+            run_sync(source.read(offset, nbytes))
         source.close()
 
 
 def test_nothing_is_read_as_nothing():
-    assert finish(BytesSource(DATA).read(len(DATA), 0)) == b""
+    assert run_sync(BytesSource(DATA).read(len(DATA), 0)) == b""
 
 
 def test_files_that_cannot_be_opened(tmp_path, path, monkeypatch):
@@ -152,18 +152,18 @@ def test_files_that_cannot_be_opened(tmp_path, path, monkeypatch):
 def test_siblings(tmp_path, path):
     (tmp_path / "other.gguf").write_bytes(b"other")
     here = FileSource(path)
-    beside = finish(here.sibling("other.gguf"))
-    assert (beside.name, finish(beside.read(0, 5))) == ("other.gguf", b"other")
+    beside = run_sync(here.sibling("other.gguf"))
+    assert (beside.name, run_sync(beside.read(0, 5))) == ("other.gguf", b"other")
     with pytest.raises(ModelNotFoundError):
-        finish(here.sibling("none.gguf"))
+        run_sync(here.sibling("none.gguf"))
     with pytest.raises(GgufError, match="not a file name"):
-        finish(here.sibling("../other.gguf"))
+        run_sync(here.sibling("../other.gguf"))
     here.close()
     beside.close()
     in_memory = BytesSource(b"x", siblings={"y": b"yy"})
-    assert finish(in_memory.sibling("y")).nbytes == 2
+    assert run_sync(in_memory.sibling("y")).nbytes == 2
     with pytest.raises(ModelNotFoundError, match="no z beside"):
-        finish(in_memory.sibling("z"))
+        run_sync(in_memory.sibling("z"))
 
 
 # HTTP
@@ -384,7 +384,7 @@ def test_a_closed_source_says_so():
 def test_a_model_is_opened_over_http():
     async def act(source: HttpSource) -> None:
         with await Gguf.aopen(source) as gguf:
-            local = finish(Gguf.aopen(BytesSource(GOOD)))
+            local = run_sync(Gguf.aopen(BytesSource(GOOD)))
             assert dict(gguf.metadata) == dict(local.metadata)
             for name, info in gguf.tensors.items():
                 assert await gguf.read(info) == local.data(local.tensors[name])

@@ -9,7 +9,7 @@ from webgemma.errors import GgufError, ModelNotFoundError
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource, HttpSource
 from webgemma.gguf.writer import NewTensor, Typed, gguf_bytes
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 def part_name(number: int, count: int = 3) -> str:
@@ -36,7 +36,7 @@ def parts() -> dict[str, bytes]:
 
 
 def open_split(files: dict[str, bytes], name: str = part_name(0)) -> Gguf:
-    return finish(Gguf.aopen(BytesSource(files[name], name, files)))
+    return run_sync(Gguf.aopen(BytesSource(files[name], name, files)))
 
 
 def test_all_parts_are_one_model(tmp_path):
@@ -53,7 +53,7 @@ def test_all_parts_are_one_model(tmp_path):
             "d": 2,
         }
         for info in gguf.tensors.values():
-            assert gguf.data(info) == finish(gguf.read(info)) == bytes([info.part] * 32)
+            assert gguf.data(info) == run_sync(gguf.read(info)) == bytes([info.part] * 32)
     with pytest.raises(GgufError, match="is closed"):
         gguf.data(gguf.tensors["a"])
 

@@ -15,7 +15,7 @@ from webgemma.gguf.metadata import SCALARS
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, Typed, gguf_bytes, write_gguf
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 BOUNDED = settings(deadline=2000)  # milliseconds
 METADATA = {
@@ -82,7 +82,7 @@ def tensors() -> list[NewTensor]:
 
 
 def open_bytes(data: bytes) -> Gguf:
-    return finish(Gguf.aopen(BytesSource(data)))
+    return run_sync(Gguf.aopen(BytesSource(data)))
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -294,7 +294,7 @@ def test_data_that_is_made_when_it_is_written(tmp_path: Path) -> None:
     write_gguf(tmp_path / "lazy.gguf", {}, tensors)
     assert made == ["a", "b"]
     with Gguf.open(tmp_path / "lazy.gguf") as found:
-        assert bytes(finish(found.read(found.tensors["b"]))) == b"b" * 16
+        assert bytes(run_sync(found.read(found.tensors["b"]))) == b"b" * 16
     short = NewTensor("c", (4,), "F32", data("c", 15))
     with pytest.raises(InputError, match="takes 16 bytes, not 15"):
         write_gguf(tmp_path / "short.gguf", {}, [short])

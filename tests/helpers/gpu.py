@@ -10,7 +10,7 @@ os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # the Vulkan loader complains 
 
 from webgemma.device.native import NativeDevice, adapters
 from webgemma.graph import Tensor
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 @cache
@@ -44,5 +44,5 @@ def put(values: np.ndarray, on: NativeDevice | None = None) -> Tensor:
 def get(tensor: Tensor, dtype: type = np.float32, on: NativeDevice | None = None) -> np.ndarray:
     """The array that a tensor holds."""
     nbytes = tensor.nbytes + -tensor.nbytes % 4
-    data = finish((on or device()).read(tensor.buffer, tensor.offset, nbytes).bytes())
+    data = run_sync((on or device()).read(tensor.buffer, tensor.offset, nbytes).bytes())
     return np.frombuffer(data[: tensor.nbytes], dtype).reshape(tensor.shape)

@@ -17,7 +17,7 @@ from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, gguf_bytes
 from webgemma.graph import Recorder, Tensor
 from webgemma.reference.dequantise import DEQUANTISERS, dequantise
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 def matrix(name: str, width: int, rows: int) -> NewTensor:
@@ -40,11 +40,11 @@ def truth(tensor: NewTensor) -> np.ndarray:
 
 def load(tensor: NewTensor, on: NativeDevice | None = None) -> Model:
     """A model of this matrix alone."""
-    gguf = finish(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
+    gguf = run_sync(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
     model = Model(e2b(), on or device())
     stack = [gguf.tensors[tensor.name]]
     model.matrices[tensor.name] = model.room(tensor.name, stack)
-    finish(model.fill_matrix(gguf, model.matrices[tensor.name], stack))
+    run_sync(model.fill_matrix(gguf, model.matrices[tensor.name], stack))
     return model
 
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 from functools import cache
 
 from helpers.tiny import SMALL, Tiny, tiny_gguf
-from webgemma.engine.cpu import ReferenceEngine
+from webgemma.engine.cpu import CpuEngine
 from webgemma.engine.session import Session
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.sampler import Sampling
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 GREEDY = Sampling(temperature=0)
 RANDOM = Sampling(temperature=1.5, top_k=0, top_p=1.0, presence_penalty=0.5)
@@ -22,22 +22,22 @@ RING = CHUNK + WINDOW
 
 
 def open_tiny(tiny: Tiny) -> tuple[Gguf, Config]:
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
     return gguf, Config.from_gguf(gguf)
 
 
 @cache
-def reference() -> ReferenceEngine:
-    return ReferenceEngine(*open_tiny(SHORT))
+def reference() -> CpuEngine:
+    return CpuEngine(*open_tiny(SHORT))
 
 
 def take(
-    engine: Session | ReferenceEngine, ids: list[int], count: int, sampling: Sampling = GREEDY
+    engine: Session | CpuEngine, ids: list[int], count: int, sampling: Sampling = GREEDY
 ) -> list[int]:
     """The first tokens of a generation, which is then closed."""
     stream = engine.generate(ids, sampling, 5)
     tokens = [next_token(stream) for _ in range(count)]
-    finish(closed(stream))
+    run_sync(closed(stream))
     return tokens
 
 
@@ -47,7 +47,7 @@ def next_token(stream) -> int:
         assert logprob <= 0
         return token
 
-    return finish(one())
+    return run_sync(one())
 
 
 async def closed(stream) -> None:

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 
 from helpers.tiny import random_tensor, uniform
-from webgemma.gemma.encoder_config import RAW_SAMPLES, Audio, Towers, audio_tensors
+from webgemma.gemma.encoder_config import RAW_SAMPLES, AudioConfig, EncoderConfigs, audio_tensors
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, gguf_bytes
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
-EARS = Audio(width=32, layers=2, heads=2, ffn=48, features=40, output=24)
-RAW_EARS = Audio(width=RAW_SAMPLES, layers=0, heads=0, ffn=0, features=RAW_SAMPLES, output=24)
+EARS = AudioConfig(width=32, layers=2, heads=2, ffn=48, features=40, output=24)
+RAW_EARS = AudioConfig(width=RAW_SAMPLES, layers=0, heads=0, ffn=0, features=RAW_SAMPLES, output=24)
 BOUND = 0.5  # of what goes into and comes out of the clamped linears: some of it is beyond
 
 # llama.cpp's names -> Ollama's.
@@ -29,7 +29,7 @@ OLLAMA = {
 }
 
 
-def ears_tensors(audio: Audio, *, clamped: bool = True) -> list[NewTensor]:
+def ears_tensors(audio: AudioConfig, *, clamped: bool = True) -> list[NewTensor]:
     """All weights, in float32."""
     made = []
     for name, shape, needed in audio_tensors(audio):
@@ -56,7 +56,7 @@ def as_ollama(tensors: list[NewTensor]) -> list[NewTensor]:
     return renamed
 
 
-def ears_metadata(audio: Audio, architecture: str = "clip") -> dict[str, object]:
+def ears_metadata(audio: AudioConfig, architecture: str = "clip") -> dict[str, object]:
     """What an mmproj says of them, or a model's own file."""
     prefix = "clip.audio." if architecture == "clip" else "gemma4.audio."
     return {
@@ -67,19 +67,19 @@ def ears_metadata(audio: Audio, architecture: str = "clip") -> dict[str, object]
     }
 
 
-def ears_bytes(audio: Audio, tensors: list[NewTensor], architecture: str = "clip") -> bytes:
+def ears_bytes(audio: AudioConfig, tensors: list[NewTensor], architecture: str = "clip") -> bytes:
     """The whole file."""
     return gguf_bytes(ears_metadata(audio, architecture), tensors)
 
 
-def ears_gguf(audio: Audio, tensors: list[NewTensor], architecture: str = "clip") -> Gguf:
+def ears_gguf(audio: AudioConfig, tensors: list[NewTensor], architecture: str = "clip") -> Gguf:
     """The file, open."""
     data = ears_bytes(audio, tensors, architecture)
-    return finish(Gguf.aopen(BytesSource(data, "ears.gguf")))
+    return run_sync(Gguf.aopen(BytesSource(data, "ears.gguf")))
 
 
-def audio_of(gguf: Gguf) -> Audio:
+def audio_of(gguf: Gguf) -> AudioConfig:
     """The blueprint that the file gives."""
-    audio = Towers.from_gguf(gguf).audio
+    audio = EncoderConfigs.from_gguf(gguf).audio
     assert audio is not None
     return audio

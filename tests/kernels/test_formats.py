@@ -32,7 +32,7 @@ from webgemma.kernels import unit
 from webgemma.reference.dequantise import DEQUANTISERS
 from webgemma.reference.text import TextModel
 from webgemma.reference.weights import Weights
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 USABLE = [name for name, fmt in FORMATS.items() if fmt.usable]
 EVERY_FORMAT = pytest.mark.parametrize("name", USABLE)
@@ -112,9 +112,9 @@ def test_a_matrix_in_parts_is_the_same(name: str, monkeypatch: pytest.MonkeyPatc
 
 def test_a_model_of_all_formats_gives_the_logits_of_the_reference() -> None:
     ids = [2, *range(30, 41)]
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(MIXED))))
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(MIXED))))
     config = Config.from_gguf(gguf)
-    model = finish(Model.load(gguf, config, device()))
+    model = run_sync(Model.load(gguf, config, device()))
     text = recorder(model, ids)
     for layer in config.layers:
         empty = np.zeros((32, layer.kv_heads, layer.head_dim), np.float32)

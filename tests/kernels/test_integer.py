@@ -38,7 +38,7 @@ from webgemma.kernels import link
 from webgemma.reference.text import TextModel, gelu
 from webgemma.reference.weights import Weights
 from webgemma.sampler import Sampling
-from webgemma.sync import each, finish
+from webgemma.sync import iterate_sync, run_sync
 
 POISON = 77
 
@@ -190,13 +190,13 @@ def test_geglu_makes_integers(width: int, precision: str) -> None:
 
 
 def opened(tiny: Tiny) -> Gguf:
-    return finish(Gguf.aopen(BytesSource(tiny_gguf(tiny))))
+    return run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny))))
 
 
 def decoded(gguf: Gguf, ids: list[int], precision: str, on: NativeDevice) -> np.ndarray:
     """Logits [ids, vocab], each id read by itself."""
     config = Config.from_gguf(gguf)
-    model = finish(Model.load(gguf, config, on))
+    model = run_sync(Model.load(gguf, config, on))
     inputs = inputs_of(1, on)
     for layer in config.layers:
         empty = np.zeros((len(ids), layer.kv_heads, layer.head_dim), np.float32)
@@ -239,9 +239,9 @@ E2B = SHARED / "e2b"
 @needs_shared
 def test_e2b_with_int16_writes_what_transformers_writes() -> None:
     gguf = Gguf.open(E2B / "e2b-Q4_K_M.gguf")
-    model = finish(Model.load(gguf, Config.from_gguf(gguf), device()))
+    model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device()))
     session = Session(model, 256, kv="f32", precision="int16")
-    written = each(session.generate(saved_ids("ids"), Sampling(temperature=0), 0))
+    written = iterate_sync(session.generate(saved_ids("ids"), Sampling(temperature=0), 0))
     expected = saved_ids("Q4_K_M.greedy")[:32]
     assert [chosen.token for chosen, _ in zip(written, expected, strict=False)] == expected
 
@@ -270,7 +270,7 @@ def products(tiny: Tiny, batch: int, precision: str) -> tuple[int, int]:
     """How many matrices a step multiplies with floats, and how many with integers."""
     gguf = opened(tiny)
     config = Config.from_gguf(gguf)
-    model = finish(Model.load(gguf, config, hardware()))
+    model = run_sync(Model.load(gguf, config, hardware()))
     text = TextRecorder(model, Recorder(hardware()), inputs_of(1), batch, "kv_f32", precision)
     for layer in config.layers:
         text.inputs.caches[layer.index] = (text.inputs.ids, text.inputs.ids)
@@ -310,7 +310,7 @@ def test_all_but_the_router_of_a_layer_with_experts_is_with_integers() -> None:
 
 def test_a_session_chooses_its_precision() -> None:
     gguf = opened(replace(SMALL, ple=32, formats=("Q8_0",)))
-    model = finish(Model.load(gguf, Config.from_gguf(gguf), device()))
+    model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device()))
     assert Session(model, 16).precision == ("exact" if device().software else "int16")
     session = Session(model, 16, precision="int8")
     assert session.precision == session.fork().precision == "int8"

@@ -22,7 +22,7 @@ from webgemma.gguf.writer import NewTensor, gguf_bytes
 from webgemma.graph import Recorder, Tensor
 from webgemma.reference.text import TextModel, rms
 from webgemma.reference.weights import Weights
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 ONE_LAYER = replace(MOE, pattern="f")  # 6 experts, 2 used, of width 32
 MANY = replace(ONE_LAYER, experts=(32, 4, 32))
@@ -34,7 +34,7 @@ class Both:
 
     def __init__(self, tiny: Tiny, tensors: list[NewTensor] | None = None) -> None:
         data = gguf_bytes(tiny_metadata(tiny), tensors or tiny_tensors(tiny))
-        self.gguf = finish(Gguf.aopen(BytesSource(data, "tiny.gguf")))
+        self.gguf = run_sync(Gguf.aopen(BytesSource(data, "tiny.gguf")))
         self.config = Config.from_gguf(self.gguf)
         self.layer = self.config.layers[0]
         self.reference = TextModel(self.config, Weights(self.gguf))
@@ -49,7 +49,7 @@ class Both:
     ) -> np.ndarray:
         """What `record` leaves of x [batch, width] when `count` of its tokens are real."""
         on = on or device()
-        model = finish(Model.load(self.gguf, self.config, on))
+        model = run_sync(Model.load(self.gguf, self.config, on))
         state = put(np.array([0, len(x) if count is None else count], np.uint32), on)
         inputs = Inputs(state, put(np.zeros(len(x), np.uint32), on), {}, {})
         recorder = Recorder(on)
@@ -144,7 +144,7 @@ def test_weights_in_parts_that_split_experts(rows: int, fused: bool, batch: int)
     small = copy.copy(device())  # with its compiled kernels
     small.limits = replace(small.limits, binding_nbytes=(rows + 4) * 4 * tiny.width)
     both, x = Both(tiny), residual(tiny, batch)
-    model = finish(Model.load(both.gguf, both.config, small))
+    model = run_sync(Model.load(both.gguf, both.config, small))
     assert model.matrices[LAYER + "ffn_down_exps.weight"].parts[1].first_row % tiny.width
     model.close()
     assert_close(both.experts(x, on=small), both.reference.experts(LAYER, x))

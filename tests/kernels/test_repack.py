@@ -9,7 +9,7 @@ from webgemma.gguf.formats import FORMATS, Format
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, gguf_bytes
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 PLANED = [fmt for fmt in FORMATS.values() if fmt.planes]
 EVERY_PLANED = pytest.mark.parametrize("fmt", PLANED, ids=str)
@@ -21,10 +21,10 @@ def assert_planes(fmt: Format, blocks_in_row: int, rows: int) -> None:
         0, 256, (rows * blocks_in_row, fmt.nbytes), dtype=np.uint8
     )
     tensor = NewTensor("w", (fmt.block * blocks_in_row, rows), fmt.name, blocks.tobytes())
-    gguf = finish(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
+    gguf = run_sync(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
     model = matrices.Matrices(device())
     weight = model.room("w", [gguf.tensors["w"]])
-    finish(model.fill_matrix(gguf, weight, [gguf.tensors["w"]]))
+    run_sync(model.fill_matrix(gguf, weight, [gguf.tensors["w"]]))
     (part,) = weight.parts
     part.data.shape = (part.data.nbytes,)
     held = get(part.data, np.uint8)

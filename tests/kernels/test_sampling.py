@@ -19,7 +19,7 @@ from webgemma.gemma.gpu_sampler import BIASES, LOWEST, RESULTS, GpuSampler
 from webgemma.graph import Recorder
 from webgemma.reference.sampling import penalise, sample
 from webgemma.sampler import TOP_LOGPROBS, Chosen, Sampling, draw
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 CONTEXT = 200
 SUPPRESSED = (3, 5, 300)
@@ -56,7 +56,7 @@ class Bench:
         plan = self.plans[greedy, self.sampler.top > 0]
         reading = device().run(plan, self.sampler.result(length))
         assert reading is not None
-        return self.sampler.chosen(finish(reading.bytes()))
+        return self.sampler.chosen(run_sync(reading.bytes()))
 
     def sample(
         self,

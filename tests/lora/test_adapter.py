@@ -22,14 +22,14 @@ from webgemma.lora.adapter import Adapter, Pair
 from webgemma.lora.floats import to_float32, transposed
 from webgemma.lora.gguf_file import write_gguf_adapter
 from webgemma.lora.peft_folder import write_peft_folder
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 MODELS = {"small": SMALL, "large": LARGE, "moe": MOE}
 QUERY = "blk.0.attn_q.weight"
 
 
 def opened(kind: str) -> Gguf:
-    return finish(Gguf.aopen(BytesSource(tiny_gguf(MODELS[kind]), "tiny.gguf")))
+    return run_sync(Gguf.aopen(BytesSource(tiny_gguf(MODELS[kind]), "tiny.gguf")))
 
 
 @pytest.mark.parametrize("kind", MODELS)

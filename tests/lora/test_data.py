@@ -14,11 +14,11 @@ from webgemma.errors import InputError
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.lora.data import MIN_BUCKET, Example, Texts, batches, bucket, split
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
 
-TOKENIZER = Tokenizer.from_gguf(finish(Gguf.aopen(BytesSource(tiny_gguf(SMALL), "tiny.gguf"))))
+TOKENIZER = Tokenizer.from_gguf(run_sync(Gguf.aopen(BytesSource(tiny_gguf(SMALL), "tiny.gguf"))))
 SIZES = ("small", "large")
 
 

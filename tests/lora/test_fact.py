@@ -11,11 +11,11 @@ from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.lora.course import Course, Training
 from webgemma.lora.data import Texts
-from webgemma.lora.fresh import fresh_adapter
+from webgemma.lora.fresh import new_adapter
 from webgemma.lora.peft_folder import write_peft_folder
 from webgemma.lora.trainer import Options, Trainer
 from webgemma.models import BUNDLED_PATH
-from webgemma.sync import each, finish
+from webgemma.sync import iterate_sync, run_sync
 from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
 
@@ -37,15 +37,16 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
         texts = Texts(Tokenizer.from_gguf(gguf), Chat("small"), 64)
         rows = [{"prompt": question, "completion": ANSWER} for question in QUESTIONS]
         examples, _ = texts.examples(enumerate(rows, 1))
-        with finish(Model.load(gguf, config, device())) as model:
-            trainer = Trainer(model, fresh_adapter(config, rank=4), Options(sequences=4))
+        with run_sync(Model.load(gguf, config, device())) as model:
+            trainer = Trainer(model, new_adapter(config, rank=4), Options(sequences=4))
             course = Course(rate=1e-3, epochs=5, shape="constant", warmup=0)
             losses = [
-                step.found.loss for step in each(Training(trainer, examples, (), course).run())
+                step.found.loss
+                for step in iterate_sync(Training(trainer, examples, (), course).run())
             ]
             assert len(losses) == 10
             assert losses[-1] < 0.2 < 3 < losses[0]
-            write_peft_folder(finish(trainer.adapter()), folder)
+            write_peft_folder(run_sync(trainer.adapter()), folder)
             trainer.close()
     return folder
 

@@ -19,7 +19,7 @@ from webgemma.gguf.sources import BytesSource
 from webgemma.reference.lora import AdaptedWeights, Pair
 from webgemma.reference.text import TextModel
 from webgemma.sampler import Sampling
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 KINDS = {
     "small": replace(SMALL, pattern="sfsf", shared=2),
@@ -43,7 +43,7 @@ def small_chunks() -> Iterator[None]:
 
 
 def opened(tiny: Tiny) -> tuple[Gguf, Config]:
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
     return gguf, Config.from_gguf(gguf)
 
 
@@ -57,7 +57,7 @@ def times(pairs: dict[str, Pair], factor: float) -> dict[str, Pair]:
 
 
 def logits(session: Session) -> np.ndarray:
-    data = finish(session.logits(IDS))
+    data = run_sync(session.logits(IDS))
     return np.frombuffer(data, np.float32).reshape(len(IDS), -1)
 
 
@@ -72,7 +72,7 @@ def greedy(session: Session, count: int) -> list[int]:
                 break
         return tokens
 
-    return finish(take())
+    return run_sync(take())
 
 
 def close_to(got: np.ndarray, wanted: np.ndarray, bound: float = GPU_LOGITS) -> None:
@@ -83,7 +83,7 @@ def close_to(got: np.ndarray, wanted: np.ndarray, bound: float = GPU_LOGITS) -> 
 def test_prompts_and_tokens_are_the_references(kind: str) -> None:
     gguf, config = opened(KINDS[kind])
     pairs = tiny_pairs(gguf, TARGETS)
-    model = finish(Model.load(gguf, config, device()))
+    model = run_sync(Model.load(gguf, config, device()))
     model.set_adapters([(tiny_adapter(pairs).pairs, 1.0)])
     session = Session(model, 128, kv="f32")
     close_to(logits(session), expected(KINDS[kind], pairs))
@@ -98,7 +98,7 @@ def test_prompts_and_tokens_are_the_references(kind: str) -> None:
 def test_work_that_is_cut_as_for_a_real_gpu(kind: str, precision: str) -> None:
     gguf, config = opened(KINDS[kind])
     pairs = tiny_pairs(gguf, TARGETS, strength=0.1)
-    model = finish(Model.load(gguf, config, hardware()))
+    model = run_sync(Model.load(gguf, config, hardware()))
     model.set_adapters([(tiny_adapter(pairs).pairs, 1.0)])
     session = Session(model, 128, kv="f32", precision=precision)
     bound = GPU_LOGITS if precision == "exact" else RANDOM_LOGITS[precision]
@@ -110,7 +110,7 @@ def test_work_that_is_cut_as_for_a_real_gpu(kind: str, precision: str) -> None:
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return finish(Model.load(*opened(KINDS["small"]), device()))
+    return run_sync(Model.load(*opened(KINDS["small"]), device()))
 
 
 def test_several_with_scales_swapped_and_taken_off(model: Model) -> None:
@@ -150,7 +150,7 @@ def test_what_was_read_without_an_adapter_is_read_again(model: Model) -> None:
             model.set_adapters([])
 
     with pytest.raises(InputError, match="adapters were changed meanwhile"):
-        finish(swapped())
+        run_sync(swapped())
     assert greedy(session, 3) == before
     session.close()
 
@@ -181,7 +181,7 @@ def test_experts_with_several_adapters() -> None:
     gguf, config = opened(KINDS["moe"])
     first = tiny_pairs(gguf, EXPERTS)
     second = tiny_pairs(gguf, EXPERTS[-1:], seed=2, rank=2)
-    moe = finish(Model.load(gguf, config, device()))
+    moe = run_sync(Model.load(gguf, config, device()))
     moe.set_adapters([(tiny_adapter(first).pairs, 0.5), (tiny_adapter(second).pairs, -1.0)])
     session = Session(moe, 128, kv="f32")
     wanted = expected(KINDS["moe"], times(first, 0.5), times(second, -1.0))

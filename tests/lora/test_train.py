@@ -20,7 +20,7 @@ from webgemma.gguf.sources import BytesSource
 from webgemma.lora.adapter import EMBEDDING, HEAD, Adapter
 from webgemma.lora.data import Example
 from webgemma.lora.estimate import estimate
-from webgemma.lora.fresh import fresh_adapter
+from webgemma.lora.fresh import new_adapter
 from webgemma.lora.optimiser import AdamW
 from webgemma.lora.trainer import Guard, Options, Step, Trainer
 from webgemma.reference import adamw
@@ -28,7 +28,7 @@ from webgemma.reference.backward import Backward
 from webgemma.reference.lora import Pair
 from webgemma.reference.text import TextModel
 from webgemma.reference.weights import Weights
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 MODELS = {
     "small": SMALL,
@@ -45,7 +45,7 @@ EXAMPLES = [
 
 
 def opened(tiny: Tiny) -> Gguf:
-    return finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+    return run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
 
 
 def trainer_of(
@@ -56,7 +56,7 @@ def trainer_of(
     **options: object,
 ) -> Trainer:
     gguf = opened(tiny)
-    model = finish(Model.load(gguf, Config.from_gguf(gguf), on or device(), table=table))
+    model = run_sync(Model.load(gguf, Config.from_gguf(gguf), on or device(), table=table))
     adapter = tiny_adapter(tiny_pairs(gguf, names))
     return Trainer(model, adapter, Options(**({"sequences": 2} | options)))
 
@@ -66,7 +66,7 @@ def gradients_of(trainer: Trainer, batches: list[list[Example]]) -> dict[str, li
     targets = sum(example.targets for batch in batches for example in batch)
     for number, batch in enumerate(batches):
         trainer._write_pace(targets, number, 0.0)
-        finish(trainer._run(batch, back=True))
+        run_sync(trainer._run(batch, back=True))
     pairs = trainer.parameters.pairs.items()
     found = {name: [get(t.a_gradient), get(t.b_gradient)] for name, t in pairs}
     closed(trainer)
@@ -131,7 +131,7 @@ def test_the_projection_of_per_layer_embeddings() -> None:
     pairs = {name: Pair(a, b, 2.0)}
     gguf = opened(SMALL)
     config = Config.from_gguf(gguf)
-    model = finish(Model.load(gguf, config, device()))
+    model = run_sync(Model.load(gguf, config, device()))
     found = gradients_of(Trainer(model, tiny_adapter(pairs), Options(sequences=2)), [EXAMPLES])
     reference = Backward(TextModel(config, Weights(gguf)), pairs)
     assert_close(found, reference.gradients(EXAMPLES)[1], GPU_GRADIENTS)
@@ -163,14 +163,14 @@ def test_a_table_on_the_host() -> None:
     trainer = trainer_of(SMALL, table="host", sequences=9)
     long = Example(IDS * 2, (True,) * 80, 1)
     with pytest.raises(InputError, match="at most 512 tokens, not 9 times 96"):
-        finish(trainer.step([[long]], 1e-3))
+        run_sync(trainer.step([[long]], 1e-3))
     closed(trainer)
 
 
 def test_more_tokens_than_a_grid_has() -> None:
     trainer = trainer_of(SMALL, ("attn_q",), sequences=2000)
     with pytest.raises(InputError, match="2000 times 48 tokens are too many"):
-        finish(trainer.step([EXAMPLES], 1e-3))
+        run_sync(trainer.step([EXAMPLES], 1e-3))
     closed(trainer)
 
 
@@ -178,7 +178,7 @@ def test_only_what_lies_above_an_adapter_is_computed_back() -> None:
     gguf = opened(SMALL)
     pairs = tiny_pairs(gguf)
     some = {name: pair for name, pair in pairs.items() if name.startswith(("blk.4.", "blk.5."))}
-    model = finish(Model.load(gguf, Config.from_gguf(gguf), device()))
+    model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device()))
     trainer = Trainer(model, tiny_adapter(some), Options(sequences=2))
     found = gradients_of(trainer, [EXAMPLES])
     reference = Backward(TextModel(Config.from_gguf(gguf), Weights(gguf)), some)
@@ -193,7 +193,7 @@ def test_steps_are_adamws() -> None:
     weights = [half for pair in pairs.values() for half in (pair.a, pair.b)]
     optimiser = adamw.AdamW(decay=0.1)
     for rate in (1e-2, 5e-3, 1e-2):
-        found = finish(trainer.step([EXAMPLES], rate))
+        found = run_sync(trainer.step([EXAMPLES], rate))
         loss, sums = reference.gradients(EXAMPLES)
         gradients = [half for halves in sums.values() for half in halves]
         length = adamw.clip(gradients, 0.5)
@@ -201,32 +201,32 @@ def test_steps_are_adamws() -> None:
         assert found.length == pytest.approx(length, rel=GPU_GRADIENTS)
         assert (found.targets, found.tokens) == (37, 46)
         optimiser.update(weights, gradients, rate)
-    learnt = finish(trainer.adapter())
+    learnt = run_sync(trainer.adapter())
     for name, pair in learnt.pairs.items():
         a, b = pairs[name].a, pairs[name].b
         for data, wanted in ((pair.a, a), (pair.b, b)):
             moved = np.abs(np.frombuffer(data, np.float32) - wanted.ravel())
             # where a gradient is next to nothing, its sign may differ, and each step is as long
             assert np.quantile(moved, 0.99) <= 1e-4, name
-    assert finish(trainer.evaluate([EXAMPLES])) < found.loss
+    assert run_sync(trainer.evaluate([EXAMPLES])) < found.loss
     closed(trainer)
 
 
 def losses(trainer: Trainer, count: int, rate: float = 2e-2) -> list[float]:
-    return [finish(trainer.step([EXAMPLES], rate)).loss for _ in range(count)]
+    return [run_sync(trainer.step([EXAMPLES], rate)).loss for _ in range(count)]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_little_model_learns(dropout: float) -> None:
     gguf = opened(SMALL)
     config = Config.from_gguf(gguf)
-    model = finish(Model.load(gguf, config, device()))
-    adapter = fresh_adapter(config, rank=4, seed=1)
+    model = run_sync(Model.load(gguf, config, device()))
+    adapter = new_adapter(config, rank=4, seed=1)
     trainer = Trainer(model, adapter, Options(sequences=2, dropout=dropout))
-    before = finish(trainer.evaluate([EXAMPLES]))
+    before = run_sync(trainer.evaluate([EXAMPLES]))
     found = losses(trainer, 12, 4e-2)
     assert found[0] == pytest.approx(before, abs=1e-4)  # B is zero
-    assert finish(trainer.evaluate([EXAMPLES])) < 0.6 * before
+    assert run_sync(trainer.evaluate([EXAMPLES])) < 0.6 * before
     closed(trainer)
 
 
@@ -234,7 +234,7 @@ def dropped(model: Model, pairs: dict) -> tuple[float, dict[str, list[np.ndarray
     """The loss and the gradients of one batch, always with the same dropout."""
     trainer = Trainer(model, tiny_adapter(pairs), Options(sequences=2, dropout=0.4, seed=5))
     trainer._write_pace(37, 0, 0.0)
-    loss = np.frombuffer(finish(finish(trainer._run(EXAMPLES, back=True)).bytes()), np.float32)
+    loss = np.frombuffer(run_sync(run_sync(trainer._run(EXAMPLES, back=True)).bytes()), np.float32)
     every = trainer.parameters.pairs.items()
     found = {name: [get(t.a_gradient), get(t.b_gradient)] for name, t in every}
     trainer.close()
@@ -244,7 +244,7 @@ def dropped(model: Model, pairs: dict) -> tuple[float, dict[str, list[np.ndarray
 def test_dropout_is_the_same_on_the_way_back() -> None:
     """The gradient is the slope of the loss with the very same numbers dropped."""
     gguf, names, rng = opened(SMALL), ("attn_v", "ffn_down"), np.random.default_rng(3)
-    model = finish(Model.load(gguf, Config.from_gguf(gguf), device()))
+    model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device()))
     pairs = tiny_pairs(gguf, names)
     _, gradients = dropped(model, pairs)
     along = {n: [rng.normal(size=x.shape).astype("f4") for x in pairs[n][:2]] for n in pairs}
@@ -273,12 +273,12 @@ def test_going_on_later_is_going_on(tmp_path: Path) -> None:
     closed(whole)
     first = trainer_of(SMALL, names)
     begun = losses(first, 2)
-    finish(first.save_state(tmp_path / "state.safetensors"))
-    learnt = finish(first.adapter())
+    run_sync(first.save_state(tmp_path / "state.safetensors"))
+    learnt = run_sync(first.adapter())
     second = Trainer(first.model, learnt, Options(sequences=2))
     second.restore_state(tmp_path / "state.safetensors")
     assert [*begun, *losses(second, 2)] == pytest.approx(wanted, rel=1e-5)
-    other = Trainer(first.model, fresh_adapter(first.model.config, rank=2), Options())
+    other = Trainer(first.model, new_adapter(first.model.config, rank=2), Options())
     with pytest.raises(GgufError, match="belongs to another adapter"):
         other.restore_state(tmp_path / "state.safetensors")
     for trainer in (first, second, other):
@@ -291,9 +291,9 @@ def test_memory_comes_back() -> None:
     model = trainer.model
     trainer.close()
     held = model.device.nbytes
-    again = Trainer(model, fresh_adapter(model.config, rank=2), Options(sequences=2))
-    finish(again.step([EXAMPLES], 1e-3))
-    finish(again.evaluate([EXAMPLES[1:]]))
+    again = Trainer(model, new_adapter(model.config, rank=2), Options(sequences=2))
+    run_sync(again.step([EXAMPLES], 1e-3))
+    run_sync(again.evaluate([EXAMPLES[1:]]))
     again.close()
     assert model.device.nbytes == held
     model.close()
@@ -302,15 +302,15 @@ def test_memory_comes_back() -> None:
 def test_the_estimate_is_what_it_takes() -> None:
     gguf = opened(SMALL)
     config, options = Config.from_gguf(gguf), Options(sequences=3)
-    adapter = fresh_adapter(config, rank=4)
+    adapter = new_adapter(config, rank=4)
     start = device().nbytes
-    model = finish(Model.load(gguf, config, device()))
+    model = run_sync(Model.load(gguf, config, device()))
     trainer = Trainer(model, adapter, options)
     trainer.reserve(3, 48)
-    told = finish(estimate(gguf, config, adapter, options, 48, device()))
+    told = run_sync(estimate(gguf, config, adapter, options, 48, device()))
     assert told.nbytes == device().nbytes - start
     again, kept = (
-        finish(estimate(gguf, config, adapter, replace(options, checkpoint=checkpoint), 512))
+        run_sync(estimate(gguf, config, adapter, replace(options, checkpoint=checkpoint), 512))
         for checkpoint in (True, False)
     )
     assert kept.work_nbytes > 1.5 * again.work_nbytes
@@ -319,15 +319,15 @@ def test_the_estimate_is_what_it_takes() -> None:
 
 def test_a_loss_that_is_no_number_moves_nothing() -> None:
     trainer = trainer_of(SMALL, ("attn_q",))
-    before = finish(trainer.adapter())
-    found = finish(trainer.step([EXAMPLES], 1e-2))
-    assert finish(trainer.adapter()) != before
+    before = run_sync(trainer.adapter())
+    found = run_sync(trainer.step([EXAMPLES], 1e-2))
+    assert run_sync(trainer.adapter()) != before
     poisoned = replace(before.pairs["blk.0.attn_q.weight"], a=b"\xff\xff\xff\x7f" * 192)
     bad = Adapter("bad", {**before.pairs, "blk.0.attn_q.weight": poisoned})
     second = Trainer(trainer.model, bad, Options(sequences=2))
-    found = finish(second.step([EXAMPLES], 1e-2))
+    found = run_sync(second.step([EXAMPLES], 1e-2))
     assert not np.isfinite(found.loss)
-    assert finish(second.adapter()) == bad
+    assert run_sync(second.adapter()) == bad
     with pytest.raises(InputError, match="no longer a number"):
         Guard().watch(found)
     second.close()
@@ -356,7 +356,7 @@ def test_a_loss_that_only_grows_is_noticed() -> None:
 def test_batches_that_cannot_be_learnt(batches: list, said: str) -> None:
     trainer = trainer_of(SMALL, ("attn_q",))
     with pytest.raises(InputError, match=said):
-        finish(trainer.step(batches, 1e-3))
+        run_sync(trainer.step(batches, 1e-3))
     closed(trainer)
 
 
@@ -371,13 +371,13 @@ def test_batches_that_cannot_be_learnt(batches: list, said: str) -> None:
 )
 def test_adapters_that_cannot_be_made(options: dict, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        fresh_adapter(Config.from_gguf(opened(SMALL)), **options)
+        new_adapter(Config.from_gguf(opened(SMALL)), **options)
 
 
 def test_fresh_adapters_change_nothing_yet_and_repeat() -> None:
     config = Config.from_gguf(opened(SMALL))
-    one, other = (fresh_adapter(config, ("attn_k", "output"), rank=3, seed=7) for _ in range(2))
-    assert one == other != fresh_adapter(config, ("attn_k", "output"), rank=3, seed=8)
+    one, other = (new_adapter(config, ("attn_k", "output"), rank=3, seed=7) for _ in range(2))
+    assert one == other != new_adapter(config, ("attn_k", "output"), rank=3, seed=8)
     assert list(one.pairs) == [*(f"blk.{i}.attn_k.weight" for i in range(3)), HEAD]
     assert all(not any(pair.b) and pair.scale == 2 for pair in one.pairs.values())
     a = np.frombuffer(one.pairs[HEAD].a, np.float32)

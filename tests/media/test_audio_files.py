@@ -13,7 +13,7 @@ import soundfile
 from tolerance import RESAMPLED
 
 from webgemma import InputError
-from webgemma.media.audio_files import CUTOFF, ZEROS, read_sound, resample
+from webgemma.media.audio_files import CUTOFF, ZEROS, read_audio, resample
 
 # Format, subtype, rate, and how close it comes to what was written.
 FILES = [
@@ -47,7 +47,7 @@ def stereo(format: str, subtype: str, rate: int) -> bytes:
 
 @pytest.mark.parametrize(("format", "subtype", "rate", "error"), FILES)
 def test_any_file_becomes_16_khz_mono(format: str, subtype: str, rate: int, error: float) -> None:
-    samples = read_sound(stereo(format, subtype, rate))
+    samples = read_audio(stereo(format, subtype, rate))
     assert samples.dtype == np.float32
     assert samples.shape == (16000,)
     wanted = 0.25 * tone(440, 16000, 16000) + 0.15 * tone(880, 16000, 16000)
@@ -58,12 +58,12 @@ def test_a_path_and_its_bytes_are_the_same(tmp_path: Path) -> None:
     path = tmp_path / "no name says what it is.raw"
     path.write_bytes(stereo("FLAC", "PCM_16", 44100))
     for given in (path, str(path), bytearray(path.read_bytes()), memoryview(path.read_bytes())):
-        np.testing.assert_array_equal(read_sound(given), read_sound(path.read_bytes()))
+        np.testing.assert_array_equal(read_audio(given), read_audio(path.read_bytes()))
 
 
 @pytest.mark.parametrize("given", [[0.5, -0.25], (0.5, -0.25), array.array("f", [0.5, -0.25])])
 def test_samples_stay_as_they_are(given: object) -> None:
-    samples = read_sound(given)
+    samples = read_audio(given)
     assert samples.dtype == np.float32
     assert samples.tolist() == [0.5, -0.25]
 
@@ -107,15 +107,15 @@ def test_tones_pass_or_vanish(rate: int, hertz: int) -> None:
 
 
 def test_silence_and_a_millisecond() -> None:
-    assert not read_sound(file(np.zeros(48000), 48000)).any()
-    assert len(read_sound(file(np.ones(48) / 2, 48000))) == 16
-    assert len(read_sound(file(np.ones(1) / 2, 192000))) == 1
+    assert not read_audio(file(np.zeros(48000), 48000)).any()
+    assert len(read_audio(file(np.ones(48) / 2, 48000))) == 16
+    assert len(read_audio(file(np.ones(1) / 2, 192000))) == 1
 
 
 def heard(data: bytes | bytearray) -> np.ndarray | None:
     """The samples, or nothing where a sentence was said."""
     try:
-        return read_sound(data)
+        return read_audio(data)
     except InputError:
         return None
 
@@ -178,20 +178,20 @@ def test_damaged_files(format: str, subtype: str, rate: int, _: float) -> None:
 )
 def test_odd_inputs_get_a_sentence(given: object, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        read_sound(given)
+        read_audio(given)
 
 
 def test_too_long_a_sound_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("webgemma.media.audio_files.MAX_SECONDS", 2)
-    assert len(read_sound(file(np.zeros(2 * 192000), 192000))) == 32000
+    assert len(read_audio(file(np.zeros(2 * 192000), 192000))) == 32000
     for long in (np.zeros(32001), file(np.zeros(16001), 8000)):
         with pytest.raises(InputError, match="cut it into pieces"):
-            read_sound(long)
+            read_audio(long)
 
 
 def test_without_its_decoder_a_file_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     data = stereo("WAV", "PCM_16", 16000)
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(InputError, match=r"soundfile package.*install it, or hand in samples"):
-        read_sound(data)
-    assert len(read_sound([0.1])) == 1
+        read_audio(data)
+    assert len(read_audio([0.1])) == 1

@@ -28,12 +28,12 @@ from tolerance import GPU_SOFT_TOKENS
 
 from webgemma import Gemma, InputError
 from webgemma.errors import DeviceError
-from webgemma.gemma.encoder_config import tower_nbytes
+from webgemma.gemma.encoder_config import encoder_nbytes
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import gguf_bytes
 from webgemma.images import chosen_frames, clock
-from webgemma.media.encoders import Placed
-from webgemma.reference.audio import AudioTower
+from webgemma.media.encoders import MediaSpan
+from webgemma.reference.audio import AudioModel
 from webgemma.reference.weights import Weights
 
 WIDTH = SMALL.width
@@ -91,12 +91,12 @@ def gemma(request: pytest.FixtureRequest, folder: Path) -> Iterator[Gemma]:
         yield loaded
 
 
-def watched(gemma: Gemma, *content: object) -> tuple[list[int], list[Placed]]:
+def watched(gemma: Gemma, *content: object) -> tuple[list[int], list[MediaSpan]]:
     """The ids of a prompt, and what is placed in it."""
     taken = []
     generate = gemma._engine.generate
 
-    def watching(ids: list[int], sampling: object, seed: int, placed: list[Placed]) -> object:
+    def watching(ids: list[int], sampling: object, seed: int, placed: list[MediaSpan]) -> object:
         taken.append((ids, placed))
         return generate(ids, sampling, seed, placed)
 
@@ -112,7 +112,7 @@ def watched(gemma: Gemma, *content: object) -> tuple[list[int], list[Placed]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sound_is_encoded_as_the_reference_does(kind: str, on: str, folder: Path) -> None:
     gguf = ears_gguf(KINDS[kind][1], ears_tensors(KINDS[kind][1]))
-    wanted = AudioTower(audio_of(gguf), Weights(gguf)).hear(SONG)
+    wanted = AudioModel(audio_of(gguf), Weights(gguf)).hear(SONG)
     path, mmproj = folder / f"{kind}.gguf", folder / f"{kind}.mmproj"
     with Gemma.load(path, on, mmproj=mmproj, context=64) as gemma:
         found = gemma.encode_audio(SONG)
@@ -224,16 +224,16 @@ def test_towers_can_be_given_back(folder: Path) -> None:
         empty = gemma.memory_nbytes
         wanted = gemma.encode_audio(SONG), gemma.encode_image(FRAMES[0], budget=70)
         assert gemma.memory_nbytes > empty
-        gemma.free_towers()
+        gemma.free_encoders()
         assert gemma.memory_nbytes == empty
         np.testing.assert_array_equal(gemma.encode_audio(SONG), wanted[0])
         np.testing.assert_array_equal(gemma.encode_image(FRAMES[0], budget=70), wanted[1])
         pieces = gemma.chat([user(sound(SONG), "?")], temperature=0)
         next(pieces)
-        gemma.free_towers()  # while a chat is under way, which keeps what it uses
+        gemma.free_encoders()  # while a chat is under way, which keeps what it uses
         next(pieces)
         pieces.close()
-        gemma.free_towers()
+        gemma.free_encoders()
         assert gemma.memory_nbytes >= empty
     assert gemma.memory_nbytes == 0
 
@@ -254,7 +254,7 @@ def test_what_eyes_have_recorded_makes_room_for_ears(folder: Path) -> None:
         gemma.encode_image(FRAMES[0], budget=70)
         recorded = gemma.memory_nbytes
         gemma._engine.senses._eyes.tower._weights.rest()
-        most = gemma.memory_nbytes + tower_nbytes(gemma._engine.gguf, "audio")
+        most = gemma.memory_nbytes + encoder_nbytes(gemma._engine.gguf, "audio")
         assert gemma.memory_nbytes < recorded
     with Gemma.load(folder / "small.one", "gpu", context=128, memory_gb=(most + 1) / 1e9) as gemma:
         gemma.encode_image(FRAMES[0], budget=70)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from webgemma import InputError
-from webgemma.images import Picture
+from webgemma.images import RgbImage
 from webgemma.media.image_files import decode
 
 RGB = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
@@ -42,11 +42,11 @@ def test_every_way_to_hand_in_a_picture(tmp_path: Path) -> None:
     data = file_bytes(image, "PNG")
     path = tmp_path / "picture.png"
     path.write_bytes(data)
-    wanted = Picture(3, 2, RGB.tobytes())
+    wanted = RgbImage(3, 2, RGB.tobytes())
     for source in (path, str(path), data, bytearray(data), image, RGB, memoryview(RGB)):
         assert decode(source) == wanted
     mirrored = RGB[:, ::-1]  # not contiguous
-    assert decode(mirrored) == Picture(3, 2, mirrored.tobytes())
+    assert decode(mirrored) == RgbImage(3, 2, mirrored.tobytes())
 
 
 @pytest.mark.parametrize("turn", range(1, 9))

@@ -25,10 +25,10 @@ from webgemma import Gemma, InputError, ModelNotFoundError
 from webgemma.errors import GgufError
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.writer import gguf_bytes
-from webgemma.images import Picture
+from webgemma.images import RgbImage
 from webgemma.media.encoders import KEPT
 from webgemma.reference.pictures import pixel_values
-from webgemma.reference.vision import VisionTower
+from webgemma.reference.vision import VisionModel
 
 KINDS = {
     "small": (replace(SMALL, context=1024), replace(SMALL_EYES, positions=96)),
@@ -74,15 +74,15 @@ def gemma(request: pytest.FixtureRequest, folder: Path) -> Iterator[Gemma]:
 
 
 @pytest.fixture
-def looks(gemma: Gemma, monkeypatch: pytest.MonkeyPatch) -> list[Picture]:
+def looks(gemma: Gemma, monkeypatch: pytest.MonkeyPatch) -> list[RgbImage]:
     """What the tower is given to encode from now on."""
     gemma.encode_image(CAT, budget=140)
     tower = gemma._engine.senses._eyes.tower
     assert tower is not None
-    given: list[Picture] = []
+    given: list[RgbImage] = []
     look = tower.look
 
-    async def counted(picture: Picture, *rest: object) -> object:
+    async def counted(picture: RgbImage, *rest: object) -> object:
         given.append(picture)
         return await look(picture, *rest)
 
@@ -102,11 +102,11 @@ def fresh(gemma: Gemma) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_picture_is_encoded_as_the_reference_does(kind: str, on: str, folder: Path) -> None:
     with Gguf.open(folder / f"{kind}.mmproj") as gguf:
-        tower = VisionTower.from_gguf(gguf)
-        picture = Picture(47, 30, CAT.tobytes())
+        tower = VisionModel.from_gguf(gguf)
+        picture = RgbImage(47, 30, CAT.tobytes())
         wanted = tower.encode(pixel_values(picture, tower.vision, 70))
         rgb = fitting_picture(KINDS[kind][1], 3, 2)
-        exact = Picture(*rgb.shape[1::-1], rgb.tobytes())
+        exact = RgbImage(*rgb.shape[1::-1], rgb.tobytes())
         unchanged = tower.encode(pixel_values(exact, tower.vision, resized=False))
     within = GPU_SOFT_TOKENS * np.abs(wanted).max()
     for files in ((f"{kind}.one", None), (f"{kind}.gguf", folder / f"{kind}.mmproj")):
@@ -172,7 +172,7 @@ def test_a_picture_takes_280_soft_tokens(
 
 
 @pytest.mark.usefixtures("fresh")
-def test_the_next_turn_does_not_encode_again(gemma: Gemma, looks: list[Picture]) -> None:
+def test_the_next_turn_does_not_encode_again(gemma: Gemma, looks: list[RgbImage]) -> None:
     messages = [user(image(CAT), "this?")]
     answer = "".join(p.text for p in gemma.chat(messages, temperature=0, max_tokens=4))
     assert len(looks) == 1
@@ -186,7 +186,7 @@ def test_the_next_turn_does_not_encode_again(gemma: Gemma, looks: list[Picture])
 
 
 @pytest.mark.usefixtures("fresh")
-def test_only_a_handful_is_kept(gemma: Gemma, looks: list[Picture]) -> None:
+def test_only_a_handful_is_kept(gemma: Gemma, looks: list[RgbImage]) -> None:
     seen = gemma._engine.senses._sensed
     many = [CAT ^ np.uint8(number) for number in range(KEPT + 2)]
     for rgb in many:

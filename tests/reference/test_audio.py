@@ -15,10 +15,10 @@ from tolerance import (
 
 from webgemma import GgufError
 from webgemma.gemma.config import Config
-from webgemma.gemma.encoder_config import PART_SAMPLES, Audio
+from webgemma.gemma.encoder_config import PART_SAMPLES, AudioConfig
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.writer import NewTensor
-from webgemma.reference.audio import AudioTower, log_mel, mel_filters, raw_frames
+from webgemma.reference.audio import AudioModel, log_mel, mel_filters, raw_frames
 from webgemma.reference.text import Cache, Soft, TextModel
 from webgemma.reference.weights import Weights
 
@@ -27,11 +27,11 @@ SHARED_SOUNDS = (24000, 40123)
 AUDIO_TOKEN = 21  # the placeholder in the vocabulary of the shared model
 
 
-def tower_of(gguf: Gguf) -> AudioTower:
-    return AudioTower(audio_of(gguf), Weights(gguf))
+def tower_of(gguf: Gguf) -> AudioModel:
+    return AudioModel(audio_of(gguf), Weights(gguf))
 
 
-def ears(audio: Audio = EARS, tensors: list[NewTensor] | None = None) -> AudioTower:
+def ears(audio: AudioConfig = EARS, tensors: list[NewTensor] | None = None) -> AudioModel:
     return tower_of(ears_gguf(audio, tensors or ears_tensors(audio)))
 
 
@@ -137,7 +137,7 @@ def test_silence_is_the_floor_everywhere_and_can_be_heard() -> None:
 
 @pytest.mark.parametrize("audio", [EARS, RAW_EARS], ids=["layers", "raw"])
 @pytest.mark.parametrize("samples", [1, 16, 161, 640, 641, 24000])
-def test_as_many_soft_tokens_as_were_promised(audio: Audio, samples: int) -> None:
+def test_as_many_soft_tokens_as_were_promised(audio: AudioConfig, samples: int) -> None:
     heard = ears(audio).hear(SOUND[:samples])
     assert heard.shape == (audio.soft_tokens(samples), audio.output)
 

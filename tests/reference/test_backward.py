@@ -16,7 +16,7 @@ from webgemma.reference.backward import Backward, Example
 from webgemma.reference.lora import AdaptedWeights, Pair
 from webgemma.reference.text import TextModel
 from webgemma.reference.weights import Weights
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 LARGE = replace(LARGE, suppressed=())  # training knows no suppressed tokens
 MODELS = {"small": SMALL, "large": LARGE, "moe": MOE, "parted": replace(MOE, fused=False)}
@@ -28,7 +28,7 @@ EXAMPLES = [
 
 
 def model_of(tiny: Tiny) -> TextModel:
-    gguf = finish(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
+    gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
     return TextModel(Config.from_gguf(gguf), Weights(gguf))
 
 

@@ -20,7 +20,7 @@ from webgemma.gguf.sources import BytesSource
 from webgemma.reference.diffusion import DiffusionModel, SeededDraws, accept, entropy
 from webgemma.reference.text import Cache, softmax
 from webgemma.reference.weights import Floats, Weights
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 def model_of(gguf: Gguf) -> DiffusionModel:
@@ -28,7 +28,7 @@ def model_of(gguf: Gguf) -> DiffusionModel:
 
 
 def tiny_model() -> DiffusionModel:
-    return model_of(finish(Gguf.aopen(BytesSource(tiny_gguf(DIFFUSION)))))
+    return model_of(run_sync(Gguf.aopen(BytesSource(tiny_gguf(DIFFUSION)))))
 
 
 def assert_same(found: Floats, truth: Floats) -> None:

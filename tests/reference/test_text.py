@@ -15,11 +15,11 @@ from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, gguf_bytes
 from webgemma.reference.text import Cache, TextModel
 from webgemma.reference.weights import Weights
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 def model_of(data: bytes, budget_nbytes: int | None = None) -> TextModel:
-    gguf = finish(Gguf.aopen(BytesSource(data, "tiny.gguf")))
+    gguf = run_sync(Gguf.aopen(BytesSource(data, "tiny.gguf")))
     return TextModel(Config.from_gguf(gguf), Weights(gguf, budget_nbytes))
 
 

@@ -30,23 +30,23 @@ from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, gguf_bytes
-from webgemma.images import Picture
+from webgemma.images import RgbImage
 from webgemma.reference.pictures import patches, pixel_values
 from webgemma.reference.text import Cache, Soft, TextModel
-from webgemma.reference.vision import BOUNDS, CLAMPED, VisionTower
+from webgemma.reference.vision import BOUNDS, CLAMPED, VisionModel
 from webgemma.reference.weights import Weights
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 KINDS = {"small": (SMALL, SMALL_EYES), "large": (MOE, LARGE_EYES), "embedder": (LARGE, EMBEDDER)}
 PLACE = 14  # <|image|>
 
 
 def opened(data: bytes) -> Gguf:
-    return finish(Gguf.aopen(BytesSource(data, "tiny.gguf")))
+    return run_sync(Gguf.aopen(BytesSource(data, "tiny.gguf")))
 
 
-def tower_of(data: bytes) -> VisionTower:
-    return VisionTower.from_gguf(opened(data))
+def tower_of(data: bytes) -> VisionModel:
+    return VisionModel.from_gguf(opened(data))
 
 
 def text_of(data: bytes) -> TextModel:
@@ -103,9 +103,9 @@ def test_llama_cpps_mmproj_agrees_with_transformers() -> None:
         for name in ("ids", "greedy")
     )
     with Gguf.open(folder / "mmproj-mm-f16.gguf") as mmproj, Gguf.open(folder / "mm-f16.gguf") as g:
-        tower = VisionTower.from_gguf(mmproj)
+        tower = VisionModel.from_gguf(mmproj)
         rgb = (folder / "image-240x192.rgb").read_bytes()
-        pixels = pixel_values(Picture(240, 192, rgb), tower.vision, resized=False)
+        pixels = pixel_values(RgbImage(240, 192, rgb), tower.vision, resized=False)
         np.testing.assert_array_equal(pixels.reshape(180, 768), truth["pixel_values"])
         atol = POOLED_OF_TRANSFORMERS * np.abs(truth["vision_pooled"]).max()
         np.testing.assert_allclose(tower.pooled(pixels), truth["vision_pooled"], rtol=0, atol=atol)

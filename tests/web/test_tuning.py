@@ -14,7 +14,7 @@ from web.test_tab import HELLO, chosen, told
 
 from webgemma.gguf.sources import BytesSource
 from webgemma.lora.gguf_file import open_gguf_adapter
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 from webgemma.web.tab import Tab
 from webgemma.web.tuning import FOLDER
 
@@ -96,7 +96,7 @@ def test_it_learns_is_kept_put_on_taken_off_and_deleted() -> None:
     assert first[0]["nbytes"] == len(data[0])
     assert last == []
     assert not files.disk
-    adapter = finish(open_gguf_adapter(BytesSource(data[0], "mine")))
+    adapter = run_sync(open_gguf_adapter(BytesSource(data[0], "mine")))
     assert {pair.rank for pair in adapter.pairs.values()} == {4}
 
 

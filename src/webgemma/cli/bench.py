@@ -28,7 +28,7 @@ from webgemma.gemma.config import Config
 from webgemma.gemma.record.quantised import chosen_precision
 from webgemma.gguf.reader import Gguf
 from webgemma.models import find_model
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 def bench(
@@ -84,11 +84,11 @@ def _cpu_facts(gguf: Gguf, config: Config, task: Task) -> dict[str, Any]:
 def _gpu_facts(
     gguf: Gguf, config: Config, task: Task, kv: str, precision: str, gpu: Gpu
 ) -> dict[str, Any]:
-    copied_per_second = finish(copy_rate(gpu))  # before the model takes the memory
+    copied_per_second = run_sync(copy_rate(gpu))  # before the model takes the memory
     start = time.perf_counter()
     model = load_model(gguf, config, gpu)
     load_seconds = time.perf_counter() - start
-    speed, step = finish(time_gpu(model, task, kv, precision))
+    speed, step = run_sync(time_gpu(model, task, kv, precision))
     read_per_second = step.weights_nbytes * speed.decode
     return {
         "device": gpu.name,

@@ -22,7 +22,7 @@ from webgemma.device import open_device
 from webgemma.gemma.config import Config
 from webgemma.gemma.record.quantised import chosen_precision
 from webgemma.models import find_model
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 if TYPE_CHECKING:
     from webgemma.diagnostics.check import Report
@@ -62,8 +62,8 @@ def check(
                 err.print("First the truth, in numpy: this takes a minute or more.", style="dim")
             way = Way(kv.value, chosen_precision(precision.value, device.software))
             truth = reference_stages(gguf, config, way, ids)
-            at_once = finish(gpu_stages(loaded, way, ids, truth, tokens))
-            one_by_one = finish(gpu_stages(loaded, way, ids, truth, 1))
+            at_once = run_sync(gpu_stages(loaded, way, ids, truth, tokens))
+            one_by_one = run_sync(gpu_stages(loaded, way, ids, truth, 1))
             report = compare(config, way, truth, at_once, one_by_one)
             if as_json:
                 write_json({"model": found.label, "device": device.name, **_facts(report)})

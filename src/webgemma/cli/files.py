@@ -21,7 +21,7 @@ from webgemma.cli.terminal import (
 )
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config, Layer
-from webgemma.gemma.encoder_config import Towers
+from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gemma.tensors import canonical_tensors
 from webgemma.gguf.ollama import OllamaStore, parse_digest, sha256_file
 from webgemma.gguf.reader import Gguf
@@ -102,7 +102,7 @@ def describe(found: FoundModel, gguf: Gguf, context: int) -> dict[str, Any]:
     context = min(context, config.context)
     tensors = canonical_tensors(gguf)
     projector = _projector(found)
-    towers = Towers.from_gguf(projector) if projector else Towers.from_gguf(gguf)
+    towers = EncoderConfigs.from_gguf(projector) if projector else EncoderConfigs.from_gguf(gguf)
     formats: Counter[str] = Counter()
     for tensor in gguf.tensors.values():
         formats[tensor.format.name] += tensor.nbytes

@@ -10,7 +10,7 @@ from webgemma.cli.terminal import human_nbytes, out, sentences, write_json
 from webgemma.device import Device
 from webgemma.engine.selftest import selftest
 from webgemma.errors import DeviceError
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 def adapters(as_json: JsonOption = False) -> None:
@@ -43,7 +43,7 @@ def _facts(device: Device) -> dict[str, Any]:
     """All that is said of a GPU; it is let go."""
     problem = None
     try:
-        finish(selftest(device))
+        run_sync(selftest(device))
     except DeviceError as error:
         problem = str(error)
     facts = {

@@ -6,12 +6,12 @@ from webgemma.engine.selftest import selftest
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 def load_model(gguf: Gguf, config: Config, device: Device) -> Model:
     """The weights on a device that has passed its self-test, with a progress bar."""
-    finish(selftest(device))
+    run_sync(selftest(device))
     loaded = 0
     with progress(gguf.name, gguf.nbytes) as show:
 
@@ -20,4 +20,4 @@ def load_model(gguf: Gguf, config: Config, device: Device) -> Model:
             loaded += nbytes
             show(loaded)
 
-        return finish(Model.load(gguf, config, device, advance))
+        return run_sync(Model.load(gguf, config, device, advance))

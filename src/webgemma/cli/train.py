@@ -27,14 +27,14 @@ from webgemma.lora.adapter import Adapter
 from webgemma.lora.course import Course, Progress, Training
 from webgemma.lora.data import Example, Report, Texts, bucket, split
 from webgemma.lora.estimate import Memory, estimate
-from webgemma.lora.fresh import GROUPS, PARTS, fresh_adapter
+from webgemma.lora.fresh import GROUPS, PARTS, new_adapter
 from webgemma.lora.gguf_file import write_gguf_adapter
 from webgemma.lora.optimiser import AdamW
 from webgemma.lora.peft_folder import write_peft_folder
 from webgemma.lora.schedule import Shape
 from webgemma.lora.trainer import Options, Trainer
 from webgemma.models import FoundModel, find_model
-from webgemma.sync import each, finish
+from webgemma.sync import iterate_sync, run_sync
 from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
 
@@ -129,7 +129,7 @@ def train(
             if resume:
                 pairs = Adapter.open(folder)
             else:
-                pairs = fresh_adapter(
+                pairs = new_adapter(
                     config,
                     _parts(parts),
                     rank=rank,
@@ -142,7 +142,7 @@ def train(
                 as_gguf,
             )
             with closing(open_device(adapter)) as device:
-                memory = finish(estimate(gguf, config, pairs, options, task.length, device))
+                memory = run_sync(estimate(gguf, config, pairs, options, task.length, device))
                 facts = {"model": found.label, "device": device.name, **memory._asdict()}
                 if not as_json:
                     _introduce(task, device, memory)
@@ -202,7 +202,7 @@ def _train(task: _Task, device: Device, *, resume: bool, quiet: bool) -> dict[st
         training = Training(trainer, task.examples, task.judges, task.course)
         try:
             with _bar(quiet) as show:
-                for progress in each(training.run()):
+                for progress in iterate_sync(training.run()):
                     _note(task, trainer, progress)
                     show(progress)
         except KeyboardInterrupt:
@@ -230,16 +230,16 @@ def _note(task: _Task, trainer: Trainer, progress: Progress) -> None:
     if progress.judged is not None:
         task.judged.append(progress.judged)
     if progress.best:
-        write_peft_folder(finish(trainer.adapter()), task.folder / "best")
+        write_peft_folder(run_sync(trainer.adapter()), task.folder / "best")
 
 
 def _save(trainer: Trainer, task: _Task) -> None:
     """The adapter as it is now, and what is needed to go on."""
-    learnt = finish(trainer.adapter())
+    learnt = run_sync(trainer.adapter())
     write_peft_folder(learnt, task.folder)
     if task.as_gguf:
         write_gguf_adapter(learnt, task.folder / GGUF_FILE)
-    finish(trainer.save_state(task.folder / STATE_FILE))
+    run_sync(trainer.save_state(task.folder / STATE_FILE))
 
 
 def trainable_config(gguf: Gguf) -> Config:

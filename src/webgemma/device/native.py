@@ -15,7 +15,7 @@ from webgemma.device import Buffer, Kernel, Limits, Plan
 from webgemma.device.commands import Commands, NativeReading
 from webgemma.device.neighbours import shuffles
 from webgemma.errors import DeviceError, DeviceMemoryError
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 FEATURES = {
     "subgroups": "subgroup",
@@ -98,7 +98,7 @@ class NativeDevice:
         self._pipelines: dict[Kernel, NativePipeline] = {}
         self._commands = Commands(self._device, self.name, ahead=not self.software)
         if "subgroups" in self.features:
-            self.features |= finish(shuffles(self)) - without
+            self.features |= run_sync(shuffles(self)) - without
 
     def buffer(self, nbytes: int, label: str = "") -> Buffer:
         """Memory of the device, zero at first; its size is rounded up to 16 bytes."""

@@ -9,18 +9,18 @@ import numpy as np
 from webgemma.denoising import Canvas, Denoising
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
-from webgemma.gemma.encoder_config import Audio, Vision
+from webgemma.gemma.encoder_config import AudioConfig, VisionConfig
 from webgemma.gguf.reader import Gguf
-from webgemma.images import Picture
-from webgemma.media.encoders import Placed, Senses, TowerFiles
+from webgemma.images import RgbImage
+from webgemma.media.encoders import EncoderFiles, Encoders, MediaSpan
 from webgemma.progress import Progress
-from webgemma.reference.audio import AudioTower
+from webgemma.reference.audio import AudioModel
 from webgemma.reference.diffusion import DiffusionModel, SeededDraws
 from webgemma.reference.lora import AdaptedWeights, Pair
 from webgemma.reference.pictures import patches, resize, rgb_of
 from webgemma.reference.sampling import sample
 from webgemma.reference.text import PADDING, Cache, Soft, TextModel
-from webgemma.reference.vision import VisionTower
+from webgemma.reference.vision import VisionModel
 from webgemma.reference.weights import Floats, Weights
 from webgemma.sampler import Chosen, Sampling
 
@@ -42,13 +42,13 @@ class ReferenceTower:
 
 
 class ReferenceEyes(ReferenceTower):
-    """The picture encoder, as `Senses` uses it."""
+    """The picture encoder, as `Encoders` uses it."""
 
-    def __init__(self, vision: Vision, weights: Weights) -> None:
+    def __init__(self, vision: VisionConfig, weights: Weights) -> None:
         self.vision = vision
-        self._tower = VisionTower(vision, weights)
+        self._tower = VisionModel(vision, weights)
 
-    async def look(self, picture: Picture, width: int, height: int, progress: Progress) -> Floats:
+    async def look(self, picture: RgbImage, width: int, height: int, progress: Progress) -> Floats:
         """The soft tokens of a picture: [n, output]."""
         rgb = resize(rgb_of(picture), width, height)
         soft = self._tower.encode(patches(rgb, self.vision.patch))
@@ -57,11 +57,11 @@ class ReferenceEyes(ReferenceTower):
 
 
 class ReferenceEars(ReferenceTower):
-    """The sound encoder, as `Senses` uses it."""
+    """The sound encoder, as `Encoders` uses it."""
 
-    def __init__(self, audio: Audio, weights: Weights) -> None:
+    def __init__(self, audio: AudioConfig, weights: Weights) -> None:
         self.audio = audio
-        self._tower = AudioTower(audio, weights)
+        self._tower = AudioModel(audio, weights)
 
     async def listen(self, samples: memoryview, progress: Progress) -> Floats:
         """The soft tokens of a sound, each 30 s heard on their own: [n, output]."""
@@ -72,29 +72,29 @@ class ReferenceEars(ReferenceTower):
         return np.concatenate(heard)
 
 
-async def open_eyes(gguf: Gguf, vision: Vision) -> ReferenceEyes:
+async def open_eyes(gguf: Gguf, vision: VisionConfig) -> ReferenceEyes:
     """The picture encoder of a file."""
     return ReferenceEyes(vision, Weights(gguf))
 
 
-async def open_ears(gguf: Gguf, audio: Audio) -> ReferenceEars:
+async def open_ears(gguf: Gguf, audio: AudioConfig) -> ReferenceEars:
     """The sound encoder of a file."""
     return ReferenceEars(audio, Weights(gguf))
 
 
-class ReferenceEngine:
+class CpuEngine:
     """The text model on the CPU. Its coroutines never suspend."""
 
     name = "CPU (numpy)"
 
-    def __init__(self, gguf: Gguf, config: Config, towers: TowerFiles | None = None) -> None:
+    def __init__(self, gguf: Gguf, config: Config, towers: EncoderFiles | None = None) -> None:
         self.gguf = gguf
         self.closed = False
         self.model = TextModel(config, Weights(gguf))
         self.diffusion = DiffusionModel(config, self.model.weights) if config.diffusion else None
         self.cache = Cache(config)
-        towers = towers or TowerFiles(gguf.name, gguf, config.width)
-        self.senses = Senses(towers, open_eyes, open_ears)
+        towers = towers or EncoderFiles(gguf.name, gguf, config.width)
+        self.senses = Encoders(towers, open_eyes, open_ears)
         self.held: list[Mark] = []  # whose keys and values the cache holds
 
     async def logits(self, ids: Sequence[int]) -> Floats:
@@ -103,7 +103,7 @@ class ReferenceEngine:
         return self.model.forward(ids)
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, seed: int, placed: Sequence[Placed] = ()
+        self, ids: Sequence[int], sampling: Sampling, seed: int, placed: Sequence[MediaSpan] = ()
     ) -> AsyncIterator[Chosen]:
         """Token after token with its log-probability, without end: the caller stops it."""
         marks = _marks(ids, placed)
@@ -114,7 +114,7 @@ class ReferenceEngine:
             marks.append(chosen.token)
 
     async def denoise(
-        self, ids: Sequence[int], denoising: Denoising, seed: int, placed: Sequence[Placed] = ()
+        self, ids: Sequence[int], denoising: Denoising, seed: int, placed: Sequence[MediaSpan] = ()
     ) -> AsyncIterator[Canvas]:
         """Step after step, block after block, without end; DiffusionGemma only."""
         model, marks, block = self.diffusion, _marks(ids, placed), 0
@@ -131,7 +131,7 @@ class ReferenceEngine:
             marks += canvas.best
             block += 1
 
-    def _read(self, marks: list[Mark], placed: Sequence[Placed]) -> Floats:
+    def _read(self, marks: list[Mark], placed: Sequence[MediaSpan]) -> Floats:
         """Logits [vocab] after the last token; only what the cache does not hold is computed."""
         self._check_open()
         pairs = zip(self.held, marks, strict=False)
@@ -170,7 +170,7 @@ class ReferenceEngine:
             raise InputError(f"{self.gguf.name} is closed: load the model again.")
 
 
-def _marks(ids: Sequence[int], placed: Sequence[Placed]) -> list[Mark]:
+def _marks(ids: Sequence[int], placed: Sequence[MediaSpan]) -> list[Mark]:
     marks: list[Mark] = list(ids)
     for at, sensed in placed:
         numbers = range(sensed.count)

@@ -25,7 +25,7 @@ from webgemma.graph import Recorder
 DENOISE = "denoise"
 
 
-class BlockSession(Session):
+class DiffusionSession(Session):
     """A session whose replies come block by block. The cache holds what the encoder has read."""
 
     def _make_tensors(self) -> None:

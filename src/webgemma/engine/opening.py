@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from webgemma.defaults import context_of
 from webgemma.denoising import Canvas, Denoising
 from webgemma.device import Device, aopen_device
-from webgemma.engine.diffusion_session import BlockSession
+from webgemma.engine.diffusion_session import DiffusionSession
 from webgemma.engine.saved_session import SavedPath
 from webgemma.engine.selftest import selftest
 from webgemma.engine.session import Session
@@ -22,8 +22,8 @@ from webgemma.gemma.soft_tokens import Soft
 from webgemma.gemma.stacks import weights_nbytes
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
-from webgemma.media.encoders import Placed, Senses, TowerFile, TowerFiles
-from webgemma.media.gpu_encoders import gpu_senses
+from webgemma.media.encoders import EncoderFile, EncoderFiles, Encoders, MediaSpan
+from webgemma.media.gpu_encoders import gpu_encoders
 from webgemma.sampler import Chosen, Sampling
 
 
@@ -31,16 +31,16 @@ class Engine(Protocol):
     """What computes: the reference on the CPU, or the GPU."""
 
     name: str
-    senses: Senses
+    senses: Encoders
 
     async def logits(self, ids: Sequence[int]) -> Any: ...
 
     def generate(
-        self, ids: Sequence[int], sampling: Sampling, seed: int, placed: Sequence[Placed] = ()
+        self, ids: Sequence[int], sampling: Sampling, seed: int, placed: Sequence[MediaSpan] = ()
     ) -> AsyncIterator[Chosen]: ...
 
     def denoise(
-        self, ids: Sequence[int], denoising: Denoising, seed: int, placed: Sequence[Placed] = ()
+        self, ids: Sequence[int], denoising: Denoising, seed: int, placed: Sequence[MediaSpan] = ()
     ) -> AsyncIterator[Canvas]: ...
 
     def set_adapters(self, adapters: Sequence[Scaled]) -> None: ...
@@ -59,11 +59,11 @@ class EngineOptions:
     memory_gb: float | None = None
     progress: Callable[[int, int], None] | None = None
     label: str = ""  # the model's name, where it is not that of its file
-    projectors: Callable[[], Sequence[TowerFile]] = tuple
+    projectors: Callable[[], Sequence[EncoderFile]] = tuple
 
-    def towers(self, gguf: Gguf, config: Config) -> TowerFiles:
+    def towers(self, gguf: Gguf, config: Config) -> EncoderFiles:
         """Where a model's eyes and ears may be."""
-        return TowerFiles(self.label or gguf.name, gguf, config.width, self.projectors)
+        return EncoderFiles(self.label or gguf.name, gguf, config.width, self.projectors)
 
     def check(self) -> None:
         """InputError for what does not exist, before anything is loaded."""
@@ -83,7 +83,7 @@ class GpuEngine:
         self,
         gguf: Gguf,
         session: Session,
-        senses: Senses,
+        senses: Encoders,
         sharing: "list[GpuEngine] | None" = None,
     ) -> None:
         self.name = session.device.name
@@ -108,19 +108,19 @@ class GpuEngine:
         return await self._session.logits(ids)
 
     def generate(
-        self, ids: Sequence[int], sampling: Sampling, seed: int, placed: Sequence[Placed] = ()
+        self, ids: Sequence[int], sampling: Sampling, seed: int, placed: Sequence[MediaSpan] = ()
     ) -> AsyncIterator[Chosen]:
         """Token after token with its log-probability."""
         return self._session.generate(ids, sampling, seed, self._soft(placed))
 
     def denoise(
-        self, ids: Sequence[int], denoising: Denoising, seed: int, placed: Sequence[Placed] = ()
+        self, ids: Sequence[int], denoising: Denoising, seed: int, placed: Sequence[MediaSpan] = ()
     ) -> AsyncIterator[Canvas]:
         """Step after step, block after block; DiffusionGemma only."""
-        assert isinstance(self._session, BlockSession)
+        assert isinstance(self._session, DiffusionSession)
         return self._session.denoise(ids, denoising, seed, self._soft(placed))
 
-    def _soft(self, placed: Sequence[Placed]) -> list[Soft]:
+    def _soft(self, placed: Sequence[MediaSpan]) -> list[Soft]:
         both_ways = self._session.model.config.images_attend_both_ways
         soft: list[Soft] = []
         for first, sensed in placed:
@@ -177,9 +177,9 @@ async def open_engine(gguf: Gguf, config: Config, context: int, options: EngineO
                 raise
         else:
             return await _gpu_engine(gguf, config, device, context, options)
-    from webgemma.engine.cpu import ReferenceEngine  # numpy: natively only
+    from webgemma.engine.cpu import CpuEngine  # numpy: natively only
 
-    return ReferenceEngine(gguf, config, options.towers(gguf, config))
+    return CpuEngine(gguf, config, options.towers(gguf, config))
 
 
 async def _gpu_engine(
@@ -201,7 +201,7 @@ async def _gpu_engine(
         if sys.platform == "emscripten":
             session.prepare()
         await session.model.fill(gguf, advance)
-        senses = gpu_senses(options.towers(gguf, config), device, options.memory_gb)
+        senses = gpu_encoders(options.towers(gguf, config), device, options.memory_gb)
         return GpuEngine(gguf, session, senses)
     except BaseException:
         device.close()
@@ -247,7 +247,7 @@ async def _session(
     with ExitStack() as made:
         model = Model.reserve(gguf, config, device, table=table)
         made.callback(model.close)
-        kind = BlockSession if config.diffusion else Session
+        kind = DiffusionSession if config.diffusion else Session
         session = kind(model, needs.context, kv=options.kv, precision=options.precision)
         made.callback(session.close)
         await device.read(model.one.buffer, 0, 4).bytes()  # a browser tells of missing memory late

@@ -8,7 +8,7 @@ from typing import Any, Self
 from webgemma.device import Device
 from webgemma.errors import DeviceError, InputError
 from webgemma.gemma.clipped import EPS, UNLIMITED, Bounds, ClippedSteps, Limits, read_bounds
-from webgemma.gemma.encoder_config import PART_SAMPLES, RAW_SAMPLES, Audio, audio_tensors
+from webgemma.gemma.encoder_config import PART_SAMPLES, RAW_SAMPLES, AudioConfig, audio_tensors
 from webgemma.gemma.matrices import Matrices, packed_floats
 from webgemma.gemma.mel import MelTables, log_mel, raw_frames
 from webgemma.gemma.record.ops import ROW_THREADS, SOFTWARE_TILE, THREADS, Steps
@@ -35,7 +35,7 @@ DERIVED = (
 class Ears(Tower):
     """An audio tower's weights on a device."""
 
-    def __init__(self, audio: Audio, device: Device) -> None:
+    def __init__(self, audio: AudioConfig, device: Device) -> None:
         super().__init__(device, steps=audio.layers + 1)
         self.audio = audio
         self.bounds: dict[str, Bounds] = {}  # of clipped linears, by name
@@ -45,7 +45,7 @@ class Ears(Tower):
         self.zeros = self.vector_of([0.0] * audio.features)
 
     @classmethod
-    async def load(cls, gguf: Gguf, audio: Audio, device: Device) -> Self:
+    async def load(cls, gguf: Gguf, audio: AudioConfig, device: Device) -> Self:
         """Bring the tower of an mmproj, or of a file that holds text and towers, to a device."""
         tensors = canonical_tensors(gguf)
         wanted = list(audio_tensors(audio))
@@ -313,7 +313,7 @@ async def hear(ears: Ears, samples: Any, progress: Progress = unwatched) -> Soun
     return Sound(ears.device, *await ears.work((view.nbytes,), data, record, progress))
 
 
-def _check_kernels_fit(gguf: Gguf, audio: Audio) -> None:
+def _check_kernels_fit(gguf: Gguf, audio: AudioConfig) -> None:
     """Refuse shapes that no Gemma 4 has and that the kernels would compute wrongly."""
     size = audio.width // audio.heads if audio.layers else 0
     shapes = {"heads": size, "feed-forward layers": audio.ffn, "features": audio.features}

@@ -14,7 +14,7 @@ RAW_SAMPLES = 640  # of a soft token where there are no layers
 
 
 @dataclass(frozen=True, slots=True)
-class Vision:
+class VisionConfig:
     """A picture encoder; without layers it is the 12B's patch embedder."""
 
     width: int
@@ -30,7 +30,7 @@ class Vision:
 
 
 @dataclass(frozen=True, slots=True)
-class Audio:
+class AudioConfig:
     """A sound encoder; without layers it is the 12B's projection of raw frames."""
 
     width: int
@@ -58,15 +58,15 @@ def _heard(samples: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Towers:
+class EncoderConfigs:
     """What a file can see and hear."""
 
-    vision: Vision | None
-    audio: Audio | None
+    vision: VisionConfig | None
+    audio: AudioConfig | None
     nbytes: int  # of their weights
 
     @classmethod
-    def from_gguf(cls, gguf: Gguf) -> "Towers":
+    def from_gguf(cls, gguf: Gguf) -> "EncoderConfigs":
         """The towers in a model file or in an mmproj; none of them is no error."""
         prefix = "clip." if gguf.metadata.get("general.architecture") == "clip" else "gemma4."
         tensors = canonical_tensors(gguf)
@@ -79,7 +79,7 @@ class Towers:
         )
 
 
-def tower_nbytes(gguf: Gguf, kind: str) -> int:
+def encoder_nbytes(gguf: Gguf, kind: str) -> int:
     """What the weights of a file's "vision" or "audio" tower take."""
     hearing = kind == "audio"
     return sum(
@@ -89,7 +89,7 @@ def tower_nbytes(gguf: Gguf, kind: str) -> int:
     )
 
 
-def vision_tensors(vision: Vision) -> Iterator[Wanted]:
+def vision_tensors(vision: VisionConfig) -> Iterator[Wanted]:
     """All tensors of a picture encoder except the bounds of its clipped linears."""
     width, side = vision.width, vision.patch
     yield "v.position_embd.weight", (width, vision.positions, 2), True
@@ -120,7 +120,7 @@ def vision_tensors(vision: Vision) -> Iterator[Wanted]:
         yield f"{name}out_scale.weight", (1,), False
 
 
-def _vision(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> Vision | None:
+def _vision(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> VisionConfig | None:
     projection = tensors.get("mm.input_projection.weight")
     table = tensors.get("v.position_embd.weight")
     if projection is None or table is None:
@@ -142,7 +142,7 @@ def _vision(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> Visio
             f"{gguf.name}: a vision width of {table.width} cannot be {heads} heads "
             "of a multiple of four."
         )
-    return Vision(
+    return VisionConfig(
         width=table.width,
         layers=layers,
         heads=heads,
@@ -156,7 +156,7 @@ def _vision(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> Visio
     )
 
 
-def _audio(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> Audio | None:
+def _audio(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> AudioConfig | None:
     projection = tensors.get("mm.a.input_projection.weight")
     if projection is None:
         if any(name.startswith("a.") for name in tensors):
@@ -166,7 +166,7 @@ def _audio(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> Audio 
             )
         return None
     layers = _blocks(tensors, "a.")
-    audio = Audio(
+    audio = AudioConfig(
         width=keys.count("embedding_length") if layers else projection.width,
         layers=layers,
         heads=keys.count("attention.head_count") if layers else 0,
@@ -181,7 +181,7 @@ def _audio(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> Audio 
     return audio
 
 
-def audio_tensors(audio: Audio) -> Iterator[Wanted]:
+def audio_tensors(audio: AudioConfig) -> Iterator[Wanted]:
     """All tensors of a sound encoder."""
     width, ffn = audio.width, audio.ffn
     if not audio.layers:

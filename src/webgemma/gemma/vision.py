@@ -9,7 +9,7 @@ from webgemma.device import Device, Limits
 from webgemma.errors import DeviceError, GgufError
 from webgemma.gemma.attention import EVERYTHING, Heads, attend
 from webgemma.gemma.clipped import EPS, Bounds, ClippedSteps, read_bounds
-from webgemma.gemma.encoder_config import Vision, vision_tensors
+from webgemma.gemma.encoder_config import VisionConfig, vision_tensors
 from webgemma.gemma.image_resize import check_pixels, resized
 from webgemma.gemma.matrices import whole_words
 from webgemma.gemma.record.ops import ROW_THREADS
@@ -17,7 +17,7 @@ from webgemma.gemma.record.staged_plan import Bench, Encoded, Tower
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Tensor
-from webgemma.images import Picture
+from webgemma.images import RgbImage
 from webgemma.progress import Progress, unwatched
 
 LAYER_NORM_EPS = 1e-5  # of the 12B's patch embedder
@@ -77,7 +77,7 @@ class Looks:
 class Eyes(Tower):
     """A vision tower's weights on a device."""
 
-    def __init__(self, vision: Vision, device: Device) -> None:
+    def __init__(self, vision: VisionConfig, device: Device) -> None:
         super().__init__(device, steps=vision.layers + 1)
         self.vision = vision
         self.bounds: dict[str, Bounds] = {}  # of clipped linears, by name
@@ -86,7 +86,7 @@ class Eyes(Tower):
         self.ones = self.vector_of([1.0] * vision.width)
 
     @classmethod
-    async def load(cls, gguf: Gguf, vision: Vision, device: Device) -> Self:
+    async def load(cls, gguf: Gguf, vision: VisionConfig, device: Device) -> Self:
         """Bring the tower of an mmproj, or of a file that holds text and towers, to a device."""
         tensors = canonical_tensors(gguf)
         check_tensors(gguf, vision_tensors(vision), tensors)
@@ -272,7 +272,7 @@ class Sight(Encoded):
 
 
 async def see(
-    eyes: Eyes, picture: Picture, width: int, height: int, progress: Progress = unwatched
+    eyes: Eyes, picture: RgbImage, width: int, height: int, progress: Progress = unwatched
 ) -> Sight:
     """Have the device look at a picture in a size that the tower takes."""
     vision, size = eyes.vision, (picture.width, picture.height)
@@ -293,7 +293,7 @@ async def see(
     return Sight(eyes.device, *made)
 
 
-def _check_kernels_fit(gguf: Gguf, vision: Vision) -> None:
+def _check_kernels_fit(gguf: Gguf, vision: VisionConfig) -> None:
     """Refuse shapes that no Gemma 4 has and that the kernels would compute wrongly."""
     size = vision.width // vision.heads if vision.layers else HEAD_DIMS[0]
     if size not in HEAD_DIMS:
@@ -309,7 +309,7 @@ def _check_kernels_fit(gguf: Gguf, vision: Vision) -> None:
             )
 
 
-def _places(bench: Bench, vision: Vision, columns: int, rows: int) -> tuple[Tensor, Tensor]:
+def _places(bench: Bench, vision: VisionConfig, columns: int, rows: int) -> tuple[Tensor, Tensor]:
     """For each patch its row of the table of columns, and of the table of rows behind it."""
     x = list(range(columns)) * rows
     y = [vision.positions + row for row in range(rows) for _ in range(columns)]
@@ -318,7 +318,7 @@ def _places(bench: Bench, vision: Vision, columns: int, rows: int) -> tuple[Tens
 
 
 def _stacks(
-    vision: Vision, tensors: dict[str, TensorInfo], bounds: dict[str, Bounds]
+    vision: VisionConfig, tensors: dict[str, TensorInfo], bounds: dict[str, Bounds]
 ) -> dict[str, list[TensorInfo]]:
     """What is brought to the device, by its name there: alike matrices that read the same go on top
     of each other, under the name of the first, to be multiplied at once."""
@@ -349,7 +349,7 @@ def _as_rows(name: str, tensor: TensorInfo) -> TensorInfo:
     return replace(tensor, shape=(width, tensor.weights // width))
 
 
-def _turns(vision: Vision) -> bytes:
+def _turns(vision: VisionConfig) -> bytes:
     """Turns per place of each pair of a half head, as 64-bit fractions."""
     half = vision.width // vision.heads // 2
     turns = [ROPE_BASE ** (-2 * j / half) / (2 * math.pi) for j in range(half // 2)]
@@ -357,7 +357,9 @@ def _turns(vision: Vision) -> bytes:
     return struct.pack(f"<{len(words)}I", *words)
 
 
-async def _bounds(gguf: Gguf, vision: Vision, tensors: dict[str, TensorInfo]) -> dict[str, Bounds]:
+async def _bounds(
+    gguf: Gguf, vision: VisionConfig, tensors: dict[str, TensorInfo]
+) -> dict[str, Bounds]:
     """Of each clipped linear; four zeros in Ollama's older table say that one is not."""
     names = [f"v.blk.{index}.{part}" for index in range(vision.layers) for part in CLIPPED]
     names.append("mm.input_projection")

@@ -12,7 +12,7 @@ from webgemma.errors import GgufError, ModelNotFoundError
 from webgemma.gguf.header import Header, MoreNeededError, TensorInfo, parse_header
 from webgemma.gguf.metadata import Value, short
 from webgemma.gguf.sources import Bytes, BytesSource, FileSource, Source
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 __all__ = ["Gguf", "TensorInfo", "Value"]
 
@@ -46,7 +46,7 @@ class Gguf:
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Gguf:
         """Opens a local file; for a split model the first of its files, the others beside it."""
-        return finish(cls.aopen(FileSource(path)))
+        return run_sync(cls.aopen(FileSource(path)))
 
     @classmethod
     async def aopen(cls, source: Source) -> Gguf:
@@ -88,7 +88,7 @@ class Gguf:
             raise GgufError(
                 f"{part.source.name} is not on this machine: load it on a GPU, or download it."
             )
-        return finish(part.source.read(start, end - start))
+        return run_sync(part.source.read(start, end - start))
 
     def value_type(self, key: str) -> str:
         """The type of a value as the file has it: UINT32, STRING, FLOAT32[262144]."""

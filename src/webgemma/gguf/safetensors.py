@@ -14,7 +14,7 @@ from webgemma.errors import GgufError, InputError
 from webgemma.gguf.metadata import short
 from webgemma.gguf.sources import Bytes, FileSource, Source
 from webgemma.gguf.writer import write_whole
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 DTYPE_NBYTES = (
     dict.fromkeys(("F64", "I64", "U64"), 8)
@@ -52,7 +52,7 @@ class Safetensors:
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Safetensors:
         """Opens a local file."""
-        return finish(cls.aopen(FileSource(path)))
+        return run_sync(cls.aopen(FileSource(path)))
 
     @classmethod
     async def aopen(cls, source: Source) -> Safetensors:
@@ -82,7 +82,7 @@ class Safetensors:
 
     def read(self, name: str, offset: int = 0, nbytes: int | None = None) -> Bytes:
         """Bytes of a tensor: all, or `nbytes` of them from `offset` on."""
-        return finish(self.aread(name, offset, nbytes))
+        return run_sync(self.aread(name, offset, nbytes))
 
     async def aread(self, name: str, offset: int = 0, nbytes: int | None = None) -> Bytes:
         """The same for a source that makes us wait."""

@@ -32,7 +32,7 @@ PARTS = (*LAYER_MODULES, *(name.removesuffix(".weight") for name in GLOBAL_MODUL
 GROUPS = {"all": ALL_LINEAR, "attention": ATTENTION, "feed-forward": FEED_FORWARD}
 
 
-def fresh_adapter(
+def new_adapter(
     config: Config,
     parts: Iterable[str] = ALL_LINEAR,
     *,

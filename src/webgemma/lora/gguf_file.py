@@ -13,14 +13,14 @@ from webgemma.gguf.sources import FileSource, Source
 from webgemma.gguf.writer import NewTensor, Typed, gguf_bytes, write_gguf
 from webgemma.lora.adapter import EMBEDDING, MAX_RANK, Adapter, Pair, check_adaptable
 from webgemma.lora.floats import ELEMENT_NBYTES, scaled, to_float32
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 ARCHITECTURE = "gemma4"
 
 
 def read_gguf_adapter(path: str | os.PathLike[str]) -> Adapter:
     """The adapter in a local file."""
-    return finish(open_gguf_adapter(FileSource(path)))
+    return run_sync(open_gguf_adapter(FileSource(path)))
 
 
 async def open_gguf_adapter(source: Source) -> Adapter:

@@ -26,7 +26,7 @@ ZEROS = 64  # zero crossings of the resampler's sinc on each side
 CUTOFF = 0.955  # where it halves, of the lower of the two Nyquist frequencies
 
 
-def read_sound(sound: "Sound | NDArray[Any]") -> "Samples":
+def read_audio(sound: "Sound | NDArray[Any]") -> "Samples":
     """A sound as samples at 16 kHz: a path, the bytes of a file, or float samples at that rate.
 
     Files may be WAV, FLAC, OGG, MP3 or whatever else libsndfile reads, of any rate and number of

@@ -8,7 +8,7 @@ from typing import Any
 
 from webgemma.errors import InputError
 from webgemma.gemma.encoder_config import SAMPLE_RATE
-from webgemma.images import MOST_PIXELS, Picture, array_picture, check_size
+from webgemma.images import MAX_PIXELS, RgbImage, check_size, rgb_image
 from webgemma.media.audio_files import (
     MAX_SECONDS,
     check_level,
@@ -21,7 +21,7 @@ PICTURE_KINDS = "JPEG, PNG, GIF, WebP, AVIF and BMP"
 SOUND_KINDS = "WAV, FLAC, OGG, MP3 and what else this browser plays"
 
 
-async def decode_picture(source: Any, where: str = "The picture") -> Picture:
+async def decode_image(source: Any, where: str = "The picture") -> RgbImage:
     """The picture upright, in RGB, what is transparent on white; InputError with a sentence.
 
     It is a path, the bytes of a file, an array of bytes [height, width, 3] (any buffer), or
@@ -30,11 +30,11 @@ async def decode_picture(source: Any, where: str = "The picture") -> Picture:
     name, data = _file(source, where)
     if isinstance(data, memoryview):
         if data.ndim != 1 or data.format != "B":
-            return array_picture(data)
+            return rgb_image(data)
         data = bytes(data)
     media = _media()
     try:
-        found = await media.picture(data, MOST_PIXELS)
+        found = await media.picture(data, MAX_PIXELS)
     except Exception as error:  # JavaScript's, whatever it is
         if getattr(error, "name", "") == "TypeError":
             raise InputError(
@@ -47,10 +47,10 @@ async def decode_picture(source: Any, where: str = "The picture") -> Picture:
         ) from None
     width, height = int(found.width), int(found.height)
     check_size(width, height, name)
-    return Picture(width, height, found.rgb.to_bytes())
+    return RgbImage(width, height, found.rgb.to_bytes())
 
 
-async def decode_sound(source: Any, where: str = "The sound") -> "array[float]":
+async def decode_audio(source: Any, where: str = "The sound") -> "array[float]":
     """The sound as float32 samples at 16 kHz, its channels averaged; InputError with a sentence.
 
     It is a path, the bytes of a file, float samples at 16 kHz (a list or any buffer), or

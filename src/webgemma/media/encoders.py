@@ -6,9 +6,9 @@ from hashlib import sha256
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from webgemma.errors import GgufError, InputError
-from webgemma.gemma.encoder_config import Audio, Towers, Vision
+from webgemma.gemma.encoder_config import AudioConfig, EncoderConfigs, VisionConfig
 from webgemma.gguf.reader import Gguf
-from webgemma.images import Picture, check_sides, soft_tokens, target_size
+from webgemma.images import RgbImage, check_sides, soft_tokens, target_size
 from webgemma.progress import Progress, unwatched
 
 KEPT = 8  # pictures and sounds that nobody uses at the moment
@@ -27,25 +27,25 @@ class Tower(Protocol):
 class Eyes(Tower, Protocol):
     """One for pictures."""
 
-    vision: Vision
+    vision: VisionConfig
 
-    async def look(self, picture: Picture, width: int, height: int, progress: Progress) -> Any: ...
+    async def look(self, picture: RgbImage, width: int, height: int, progress: Progress) -> Any: ...
 
 
 class Ears(Tower, Protocol):
     """One for sounds: float32 samples at 16 kHz, of any length."""
 
-    audio: Audio
+    audio: AudioConfig
 
     async def listen(self, samples: memoryview, progress: Progress) -> Any: ...
 
 
-OpenEyes = Callable[[Gguf, Vision], Awaitable[Eyes]]
-OpenEars = Callable[[Gguf, Audio], Awaitable[Ears]]
+OpenEyes = Callable[[Gguf, VisionConfig], Awaitable[Eyes]]
+OpenEars = Callable[[Gguf, AudioConfig], Awaitable[Ears]]
 
 
 @dataclass(slots=True)
-class Sensed:
+class EncodedMedia:
     """A picture or a sound as soft tokens; it stays as long as it has users."""
 
     count: int
@@ -56,11 +56,11 @@ class Sensed:
     users: int = 0
 
 
-class Placed(NamedTuple):
+class MediaSpan(NamedTuple):
     """Something sensed in a prompt, in place of ids[first : first + sensed.count]."""
 
     first: int
-    sensed: Sensed
+    sensed: EncodedMedia
 
     @property
     def end(self) -> int:
@@ -68,7 +68,7 @@ class Placed(NamedTuple):
         return self.first + self.sensed.count
 
 
-class TowerFile(Protocol):
+class EncoderFile(Protocol):
     """A file in which towers may be."""
 
     @property
@@ -78,21 +78,25 @@ class TowerFile(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TowerFiles:
+class EncoderFiles:
     """Where the towers of a model may be: in projectors or, where there are none, in its file."""
 
     name: str  # of the model, for sentences
     gguf: Gguf
     width: int  # of what the model reads
-    projectors: Callable[[], Sequence[TowerFile]] = tuple
+    projectors: Callable[[], Sequence[EncoderFile]] = tuple
 
-    async def open(self, kind: Literal["vision", "audio"]) -> tuple[Gguf, Vision | Audio]:
+    async def open(
+        self, kind: Literal["vision", "audio"]
+    ) -> tuple[Gguf, VisionConfig | AudioConfig]:
         """The file with a tower, and the tower's blueprint."""
         files = self.projectors()
         for file in files:
             gguf = await file.aopen()
             try:
-                tower: Vision | Audio | None = getattr(Towers.from_gguf(gguf), kind)
+                tower: VisionConfig | AudioConfig | None = getattr(
+                    EncoderConfigs.from_gguf(gguf), kind
+                )
                 if tower is not None:
                     return gguf, self._fitting(tower, gguf.name)
             except BaseException:
@@ -103,7 +107,7 @@ class TowerFiles:
         if files:
             names = ", ".join(file.label for file in files)
             raise InputError(f"{cannot}: there is no {kind} tower in {names}.")
-        tower = getattr(Towers.from_gguf(self.gguf), kind)
+        tower = getattr(EncoderConfigs.from_gguf(self.gguf), kind)
         if tower is None:
             raise InputError(
                 f"{cannot}: there is no {kind} tower in its file; "
@@ -111,7 +115,7 @@ class TowerFiles:
             )
         return self.gguf, self._fitting(tower, self.gguf.name)
 
-    def _fitting(self, tower: Vision | Audio, file: str) -> Vision | Audio:
+    def _fitting(self, tower: VisionConfig | AudioConfig, file: str) -> VisionConfig | AudioConfig:
         if tower.output != self.width:
             raise GgufError(
                 f"{file} makes soft tokens of {tower.output} values, but {self.name} reads "
@@ -128,7 +132,7 @@ class _Opened(Generic[T]):
 
     def __init__(
         self,
-        files: TowerFiles,
+        files: EncoderFiles,
         kind: Literal["vision", "audio"],
         load: Callable[[Gguf, Any], Awaitable[T]],
     ) -> None:
@@ -160,19 +164,19 @@ class _Opened(Generic[T]):
             file.close()
 
 
-class Senses:
+class Encoders:
     """Pictures and sounds in, soft tokens out. What is known already is not encoded again."""
 
-    def __init__(self, files: TowerFiles, open_eyes: OpenEyes, open_ears: OpenEars) -> None:
+    def __init__(self, files: EncoderFiles, open_eyes: OpenEyes, open_ears: OpenEars) -> None:
         self.closed = False
         self._name = files.name
         self._eyes = _Opened[Eyes](files, "vision", open_eyes)
         self._ears = _Opened[Ears](files, "audio", open_ears)
-        self._sensed: dict[bytes, Sensed] = {}  # the latest last
+        self._sensed: dict[bytes, EncodedMedia] = {}  # the latest last
 
     async def see(
-        self, picture: Picture, budget: int | None, progress: Progress = unwatched
-    ) -> Sensed:
+        self, picture: RgbImage, budget: int | None, progress: Progress = unwatched
+    ) -> EncodedMedia:
         """The soft tokens of a picture, until it is released.
 
         It is resized to fill a budget of them; without one it has to have a fitting size."""
@@ -188,7 +192,7 @@ class Senses:
             self._keep(key, soft_tokens(*size, side), True, rows, eyes)
         return self._use(key)
 
-    async def hear(self, samples: memoryview, progress: Progress = unwatched) -> Sensed:
+    async def hear(self, samples: memoryview, progress: Progress = unwatched) -> EncodedMedia:
         """The soft tokens of a sound, until it is released."""
         self._check_open()
         ears = await self._ears.get()
@@ -198,12 +202,12 @@ class Senses:
             self._keep(key, ears.audio.soft_tokens(len(samples)), False, rows, ears)
         return self._use(key)
 
-    async def read(self, sensed: Sensed) -> Any:
+    async def read(self, sensed: EncodedMedia) -> Any:
         """The soft tokens as numbers: float32 [count, width], or their bytes."""
         self._check_open()
         return await sensed.tower.read(sensed.rows)
 
-    def release(self, *sensed: Sensed) -> None:
+    def release(self, *sensed: EncodedMedia) -> None:
         """Say that some are not in use any more; the last few of those are kept."""
         for each in sensed:
             each.users -= 1
@@ -229,9 +233,9 @@ class Senses:
             tower.free(rows)
             self._check_open()
             return
-        self._sensed[key] = Sensed(count, int.from_bytes(key[:6]), picture, rows, tower)
+        self._sensed[key] = EncodedMedia(count, int.from_bytes(key[:6]), picture, rows, tower)
 
-    def _use(self, key: bytes) -> Sensed:
+    def _use(self, key: bytes) -> EncodedMedia:
         each = self._sensed[key] = self._sensed.pop(key)
         each.users += 1
         return each

@@ -6,24 +6,24 @@ from weakref import WeakSet
 from webgemma.device import Device
 from webgemma.errors import DeviceMemoryError
 from webgemma.gemma.audio import Ears, Sound, hear
-from webgemma.gemma.encoder_config import Audio, Vision, tower_nbytes
+from webgemma.gemma.encoder_config import AudioConfig, VisionConfig, encoder_nbytes
 from webgemma.gemma.matrices import Matrices
 from webgemma.gemma.record.staged_plan import Tower
 from webgemma.gemma.vision import Eyes, Sight, see
 from webgemma.gguf.reader import Gguf
-from webgemma.images import Picture
-from webgemma.media.encoders import Senses, TowerFiles
+from webgemma.images import RgbImage
+from webgemma.media.encoders import EncoderFiles, Encoders
 from webgemma.progress import Progress
 
 
-def gpu_senses(files: TowerFiles, device: Device, memory_gb: float | None) -> Senses:
+def gpu_encoders(files: EncoderFiles, device: Device, memory_gb: float | None) -> Encoders:
     """The senses of a model on a device, of whose memory so much may be in use."""
     towers: WeakSet[Tower] = WeakSet()
 
     def check_room(file: Gguf, kind: str) -> None:
         for tower in towers:
             tower.rest()
-        nbytes = tower_nbytes(file, kind)
+        nbytes = encoder_nbytes(file, kind)
         if memory_gb is not None and device.nbytes + nbytes > memory_gb * 1e9:
             raise DeviceMemoryError(
                 f"{files.name} needs {nbytes / 1e9:.2g} GB more for its {kind} tower, but "
@@ -32,19 +32,19 @@ def gpu_senses(files: TowerFiles, device: Device, memory_gb: float | None) -> Se
                 device.nbytes + nbytes,
             )
 
-    async def open_eyes(file: Gguf, vision: Vision) -> GpuEyes:
+    async def open_eyes(file: Gguf, vision: VisionConfig) -> GpuEyes:
         check_room(file, "vision")
         eyes = await Eyes.load(file, vision, device)
         towers.add(eyes)
         return GpuEyes(eyes)
 
-    async def open_ears(file: Gguf, audio: Audio) -> GpuEars:
+    async def open_ears(file: Gguf, audio: AudioConfig) -> GpuEars:
         check_room(file, "audio")
         ears = await Ears.load(file, audio, device)
         towers.add(ears)
         return GpuEars(ears)
 
-    return Senses(files, open_eyes, open_ears)
+    return Encoders(files, open_eyes, open_ears)
 
 
 class GpuTower:
@@ -70,7 +70,7 @@ class GpuTower:
 
 
 class GpuEyes(GpuTower):
-    """A vision tower on a device, as `Senses` uses it."""
+    """A vision tower on a device, as `Encoders` uses it."""
 
     def __init__(self, eyes: Eyes) -> None:
         super().__init__(eyes)
@@ -78,14 +78,14 @@ class GpuEyes(GpuTower):
         self._eyes = eyes
 
     async def look(
-        self, picture: Picture, width: int, height: int, progress: Progress
+        self, picture: RgbImage, width: int, height: int, progress: Progress
     ) -> list[Sight]:
         """Have the device encode a picture."""
         return [await see(self._eyes, picture, width, height, progress)]
 
 
 class GpuEars(GpuTower):
-    """An audio tower on a device, as `Senses` uses it."""
+    """An audio tower on a device, as `Encoders` uses it."""
 
     def __init__(self, ears: Ears) -> None:
         super().__init__(ears)

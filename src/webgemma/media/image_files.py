@@ -10,13 +10,13 @@ from typing import IO, TypeAlias
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from webgemma.errors import InputError
-from webgemma.images import Picture, array_picture, check_size, too_large
+from webgemma.images import RgbImage, check_size, rgb_image, too_large
 
 # A path, the bytes of a file, an image, or an array of bytes [height, width, 3] (any buffer).
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | Image.Image | memoryview | object"
 
 
-def decode(source: Source) -> Picture:
+def decode(source: Source) -> RgbImage:
     """The picture upright, in RGB, what is transparent on white; InputError with a sentence."""
     if isinstance(source, Image.Image):
         with _sentences("The picture"):
@@ -41,7 +41,7 @@ def _opening(path: str) -> Iterator[None]:
 
 def decode_frames(
     source: str | os.PathLike[str] | bytes | bytearray, chosen: Callable[[int], Sequence[int]]
-) -> list[tuple[float, Picture]]:
+) -> list[tuple[float, RgbImage]]:
     """The chosen ones of the frames of an animated GIF, WebP or PNG, each with its seconds."""
     if isinstance(source, bytes | bytearray):
         return _frames(io.BytesIO(source), "The film", chosen)
@@ -52,7 +52,7 @@ def decode_frames(
 
 def _frames(
     file: IO[bytes], name: str, chosen: Callable[[int], Sequence[int]]
-) -> list[tuple[float, Picture]]:
+) -> list[tuple[float, RgbImage]]:
     frames, seconds = [], 0.0
     known = "an animated picture; give the frames of a film as a list of pictures"
     with _sentences(name, known), Image.open(file) as image:
@@ -66,7 +66,7 @@ def _frames(
     return frames
 
 
-def _read(file: IO[bytes], name: str) -> Picture:
+def _read(file: IO[bytes], name: str) -> RgbImage:
     with _sentences(name), Image.open(file) as image:
         return _flatten(image, name)
 
@@ -88,7 +88,7 @@ def _sentences(name: str, known: str = "a picture") -> Iterator[None]:
         raise InputError(f"{name} is damaged or cut short: {error}.") from None
 
 
-def _flatten(image: Image.Image, name: str) -> Picture:
+def _flatten(image: Image.Image, name: str) -> RgbImage:
     check_size(*image.size, name)
     image = _upright(image)
     if image.mode == "F":
@@ -100,7 +100,7 @@ def _flatten(image: Image.Image, name: str) -> Picture:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
     image = image.convert("RGB")
-    return Picture(*image.size, image.tobytes())
+    return RgbImage(*image.size, image.tobytes())
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -118,7 +118,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return wide.point(lambda value: value * (1 / 257) + 0.5).convert("L")
 
 
-def _array(source: object) -> Picture:
+def _array(source: object) -> RgbImage:
     try:
         pixels = memoryview(source)  # type: ignore[arg-type]
     except TypeError:
@@ -126,4 +126,4 @@ def _array(source: object) -> Picture:
             "A picture is a path, the bytes of a file, a PIL image or an array of bytes "
             f"[height, width, 3], not {type(source).__name__}."
         ) from None
-    return array_picture(pixels)
+    return rgb_image(pixels)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from webgemma.errors import InputError
-from webgemma.images import BUDGET, FRAME_BUDGET, Picture, chosen_frames, clock
-from webgemma.media.encoders import Placed, Sensed, Senses
+from webgemma.images import BUDGET, VIDEO_FRAME_BUDGET, RgbImage, chosen_frames, clock
+from webgemma.media.encoders import EncodedMedia, Encoders, MediaSpan
 from webgemma.progress import Progress, unwatched
 from webgemma.text.chat import SpecialTokenizer, encode_parts
 from webgemma.text.markup import (
@@ -33,11 +33,11 @@ TICKS = 100  # of progress for each picture or sound
 class Shown(NamedTuple):
     """A picture in a prompt, or a frame of a film."""
 
-    picture: Picture
+    picture: RgbImage
     budget: int
     marker: Markup
 
-    async def sensed(self, senses: Senses, progress: Progress) -> Sensed:
+    async def sensed(self, senses: Encoders, progress: Progress) -> EncodedMedia:
         """Its soft tokens."""
         return await senses.see(self.picture, self.budget, progress)
 
@@ -51,7 +51,7 @@ class Played(NamedTuple):
 
     samples: memoryview
 
-    async def sensed(self, senses: Senses, progress: Progress) -> Sensed:
+    async def sensed(self, senses: Encoders, progress: Progress) -> EncodedMedia:
         """Its soft tokens."""
         return await senses.hear(self.samples, progress)
 
@@ -66,16 +66,16 @@ Item: TypeAlias = Part | Shown | Played
 async def place_media(
     parts: Sequence[Part],
     tokenizer: SpecialTokenizer,
-    senses: Senses,
+    senses: Encoders,
     progress: Progress = unwatched,
-) -> tuple[list[int], list[Placed]]:
+) -> tuple[list[int], list[MediaSpan]]:
     """The ids of a prompt and what is to be seen and heard in it, which the caller releases.
 
     Everything is decoded before the first picture or sound is encoded, which takes longer."""
     items = joined([item for part in parts for item in await items_of(part)])
     total = TICKS * sum(isinstance(item, Shown | Played) for item in items)
     ids: list[int] = []
-    placed: list[Placed] = []
+    placed: list[MediaSpan] = []
 
     def tell(done: int, of: int) -> None:
         progress(TICKS * len(placed) + TICKS * done // of, total)
@@ -86,7 +86,7 @@ async def place_media(
                 ids += encode_parts(tokenizer, [item])
                 continue
             sensed = await item.sensed(senses, tell)
-            placed.append(Placed(len(ids) + 1, sensed))
+            placed.append(MediaSpan(len(ids) + 1, sensed))
             ids += encode_parts(tokenizer, item.parts(sensed.count))
     except BaseException:
         senses.release(*(each.sensed for each in placed))
@@ -115,16 +115,16 @@ async def items_of(part: Part) -> list[Item]:
     if not isinstance(part, Media):
         return [part]
     if part == AUDIO:
-        return [Played(await read_sound(_source(part, "sound", "audio"), part.where))]
+        return [Played(await read_audio(_source(part, "sound", "audio"), part.where))]
     if part == VIDEO:
         return await _film(part)
     source = _source(part, "picture", "image")
     if part.field == "images":  # Ollama's list, in which sounds are too
         source = _attachment(source)
         if _is_sound(source):
-            return [Played(await read_sound(source, part.where))]
+            return [Played(await read_audio(source, part.where))]
     budget = part.given.get("budget", BUDGET)
-    return [Shown(await read_picture(source, part.where), budget, IMAGE)]
+    return [Shown(await read_image(source, part.where), budget, IMAGE)]
 
 
 def _source(media: Media, what: str, field: str) -> Any:
@@ -166,18 +166,21 @@ async def _film(media: Media) -> list[Item]:
             ) from None
         where = f"{media.where}: frame {{}}"
         pictures = [
-            await read_picture(x, where.format(at)) for at, x in zip(chosen, given, strict=True)
+            await read_image(x, where.format(at)) for at, x in zip(chosen, given, strict=True)
         ]
         frames = [(at / rate, x) for at, x in zip(chosen, pictures, strict=True)]
     if not frames:
         raise InputError(f"{media.where} is a film without a frame.")
     items: list[Item] = []
     for seconds, picture in frames:
-        items += [" " * bool(items) + clock(seconds) + " ", Shown(picture, FRAME_BUDGET, VIDEO)]
+        items += [
+            " " * bool(items) + clock(seconds) + " ",
+            Shown(picture, VIDEO_FRAME_BUDGET, VIDEO),
+        ]
     return items
 
 
-def _animation(source: Any, where: str) -> list[tuple[float, Picture]]:
+def _animation(source: Any, where: str) -> list[tuple[float, RgbImage]]:
     try:
         from webgemma.media.image_files import decode_frames
     except ImportError:
@@ -188,15 +191,15 @@ def _animation(source: Any, where: str) -> list[tuple[float, Picture]]:
     return decode_frames(source, chosen_frames)
 
 
-async def read_picture(source: Any, where: str) -> Picture:
+async def read_image(source: Any, where: str) -> RgbImage:
     """A picture from a path, the bytes of a file, a data: URL, a PIL image or an array.
 
     In a browser, also from what its scripts have: a Blob, an ImageBitmap, …"""
     source = _local(source, where)
     if sys.platform == "emscripten":
-        from webgemma.media.browser import decode_picture
+        from webgemma.media.browser import decode_image
 
-        return await decode_picture(source, where)
+        return await decode_image(source, where)
     try:
         from webgemma.media.image_files import decode
     except ImportError:
@@ -212,20 +215,20 @@ async def read_picture(source: Any, where: str) -> Picture:
         raise InputError(f"{where}: {error}") from None
 
 
-async def read_sound(source: Any, where: str) -> memoryview:
+async def read_audio(source: Any, where: str) -> memoryview:
     """A sound as float32 samples at 16 kHz: from a path, the bytes of a file, a data: URL, or
     float samples at that rate. In a browser, also from what its scripts have: a Float32Array, …"""
     source = _local(source, where)
     if sys.platform == "emscripten":
-        from webgemma.media.browser import decode_sound
+        from webgemma.media.browser import decode_audio
 
-        return memoryview(await decode_sound(source, where))
+        return memoryview(await decode_audio(source, where))
     from webgemma.media import audio_files as sounds
 
     if isinstance(source, str | os.PathLike):
-        return sounds.read_sound(source).data
+        return sounds.read_audio(source).data
     try:
-        return sounds.read_sound(source).data
+        return sounds.read_audio(source).data
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from webgemma.errors import GgufError
-from webgemma.gemma.encoder_config import RAW_SAMPLES, SAMPLE_RATE, Audio, audio_tensors
+from webgemma.gemma.encoder_config import RAW_SAMPLES, SAMPLE_RATE, AudioConfig, audio_tensors
 from webgemma.gemma.tensors import check_tensors
 from webgemma.reference.text import rms, softmax
 from webgemma.reference.weights import Floats, Weights
@@ -52,10 +52,10 @@ def raw_frames(samples: Floats) -> Floats:
     return np.pad(samples, (0, -len(samples) % RAW_SAMPLES)).reshape(-1, RAW_SAMPLES)
 
 
-class AudioTower:
+class AudioModel:
     """A sound encoder: a blueprint and its weights."""
 
-    def __init__(self, audio: Audio, weights: Weights) -> None:
+    def __init__(self, audio: AudioConfig, weights: Weights) -> None:
         self.audio = audio
         self.weights = weights
         check_tensors(weights.gguf, audio_tensors(audio), weights.tensors)

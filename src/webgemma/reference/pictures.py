@@ -3,11 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from webgemma.gemma.encoder_config import Vision
+from webgemma.gemma.encoder_config import VisionConfig
 from webgemma.images import (
     BUDGET,
     WEIGHT_BITS,
-    Picture,
+    RgbImage,
     check_sides,
     resize_taps,
     starts_with_y,
@@ -19,9 +19,9 @@ Rgb = NDArray[np.uint8]  # [height, width, 3]
 
 
 def pixel_values(
-    picture: Picture, vision: Vision, budget: int = BUDGET, *, resized: bool = True
+    picture: RgbImage, vision: VisionConfig, budget: int = BUDGET, *, resized: bool = True
 ) -> Floats:
-    """A picture as VisionTower takes it: [rows, columns, patch · patch · 3], from 0 to 1."""
+    """A picture as VisionModel takes it: [rows, columns, patch · patch · 3], from 0 to 1."""
     width, height, _ = picture
     rgb = rgb_of(picture)
     side = vision.patch * vision.pool
@@ -32,7 +32,7 @@ def pixel_values(
     return patches(rgb, vision.patch)
 
 
-def rgb_of(picture: Picture) -> Rgb:
+def rgb_of(picture: RgbImage) -> Rgb:
     """Its pixels as an array."""
     return np.frombuffer(picture.rgb, np.uint8).reshape(picture.height, picture.width, 3)
 

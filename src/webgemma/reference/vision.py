@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from webgemma.errors import GgufError, InputError
-from webgemma.gemma.encoder_config import Towers, Vision, vision_tensors
+from webgemma.gemma.encoder_config import EncoderConfigs, VisionConfig, vision_tensors
 from webgemma.gemma.tensors import check_tensors
 from webgemma.gguf.reader import Gguf
 from webgemma.reference.text import attend, gelu, rms, rope
@@ -20,23 +20,23 @@ CLAMPED = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 
-class VisionTower:
+class VisionModel:
     """A picture encoder: a blueprint and its weights.
 
     A picture is given as patches in their places, [rows, columns, patch · patch · 3], each patch
     row by row with the colours of a pixel together, from 0 to 1: transformers' pixel_values.
     """
 
-    def __init__(self, vision: Vision, weights: Weights) -> None:
+    def __init__(self, vision: VisionConfig, weights: Weights) -> None:
         self.vision = vision
         self.weights = weights
         check_tensors(weights.gguf, vision_tensors(vision), weights.tensors)
         self._bounds = bounds(vision, weights) if vision.clipped else {}
 
     @classmethod
-    def from_gguf(cls, gguf: Gguf) -> "VisionTower":
+    def from_gguf(cls, gguf: Gguf) -> "VisionModel":
         """The tower of an mmproj, or of a file that holds text and towers in one (Ollama's)."""
-        vision = Towers.from_gguf(gguf).vision
+        vision = EncoderConfigs.from_gguf(gguf).vision
         if vision is None:
             raise InputError(f"{gguf.name} cannot see: there is no vision tower in it.")
         return cls(vision, Weights(gguf))
@@ -146,7 +146,7 @@ class VisionTower:
             )
 
 
-def bounds(vision: Vision, weights: Weights) -> dict[str, Floats]:
+def bounds(vision: VisionConfig, weights: Weights) -> dict[str, Floats]:
     """For each clipped linear its (input_min, input_max, output_min, output_max).
 
     They are scalars beside the weight or, in older files of Ollama's, rows of one tensor, where

@@ -8,7 +8,7 @@ from webgemma.engine.opening import gpu_needs
 from webgemma.errors import WebgemmaError
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import FileSource
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 LIST_SECONDS = 1.0  # for the headers of one list; what is left waits for the next
 
@@ -45,7 +45,7 @@ def gpu_size(path: Path, name: str) -> GpuSize:
     try:
         source = FileSource(path)
         source.name = name  # a blob's own name tells people nothing
-        with finish(Gguf.aopen(source)) as gguf:
+        with run_sync(Gguf.aopen(source)) as gguf:
             return GpuSize(*gpu_needs(gguf))
     except WebgemmaError as error:
         return GpuSize(problem=str(error))

@@ -25,7 +25,7 @@ from webgemma.lora.adapter import Adapter
 from webgemma.lora.course import Course, Training
 from webgemma.lora.data import Example, Report, bucket, split
 from webgemma.lora.estimate import estimate
-from webgemma.lora.fresh import GROUPS, fresh_adapter
+from webgemma.lora.fresh import GROUPS, new_adapter
 from webgemma.lora.gguf_file import gguf_adapter_bytes, open_gguf_adapter
 from webgemma.lora.trainer import Options, Trainer
 from webgemma.web.room import free_nbytes
@@ -251,7 +251,7 @@ async def _task(model: Gemma, data: str, asked: Asked) -> _Task:
     options = Options(sequences)
     parts = GROUPS.get(asked.parts, (asked.parts,))
     name = PurePath(asked.name).stem or "adapter"
-    adapter = fresh_adapter(model.config, parts, rank=asked.rank, name=name)
+    adapter = new_adapter(model.config, parts, rank=asked.rank, name=name)
     course = Course(asked.rate, asked.epochs, total=asked.steps)
     on = engine.model.device
     memory = await estimate(engine.gguf, model.config, adapter, options, length, on)

@@ -9,7 +9,7 @@ from helpers.sessions import CHUNK, SHORT, open_tiny
 
 from webgemma.engine.session import Session
 from webgemma.gemma.weights import Model
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,7 +23,7 @@ def small_chunks() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model() -> Model:
     gguf, config = open_tiny(SHORT)
-    return finish(Model.load(gguf, config, device()))
+    return run_sync(Model.load(gguf, config, device()))
 
 
 @pytest.fixture

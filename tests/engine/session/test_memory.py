@@ -10,7 +10,7 @@ from webgemma.device.null import NullDevice
 from webgemma.engine.session import Session
 from webgemma.errors import DeviceError, DeviceMemoryError, InputError
 from webgemma.gemma.weights import Model
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 def test_sessions_that_cannot_be(model: Model) -> None:
@@ -33,7 +33,7 @@ def test_nothing_is_left_behind(session: Session) -> None:
         take(session, IDS[:10], 75)
         other = session.fork()
         take(other, IDS[:44], 5)
-        finish(other.logits(IDS[:20]))
+        run_sync(other.logits(IDS[:20]))
         other.close()
         del other
         counts.append(buffers())
@@ -46,7 +46,7 @@ def use(model: Model) -> None:
     try:
         take(session, IDS[:20], 2)
         take(session, IDS[:3], 2, RANDOM)
-        finish(session.logits(IDS[:5]))
+        run_sync(session.logits(IDS[:5]))
     finally:
         session.close()
 
@@ -55,7 +55,7 @@ def use(model: Model) -> None:
 def test_closing_frees_without_a_garbage_collector(table: str) -> None:
     """A browser frees a buffer late, or never, unless it is told to."""
     on = NullDevice()
-    model = finish(Model.load(*open_tiny(SHORT), on, table=table))
+    model = run_sync(Model.load(*open_tiny(SHORT), on, table=table))
     kept = len(on.buffers)
     use(model)
     assert len(on.buffers) == kept
@@ -66,7 +66,7 @@ def test_closing_frees_without_a_garbage_collector(table: str) -> None:
 def test_memory_that_ends_at_any_moment() -> None:
     """While the session is made or a plan recorded: all but the model is freed."""
     on = NullDevice()
-    model = finish(Model.load(*open_tiny(SHORT), on))
+    model = run_sync(Model.load(*open_tiny(SHORT), on))
     kept = set(on.buffers)
     use(model)
     assert on.buffers == kept

@@ -14,11 +14,11 @@ from helpers.sessions import IDS, RANDOM, SHORT, open_tiny, take, truth
 from webgemma.engine.session import Session
 from webgemma.errors import InputError
 from webgemma.gemma.weights import Model
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 def saved_by(session: Session, path: Path) -> Path:
-    finish(session.save(path))
+    run_sync(session.save(path))
     return path
 
 
@@ -31,7 +31,7 @@ def test_saved_and_restored(
     session = Session(model, 256, kv=kv)
     history = [*IDS[:length], *take(session, IDS[:length], 4)] if length else []
     path = saved_by(session, tmp_path / "a")
-    restored = finish(Session.restore(model, path))
+    restored = run_sync(Session.restore(model, path))
     assert (restored.tokens, restored.context, restored.kv) == (history, 256, kv)
     assert saved_by(restored, tmp_path / "b").read_bytes() == path.read_bytes()
     assert take(restored, [*history, 50], 6, RANDOM) == take(session, [*history, 50], 6, RANDOM)
@@ -44,16 +44,16 @@ def test_saved_to_an_open_file(model: Model, tmp_path: Path) -> None:
     session = Session(model, 256)
     take(session, IDS[:5], 3)
     file = io.BytesIO()
-    finish(session.save(file))
+    run_sync(session.save(file))
     assert file.getvalue() == saved_by(session, tmp_path / "a").read_bytes()
-    restored = finish(Session.restore(model, file))
+    restored = run_sync(Session.restore(model, file))
     assert restored.tokens == session.tokens
     assert not file.closed
     file.close()
     with pytest.raises(InputError, match="cannot be written"):
-        finish(session.save(file))
+        run_sync(session.save(file))
     with pytest.raises(InputError, match="cannot be read"):
-        finish(session.take_over(file))
+        run_sync(session.take_over(file))
     session.close()
     restored.close()
 
@@ -63,7 +63,7 @@ def test_restored_it_is_not_read_again(
 ) -> None:
     other = Session(model, 128, kv="f32")  # with another context
     history = [*IDS[:60], *take(other, IDS[:60], 4)]
-    finish(session.take_over(saved_by(other, tmp_path / "saved")))
+    run_sync(session.take_over(saved_by(other, tmp_path / "saved")))
     assert take(session, [*history, 50], 6) == truth([*history, 50], 6)
     assert read == [1]
     session.rewind(len(history) - 5)
@@ -73,23 +73,23 @@ def test_restored_it_is_not_read_again(
 
 
 def test_files_that_do_not_fit(session: Session, model: Model, tmp_path: Path) -> None:
-    finish(session.logits(IDS[:60]))
+    run_sync(session.logits(IDS[:60]))
     path = saved_by(session, tmp_path / "saved")
     small, half = Session(model, 59, kv="f32"), Session(model, 256, kv="f16")
     with pytest.raises(InputError, match="holds 60 tokens, but the context holds 59"):
-        finish(small.take_over(path))
+        run_sync(small.take_over(path))
     with pytest.raises(InputError, match="saved with kv f32"):
-        finish(half.take_over(path))
+        run_sync(half.take_over(path))
     gguf, config = open_tiny(replace(SHORT, seed=4))
-    other = finish(Model.load(gguf, config, device()))
+    other = run_sync(Model.load(gguf, config, device()))
     with pytest.raises(InputError, match="belongs to another model"):
-        finish(Session.restore(other, path))
+        run_sync(Session.restore(other, path))
     with pytest.raises(InputError, match="There is no file"):
-        finish(session.take_over(tmp_path / "missing"))
+        run_sync(session.take_over(tmp_path / "missing"))
     with pytest.raises(InputError, match="There is no file"):
-        finish(session.take_over(tmp_path))
+        run_sync(session.take_over(tmp_path))
     with pytest.raises(InputError, match="cannot be written"):
-        finish(session.save(tmp_path / "missing" / "saved"))
+        run_sync(session.save(tmp_path / "missing" / "saved"))
     assert session.tokens == IDS[:60]
     for each in (small, half, other):
         each.close()
@@ -98,7 +98,7 @@ def test_files_that_do_not_fit(session: Session, model: Model, tmp_path: Path) -
 @pytest.fixture(scope="module")
 def saved(model: Model, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     session = Session(model, 64)
-    finish(session.logits(IDS[:40]))
+    run_sync(session.logits(IDS[:40]))
     path = saved_by(session, tmp_path_factory.mktemp("saved") / "saved")
     session.close()
     return path.read_bytes()
@@ -108,7 +108,7 @@ def refused(session: Session, path: Path, data: bytes) -> str:
     """What a session says to a file; it is then empty or as before, and works."""
     path.write_bytes(data)
     with pytest.raises(InputError) as caught:
-        finish(session.take_over(path))
+        run_sync(session.take_over(path))
     return str(caught.value)
 
 
@@ -166,4 +166,4 @@ def test_headers_that_make_no_sense(
     path = tmp_path / "saved"
     path.write_bytes(data + hashlib.sha256(data).digest())
     with pytest.raises(InputError, match=r"is damaged|belongs to another model"):
-        finish(Session.restore(model, path))
+        run_sync(Session.restore(model, path))

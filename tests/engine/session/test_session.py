@@ -26,7 +26,7 @@ from webgemma.engine.session import Session
 from webgemma.errors import InputError
 from webgemma.gemma.weights import Model
 from webgemma.sampler import Sampling
-from webgemma.sync import finish
+from webgemma.sync import run_sync
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 15, 16, 17, 32, 33, 90])
@@ -44,15 +44,15 @@ def test_logits_of_any_length_on_one_session(session: Session) -> None:
     import numpy as np
 
     for length in (3, 40, 2, 16, 33, 3):
-        logits = np.frombuffer(finish(session.logits(IDS[:length])), np.float32)
-        wanted = finish(reference().logits(IDS[:length])).ravel()
+        logits = np.frombuffer(run_sync(session.logits(IDS[:length])), np.float32)
+        wanted = run_sync(reference().logits(IDS[:length])).ravel()
         np.testing.assert_allclose(logits, wanted, rtol=0, atol=GPU_LOGITS_OF_TRANSFORMERS)
 
 
 def test_logits_and_generations_take_turns(session: Session) -> None:
-    finish(session.logits(IDS[:20]))
+    run_sync(session.logits(IDS[:20]))
     assert take(session, IDS[:20], 4) == truth(IDS[:20], 4)
-    finish(session.logits(IDS[50:60]))
+    run_sync(session.logits(IDS[50:60]))
     assert take(session, IDS[:20], 4) == truth(IDS[:20], 4)
 
 
@@ -92,7 +92,7 @@ def test_another_end_reads_from_there_on(session: Session, read: list[int]) -> N
     ],
 )
 def test_going_back(session: Session, back: int, kept: bool) -> None:
-    finish(session.logits(IDS))
+    run_sync(session.logits(IDS))
     length = len(IDS) - back
     session.rewind(length)
     assert session.tokens == (IDS[:length] if kept else [])
@@ -112,7 +112,7 @@ def test_going_back_twice(session: Session) -> None:
 
 def test_a_context_within_the_ring_goes_back_anywhere(model: Model) -> None:
     session = Session(model, RING, kv="f32")
-    finish(session.logits(IDS[:RING]))
+    run_sync(session.logits(IDS[:RING]))
     session.rewind(1)
     assert session.tokens == IDS[:1]
     assert take(session, IDS[:9], 3) == truth(IDS[:9], 3)
@@ -121,7 +121,7 @@ def test_a_context_within_the_ring_goes_back_anywhere(model: Model) -> None:
 
 @pytest.mark.parametrize("length", [-1, 21])
 def test_going_back_to_nowhere(session: Session, length: int) -> None:
-    finish(session.logits(IDS[:20]))
+    run_sync(session.logits(IDS[:20]))
     with pytest.raises(InputError, match=f"cannot go back to {length} tokens; it has 20"):
         session.rewind(length)
 
@@ -141,7 +141,7 @@ def test_stopping_submits_nothing(session: Session, monkeypatch: pytest.MonkeyPa
     stream = session.generate(IDS[:6], GREEDY, 5)
     next_token(stream)
     monkeypatch.setattr(session.device, "run", None)
-    finish(closed(stream))
+    run_sync(closed(stream))
     monkeypatch.undo()
     assert len(take(session, IDS[:9], 2)) == 2
 
@@ -154,7 +154,7 @@ def test_a_failing_caller(session: Session) -> None:
         await stream.athrow(RuntimeError("the caller's own"))
 
     with pytest.raises(RuntimeError, match="the caller's own"):
-        finish(fail())
+        run_sync(fail())
     history = [*IDS[:6], first, 50]
     assert take(session, history, 3) == truth(history, 3)
 
@@ -193,7 +193,7 @@ def test_prompts_that_cannot_be_read(session: Session) -> None:
     with pytest.raises(InputError, match="257 tokens, but the context holds 256"):
         take(session, [2] * 257, 1)
     with pytest.raises(InputError, match="257 tokens"):
-        finish(session.logits([2] * 257))
+        run_sync(session.logits([2] * 257))
 
 
 def test_a_closed_session_says_so(model: Model, tmp_path: Path) -> None:
@@ -205,11 +205,11 @@ def test_a_closed_session_says_so(model: Model, tmp_path: Path) -> None:
     for attempt in (
         lambda: next_token(stream),
         lambda: take(session, [2], 1),
-        lambda: finish(session.logits([2])),
+        lambda: run_sync(session.logits([2])),
         lambda: session.rewind(0),
         session.fork,
-        lambda: finish(session.save(tmp_path / "never")),
-        lambda: finish(session.take_over(tmp_path / "never")),
+        lambda: run_sync(session.save(tmp_path / "never")),
+        lambda: run_sync(session.take_over(tmp_path / "never")),
     ):
         with pytest.raises(InputError, match="This session is closed"):
             attempt()
@@ -269,7 +269,7 @@ def test_a_fork_amid_a_generation(session: Session) -> None:
 
 def test_a_table_that_stays_in_the_file() -> None:
     gguf, config = open_tiny(SHORT)
-    hosted = finish(Model.load(gguf, config, device(), table="host"))
+    hosted = run_sync(Model.load(gguf, config, device(), table="host"))
     session = Session(hosted, 256, kv="f32")
     assert take(session, IDS[:40], 6) == truth(IDS[:40], 6)
     history = [*session.tokens, 50]

@@ -16,13 +16,13 @@ from webgemma.device import Device, Plan
 from webgemma.device.null import NullDevice
 from webgemma.errors import DeviceError
 from webgemma.gemma.audio import Ears, Sound, hear
-from webgemma.gemma.encoder_config import Towers
+from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gemma.record import staged_plan as workbench
 from webgemma.gemma.record.staged_plan import Tower
 from webgemma.gemma.vision import Eyes, Sight, see
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.images import Picture
+from webgemma.images import RgbImage
 from webgemma.progress import Progress, unwatched
 
 
@@ -65,7 +65,7 @@ class Sense:
 
 def eyes(on: Device, shape: object) -> Sense:
     gguf = alone(Gguf.aopen(BytesSource(eyes_gguf(shape))))
-    vision = Towers.from_gguf(gguf).vision
+    vision = EncoderConfigs.from_gguf(gguf).vision
     assert vision is not None
     tower, side = alone(Eyes.load(gguf, vision, on)), vision.patch * vision.pool
 
@@ -73,7 +73,7 @@ def eyes(on: Device, shape: object) -> Sense:
         width, height = (31, 17) if large else (21, 35)
         target = (3 * side, 2 * side) if large else (side, 2 * side)
         rgb = np.random.default_rng(seed).bytes(3 * width * height)
-        return await see(tower, Picture(width, height, rgb), *target, progress)
+        return await see(tower, RgbImage(width, height, rgb), *target, progress)
 
     return Sense(tower, encode)
 
