@@ -1,4 +1,4 @@
-"""The errors a user can meet: each says in a sentence what is wrong, where, and what to do."""
+"""Errors that users can meet: each says in a sentence what is wrong, where, and what to do."""
 
 
 class WebgemmaError(Exception):
@@ -6,23 +6,31 @@ class WebgemmaError(Exception):
 
 
 class GgufError(WebgemmaError):
-    """A model file is damaged, cut short, of another kind, or uses something we cannot read."""
+    """A model file is damaged, truncated, of another kind, or uses something unsupported."""
 
 
 class ModelNotFoundError(WebgemmaError):
-    """No model answers to this name or path."""
+    """There is no model of this name or path."""
 
 
 class InputError(WebgemmaError):
     """A prompt, a message, a token id or an option cannot be used."""
 
 
+class MissingEncoderError(InputError):
+    """A model has no encoder for images or for audio."""
+
+
 class StorageError(WebgemmaError):
-    """A browser cannot store a model: there is no room, or it is in use."""
+    """A browser cannot store a model: there is no space, or it is in use."""
 
 
 class DeviceError(WebgemmaError):
     """The GPU is missing, lost, out of memory, or refuses a kernel."""
+
+
+class DeviceLostError(DeviceError):
+    """The GPU was reset or removed: the model has to be loaded again."""
 
 
 class DeviceMemoryError(DeviceError):
@@ -31,3 +39,7 @@ class DeviceMemoryError(DeviceError):
     def __init__(self, sentence: str, held_nbytes: int) -> None:
         super().__init__(sentence)
         self.held_nbytes = held_nbytes
+
+
+class KernelError(WebgemmaError):
+    """A kernel is linked or called with something that its WGSL file does not declare."""

@@ -1,4 +1,4 @@
-"""Our JavaScript, as Python in a browser finds it."""
+"""Access from Python in a browser to the JavaScript files of this package."""
 
 from importlib.resources import files
 from typing import Any
@@ -8,7 +8,9 @@ from pyodide.code import run_js  # type: ignore[import-not-found]
 
 
 def script(package: str, file: str, name: str) -> Any:
-    """What a file of ours calls `name`; a page whose policy forbids eval has imported it."""
+    """Return the global `name` that a JavaScript file of a package defines.
+
+    The file is run unless the global exists: a page whose policy forbids eval imports it."""
     if not hasattr(js, name):
         run_js(files(package).joinpath(file).read_text("utf-8"))
     return getattr(js, name)

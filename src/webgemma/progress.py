@@ -1,10 +1,10 @@
-"""Telling somebody who waits how far long work is."""
+"""Progress of long work, reported to a callback."""
 
 from collections.abc import Callable
 from typing import TypeAlias
 
-Progress: TypeAlias = Callable[[int, int], None]  # is told how many steps of how many are done
+Progress: TypeAlias = Callable[[int, int], None]  # how many steps of how many are done
 
 
-def unwatched(done: int, total: int) -> None:
-    """The progress that nobody asked for."""
+def ignore_progress(done: int, total: int) -> None:
+    """Ignore the progress."""

@@ -1,32 +1,202 @@
-"""Plain code over coroutines that never suspend: natively every wait blocks, without a loop."""
+"""Plain and asynchronous faces of one implementation.
 
-from collections.abc import AsyncGenerator, Coroutine, Iterator
-from typing import Any, TypeVar
+The engine is written as coroutines. Natively these never suspend: every wait blocks the thread that
+drives them. `run_sync` and `iterate_sync` drive them in the caller's thread; a `Worker` can also
+drive them in a thread of its own, so that the caller's event loop never blocks. In a browser there
+are no threads: coroutines wait for promises, and only the asynchronous face works."""
 
+import asyncio
+import inspect
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import update_wrapper
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_args
+
+from webgemma.errors import InputError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
+
+IN_BROWSER = sys.platform == "emscripten"
+NEEDS_AWAIT = "This has to be awaited here: use the method whose name begins with 'a'."
+
+_running = threading.local()  # .job: the _Job that this thread drives, if any
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine, at once; also inside a running event loop (Jupyter)."""
+    """Return the result of a coroutine that never suspends; also inside a running event loop."""
     try:
         coroutine.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
     coroutine.close()
-    raise RuntimeError("This has to be awaited here: use the method whose name begins with 'a'.")
+    raise InputError(NEEDS_AWAIT)
 
 
 def iterate_sync(stream: AsyncGenerator[T, None]) -> Iterator[T]:
-    """The items of an asynchronous generator, one by one; closing this closes it."""
+    """Yield the items of an asynchronous generator that never suspends; closing this closes it."""
+    return Worker().iterate(stream)
+
+
+def checkpoint() -> None:
+    """Raise CancelledError if the job that this thread drives was cancelled.
+
+    Code that waits calls it, so that cancelling takes effect at the next wait."""
+    job = _current_job()
+    if job is not None and job.cancelled:
+        raise asyncio.CancelledError
+
+
+def has_event_loop() -> bool:
+    """Return whether the running code may wait for what needs an event loop."""
+    return IN_BROWSER or _current_job() is not None
+
+
+async def on_event_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine that may suspend, on the event loop that waits for this thread's job.
+
+    In plain code there is none, and the coroutine must not suspend."""
+    job = _current_job()
+    if job is not None:
+        return job.wait(coroutine)
     try:
-        while True:
-            try:
-                yield run_sync(_next(stream))
-            except StopAsyncIteration:
-                return
-    finally:
-        run_sync(_close(stream))
+        return await coroutine
+    except RuntimeError as error:
+        if str(error) == "no running event loop":
+            raise InputError(NEEDS_AWAIT) from error
+        raise
+
+
+def for_caller(callback: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that calls a user's callback in the thread of the user's event loop."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        async def on_loop() -> T:
+            return callback(*args, **kwargs)
+
+        job = _current_job()
+        return callback(*args, **kwargs) if job is None else job.wait(on_loop())
+
+    return call
+
+
+class _Job:
+    """A coroutine that a worker's thread drives while an event loop waits for it."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.cancelled = False
+        self._lock = lock  # held by the thread while it runs
+        self._task: asyncio.Task[Any] | None = None  # that the thread waits for
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine on the event loop, which may use the lock meanwhile."""
+        finished: Future[asyncio.Task[T]] = Future()
+
+        def start() -> None:
+            self._task = task = self.loop.create_task(coroutine)
+            task.add_done_callback(finished.set_result)
+            if self.cancelled:
+                task.cancel()
+
+        self.loop.call_soon_threadsafe(start)
+        self._lock.release()
+        try:
+            return finished.result().result()
+        finally:
+            self._lock.acquire()
+
+    def cancel(self) -> None:
+        """End the job at its next `checkpoint`, or at once if it waits for the event loop."""
+        self.cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _current_job() -> _Job | None:
+    return getattr(_running, "job", None)
+
+
+class Worker:
+    """Drives coroutines, in the caller's thread or in a thread of its own.
+
+    A lock keeps them apart, so that plain and asynchronous calls may be mixed."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._thread: ThreadPoolExecutor | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine; the caller blocks."""
+        with self.lock:
+            return run_sync(coroutine)
+
+    def iterate(self, stream: AsyncGenerator[T, None]) -> Iterator[T]:
+        """Yield the items of an asynchronous generator; the caller blocks for each."""
+        try:
+            while True:
+                try:
+                    item = self.run(_next(stream))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            self.run(_close(stream))
+
+    async def arun(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await the result of a coroutine; the event loop never blocks.
+
+        Cancelling takes effect at the coroutine's next `checkpoint`."""
+        if IN_BROWSER:
+            return await coroutine
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "webgemma")
+        job = _Job(self.lock)
+        outcome: Future[Callable[[], T]] = self._thread.submit(self._outcome, coroutine, job)
+        try:
+            return (await asyncio.shield(asyncio.wrap_future(outcome)))()
+        except asyncio.CancelledError:
+            job.cancel()
+            if outcome.cancel():
+                coroutine.close()  # it has not begun
+            await _finished(outcome)
+            raise
+
+    async def aiterate(self, stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        """Yield the items of an asynchronous generator; the event loop never blocks."""
+        try:
+            while True:
+                try:
+                    item = await self.arun(_next(stream))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            await self.arun(_close(stream))
+
+    def close(self) -> None:
+        """End the thread, if there is one; a later call starts another."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._thread = None
+
+    def _outcome(self, coroutine: Coroutine[Any, Any, T], job: _Job) -> Callable[[], T]:
+        """Drive a coroutine; return a function that returns its result or raises its error.
+
+        A future cannot carry StopAsyncIteration."""
+        _running.job = job
+        try:
+            result = self.run(coroutine)
+        except BaseException as error:
+            return _raiser(error)
+        finally:
+            del _running.job
+        return lambda: result
 
 
 async def _next(stream: AsyncGenerator[T, None]) -> T:
@@ -35,3 +205,132 @@ async def _next(stream: AsyncGenerator[T, None]) -> T:
 
 async def _close(stream: AsyncGenerator[Any, None]) -> None:
     await stream.aclose()
+
+
+def _raiser(error: BaseException) -> Callable[[], Any]:
+    def fail() -> Any:
+        raise error
+
+    return fail
+
+
+async def _finished(outcome: Future[Any]) -> None:
+    """Wait until a job that was cancelled has ended, even if cancelled again."""
+    while not outcome.done():
+        try:
+            await asyncio.wait([asyncio.wrap_future(outcome)])
+        except asyncio.CancelledError:
+            continue
+
+
+# Faces: each public method is declared once, as a private coroutine or asynchronous generator
+
+
+class HasWorker(Protocol):
+    """An object whose coroutines one worker drives."""
+
+    worker: Worker
+
+
+S = TypeVar("S", bound=HasWorker)
+W = TypeVar("W", bound=HasWorker)
+
+
+def plain(
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, P], T]:
+    """Return a coroutine method's plain face."""
+
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.worker.run(method(self, *args, **kwargs))
+
+    return _named(call, method, "")
+
+
+def asynchronous(
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Return a coroutine method's asynchronous face."""
+
+    async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.worker.arun(method(self, *args, **kwargs))
+
+    return _named(call, method, "a")
+
+
+def plain_stream(
+    method: Callable[Concatenate[S, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[S, P], Iterator[T]]:
+    """Return the plain face of a method that is an asynchronous generator."""
+
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return self.worker.iterate(method(self, *args, **kwargs))
+
+    face, signature = _named(call, method, ""), inspect.signature(method)
+    item = get_args(signature.return_annotation)[0]
+    iterator: Any = Iterator  # a value here, not a type
+    face.__dict__["__signature__"] = signature.replace(return_annotation=iterator[item])
+    return face
+
+
+def asynchronous_stream(
+    method: Callable[Concatenate[S, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[S, P], AsyncGenerator[T, None]]:
+    """Return the asynchronous face of a method that is an asynchronous generator."""
+
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
+        return self.worker.aiterate(method(self, *args, **kwargs))
+
+    return _named(call, method, "a")
+
+
+class _Constructor(Generic[P, R]):
+    """A face of a class method that constructs an object; it is called on the class."""
+
+    def __init__(self, face: Callable[..., Any], method: Callable[..., Any], prefix: str) -> None:
+        self._face = _named(face, method, prefix)
+
+    def __get__(self, instance: object, owner: type) -> Callable[P, R]:
+        return MethodType(self._face, owner)
+
+
+def plain_constructor(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, W]],
+) -> _Constructor[P, W]:
+    """Return the plain face of a class method whose coroutine constructs an object."""
+    construct = method.__func__  # type: ignore[attr-defined]
+
+    def call(cls: type[W], /, *args: P.args, **kwargs: P.kwargs) -> W:
+        worker = Worker()
+        constructed: W = worker.run(construct(cls, *args, **kwargs))
+        constructed.worker = worker
+        return constructed
+
+    return _Constructor(call, construct, "")
+
+
+def asynchronous_constructor(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, W]],
+) -> _Constructor[P, Coroutine[Any, Any, W]]:
+    """Return the asynchronous face of a class method whose coroutine constructs an object."""
+    construct = method.__func__  # type: ignore[attr-defined]
+
+    async def call(cls: type[W], /, *args: P.args, **kwargs: P.kwargs) -> W:
+        worker = Worker()
+        constructed: W = await worker.arun(construct(cls, *args, **kwargs))
+        constructed.worker = worker
+        return constructed
+
+    return _Constructor(call, construct, "a")
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _named(face: F, method: Callable[..., Any], prefix: str) -> F:
+    """Give a face the documentation and signature of its method, and a public name."""
+    update_wrapper(face, method)
+    name = prefix + method.__name__.lstrip("_")
+    face.__qualname__ = face.__qualname__.replace(method.__name__, name)
+    face.__name__ = name
+    return face
