@@ -1,4 +1,4 @@
-"""Files that are broken in one way each, packed by hand, without the code they test."""
+"""Files that are each invalid in one way, packed without the code under test."""
 
 import struct
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ SIZES = {F32: 4, F16: 2}
 
 
 class Case(NamedTuple):
-    """A file, whether it must open, and what is broken: the container, or only the model in it."""
+    """A file, whether it must open, and what is invalid: the container, or only its model."""
 
     data: bytes
     good: bool = False
@@ -19,7 +19,7 @@ class Case(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A row of the tensor table; `offset` None puts it behind the one before."""
+    """A row of the tensor table; without `offset` its data follow those of the row before."""
 
     name: str
     dims: tuple[int, ...]
@@ -32,7 +32,7 @@ Key = tuple[str | bytes, int, bytes]
 
 
 class Packer:
-    """Packs a file in one byte order, whatever it is told to put into it."""
+    """Packs a file in one byte order and checks nothing."""
 
     def __init__(self, order: str = "<") -> None:
         self.order = order
@@ -52,7 +52,7 @@ class Packer:
         return self.array(STRING, len(packed), b"".join(packed))
 
     def gemma_keys(self) -> list[Key]:
-        """The metadata of a small Gemma: two blocks, width 4, eight tokens."""
+        """Return the metadata of a small Gemma: two layers, width 4, eight tokens."""
         numbers = {
             "block_count": 2,
             "context_length": 64,
@@ -84,7 +84,7 @@ class Packer:
         version: int = 3,
         alignment: int = 32,
     ) -> bytes:
-        """The whole file: header, table, and random-looking data of the right length."""
+        """Return the whole file: header, tensor table, and varied data of the right length."""
         keys = self.gemma_keys() if keys is None else keys
         tensors = TENSORS if tensors is None else tensors
         head = b"GGUF" + self.number("IQQ", version, len(tensors), len(keys))
@@ -93,9 +93,9 @@ class Packer:
         end = 0
         for name, dims, kind, offset, dim_count in tensors:
             count = len(dims) if dim_count is None else dim_count
-            place = end if offset is None else offset
+            start = end if offset is None else offset
             head += self.text(name) + self.number("I", count) + self.number(f"{len(dims)}Q", *dims)
-            head += self.number("IQ", kind, place)
+            head += self.number("IQ", kind, start)
             if offset is None:
                 end += -(-_nbytes(dims, kind) // alignment) * alignment
         return head + bytes(-len(head) % alignment) + bytes(i * 7 % 256 for i in range(end))
@@ -103,7 +103,7 @@ class Packer:
 
 def _nbytes(dims: tuple[int, ...], kind: int) -> int:
     nbytes = SIZES.get(kind, 2) * prod(dims)
-    return nbytes if nbytes <= 1 << 20 else 32  # what only a broken file promises
+    return nbytes if nbytes <= 1 << 20 else 32  # only an invalid file declares more
 
 
 def _tensors() -> list[Tensor]:
@@ -139,19 +139,19 @@ def _cut(text: bytes, plus: int) -> bytes:
 
 
 def _more(key: str, kind: int, value: bytes) -> bytes:
-    """The good file with one more key."""
+    """Return the valid file with one more key."""
     return LITTLE.file(keys=[*LITTLE.gemma_keys(), (key, kind, value)])
 
 
 def _keys(name: str, kind: int = U32, value: bytes | None = None) -> bytes:
-    """The good file with one key changed, or left out."""
+    """Return the valid file with one key changed or removed."""
     new = [] if value is None else [(name, kind, value)]
     keys = LITTLE.gemma_keys()
     return LITTLE.file(keys=[k for key in keys for k in (new if key[0] == name else [key])])
 
 
 def _table(name: str, *new: Tensor) -> bytes:
-    """The good file with one row of the tensor table changed."""
+    """Return the valid file with one row of the tensor table changed or removed."""
     return LITTLE.file(tensors=[t for old in TENSORS for t in (new if old.name == name else [old])])
 
 

@@ -1,4 +1,4 @@
-"""A web server for one test that answers as it is told: well, late, wrongly, or not at all."""
+"""A web server for tests whose answers can be made late, wrong or missing."""
 
 import re
 import threading
@@ -12,10 +12,10 @@ from urllib.parse import unquote
 
 @dataclass
 class Site:
-    """The files of the server, what it is to do with the next requests, and those it got."""
+    """The files of the server, its faults for the next requests, and a record of requests."""
 
     files: dict[str, bytes]
-    tricks: list[str] = field(default_factory=list)  # one a request, then "" (behave well)
+    faults: list[str] = field(default_factory=list)  # one per request; "" is a correct answer
     ranges: list[tuple[int, int]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     connections: int = 0
@@ -23,13 +23,13 @@ class Site:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Ranges over kept connections, and the tricks by name."""
+    """Serves ranges over persistent connections, and faults by name."""
 
     protocol_version = "HTTP/1.1"
     site: Site
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
     def setup(self) -> None:
         super().setup()
@@ -38,32 +38,32 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         site = self.site
         site.paths.append(self.path)
-        trick, _, argument = (site.tricks.pop(0) if site.tricks else "").partition(":")
+        fault, _, argument = (site.faults.pop(0) if site.faults else "").partition(":")
         data = site.files.get(unquote(self.path.partition("?")[0]))
         span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
         first, end = int(span[1]), int(span[2]) + 1
         site.ranges.append((first, end))
-        if trick == "status":
+        if fault == "status":
             self.answer(int(argument), b"", {"Retry-After": "0"})
-        elif trick == "redirect":
+        elif fault == "redirect":
             self.answer(302, b"", {"Location": argument})
         elif data is None:
             self.answer(404, b"")
-        elif trick == "whole":
+        elif fault == "whole":
             self.answer(200, data)
-        elif trick == "whole-cut":
+        elif fault == "whole-cut":
             self.answer(200, data[:1000], length=len(data))
             self.close_connection = True
-        elif trick == "endless":
+        elif fault == "endless":
             self.answer(200, data, {"Transfer-Encoding": "chunked"})
-        elif trick == "stall":
+        elif fault == "stall":
             self.part(data, first, end, sent=int(argument), then_seconds=0.5)
-        elif trick == "hang-up":
+        elif fault == "hang-up":
             self.close_connection = True
-        elif trick == "cut":
+        elif fault == "cut":
             self.part(data, first, end, sent=int(argument))
         else:
-            self.part(data, first, end, trick=trick)
+            self.part(data, first, end, fault=fault)
 
     def part(
         self,
@@ -72,24 +72,24 @@ class Handler(BaseHTTPRequestHandler):
         end: int,
         sent: int | None = None,
         then_seconds: float = 0.0,
-        trick: str = "",
+        fault: str = "",
     ) -> None:
         end = min(end, len(data))
-        if trick == "half":
+        if fault == "half":
             end = (first + end + 1) // 2
-        total = len(data) + (trick == "grown")
-        first += trick == "shifted"
+        total = len(data) + (fault == "grown")
+        first += fault == "shifted"
         headers = {
             "Content-Range": f"bytes {first}-{end - 1}/{total}",
-            "ETag": '"new"' if trick == "other-tag" else '"old"',
+            "ETag": '"new"' if fault == "other-tag" else '"old"',
         }
-        if trick == "no-content-range":
+        if fault == "no-content-range":
             del headers["Content-Range"]
-        if trick == "packed":
+        if fault == "compressed":
             headers["Content-Encoding"] = "gzip"
         body = data[first:end]
-        self.answer(206, body[:sent], headers, length=len(body) + (trick == "long"))
-        if sent is not None or trick == "long":
+        self.answer(206, body[:sent], headers, length=len(body) + (fault == "long"))
+        if sent is not None or fault == "long":
             self.wfile.flush()
             time.sleep(then_seconds)
             self.close_connection = True
@@ -110,18 +110,18 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Takes a client that hangs up as a matter of course."""
+    """A server that ignores clients closing their connections."""
 
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """Says nothing."""
+        """Report nothing."""
 
 
 @contextmanager
-def serve(files: dict[str, bytes], *tricks: str) -> Iterator[Site]:
-    """Runs a server on a free port of this machine."""
-    site = Site(files, list(tricks))
+def serve(files: dict[str, bytes], *faults: str) -> Iterator[Site]:
+    """Run a server on a free port of this machine."""
+    site = Site(files, list(faults))
     handler = type("SiteHandler", (Handler,), {"site": site})
     with Server(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

@@ -1,4 +1,4 @@
-"""Sources in a browser, without one: what is read, tried again, and told."""
+"""Sources in a browser, tested without one: reads, retries and errors."""
 
 import asyncio
 
@@ -15,11 +15,11 @@ DATA = standin_gguf()
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(browser, "WAIT_SECONDS", (0.0, 0.0))
 
 
-def test_tensors_come_raw_and_the_header_once() -> None:
+def test_tensors_are_read_raw_and_the_header_once() -> None:
     file = PretendFile("mine.gguf", DATA + bytes(3 << 20))
 
     async def read() -> None:
@@ -38,7 +38,7 @@ def test_tensors_come_raw_and_the_header_once() -> None:
 @pytest.mark.parametrize(
     "error", [JsError("http", status=503), JsError("TypeError"), JsError("Error")]
 )
-def test_what_may_pass_is_tried_again(error: JsError) -> None:
+def test_transient_errors_are_retried(error: JsError) -> None:
     file = PretendFile("a", b"0123456789")
     file.failures = [error, error]
     assert asyncio.run(BrowserSource(file).read(2, 3)) == b"234"
@@ -46,38 +46,38 @@ def test_what_may_pass_is_tried_again(error: JsError) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "sentence"),
+    ("error", "message"),
     [
         (JsError("http", "the server answers 404", 404), "a does not exist"),
-        (JsError("http", "the server answers 403", 403), "it wants a login"),
+        (JsError("http", "the server answers 403", 403), "it requires a login"),
         (
             JsError("http", "the server answers 400", 400),
             "a cannot be read: the server answers 400.",
         ),
         (JsError("changed"), "a was changed on the server"),
         (JsError("NotReadableError"), "choose it again"),
-        (JsError("TypeError", "Failed to fetch"), "is not reached, or does not let other"),
+        (JsError("TypeError", "Failed to fetch"), "cannot be reached, or does not allow pages"),
         (JsError("http", "the server answers 500", 500), "the server answers 500"),
     ],
 )
-def test_what_does_not_pass_is_told(error: JsError, sentence: str) -> None:
+def test_permanent_errors_are_raised(error: JsError, message: str) -> None:
     file = PretendFile("a", b"0123456789")
     file.failures = [error] * 9
-    with pytest.raises((GgufError, ModelNotFoundError), match=sentence):
+    with pytest.raises((GgufError, ModelNotFoundError), match=message):
         asyncio.run(BrowserSource(file).read(0, 1))
 
 
-def test_a_file_that_is_cut_and_one_without_the_bytes() -> None:
+def test_reads_outside_the_file_are_rejected() -> None:
     source = BrowserSource(PretendFile("a", b"0123", size=10))
     with pytest.raises(GgufError, match="became shorter"):
         asyncio.run(source.read(2, 4))
-    with pytest.raises(GgufError, match="bytes 8 to 12 were asked for"):
+    with pytest.raises(GgufError, match="bytes 8 to 12 were requested"):
         asyncio.run(source.read(8, 4))
     assert asyncio.run(source.read(10, 0)) == b""
-    with pytest.raises(ModelNotFoundError, match="is split and needs b beside it"):
+    with pytest.raises(ModelNotFoundError, match="part of a split model and needs b beside it"):
         asyncio.run(source.sibling("b"))
 
 
-def test_an_address_that_does_not_exist() -> None:
+def test_a_missing_address_is_not_found() -> None:
     with pytest.raises(ModelNotFoundError, match="https://here/a does not exist"):
         asyncio.run(open_address("https://here/a", PretendFiles()))

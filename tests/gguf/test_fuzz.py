@@ -1,4 +1,4 @@
-"""Any bytes at all: they open, or they are refused with a GgufError, soon and in little memory."""
+"""Fuzzing: any bytes open or raise a GgufError, in little time and memory."""
 
 import struct
 import time
@@ -15,14 +15,14 @@ from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.sync import run_sync
 
-BOUNDED = settings(deadline=2000)  # milliseconds: any file is done with by then
+BOUNDED = settings(deadline=2000)  # milliseconds; no file may take longer
 EXTREMES = [0, 1, 2, 7, 12, 13, 31, 33, 127, 128, 255, 256, 65535, 65536]
 EXTREMES += [(1 << bits) + plus for bits in (31, 32, 61, 62, 63, 64) for plus in (-8, -1, 0, 1)]
 SEEDS = st.sampled_from([case.data for case in CASES.values() if case.good])
 
 
 def opens(data: bytes) -> bool:
-    """Opens a file and asks for all that is in it; only a GgufError may come out."""
+    """Open a file and read everything in it; no error but a GgufError may be raised."""
     try:
         gguf = run_sync(Gguf.aopen(BytesSource(data)))
     except GgufError:
@@ -39,19 +39,19 @@ def opens(data: bytes) -> bool:
 @BOUNDED
 @given(st.binary(max_size=300))
 @example(GOOD)
-def test_any_bytes(data):
+def test_any_bytes_open_or_raise_a_gguf_error(data):
     opens(data)
 
 
 @BOUNDED
 @given(st.integers(0, 40), st.integers(0, 40), st.binary(max_size=2000))
-def test_any_bytes_behind_a_good_start(tensor_count, key_count, data):
+def test_any_bytes_after_a_valid_start(tensor_count, key_count, data):
     opens(b"GGUF" + struct.pack("<IQQ", 3, tensor_count, key_count) + data)
 
 
 @st.composite
 def mutations(draw: st.DrawFn) -> bytes:
-    """A good file after a few accidents."""
+    """Return a valid file after a few random changes."""
     data = bytearray(draw(SEEDS))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data) - 1))
@@ -77,12 +77,12 @@ def mutations(draw: st.DrawFn) -> bytes:
 
 @settings(BOUNDED, max_examples=1500)
 @given(mutations())
-def test_accidents(data):
+def test_mutated_files_open_or_raise_a_gguf_error(data):
     opens(data)
 
 
 def parsed(data: bytes, nbytes: int) -> object:
-    """What a header says, or the message that refuses it."""
+    """Return the content of a header, or the message of its error."""
     try:
         header = parse_header(data, "fuzz.gguf", nbytes)
     except GgufError as error:
@@ -92,17 +92,17 @@ def parsed(data: bytes, nbytes: int) -> object:
 
 @BOUNDED
 @given(mutations(), st.integers(0, 5000))
-def test_a_window_shows_the_same_or_asks_for_more(data, window):
+def test_a_window_gives_the_same_header_or_needs_more(data, window):
     try:
-        seen = parsed(data[:window], len(data))
+        header = parsed(data[:window], len(data))
     except MoreNeededError as more:
         assert window < more.end <= len(data)  # noqa: PT017
     else:
-        assert seen == parsed(data, len(data))
+        assert header == parsed(data, len(data))
 
 
-def test_every_number_of_a_good_file_made_extreme():
-    """Every place that could be a length, a count, a type or an offset."""
+def test_extreme_numbers_at_every_offset_of_the_header():
+    """Every offset that may hold a length, a count, a type or an offset."""
     opened = 0
     for at in range(4, GOOD.index(b"blk.0.attn_q.weight") + 64):
         for number in (0, 13, 1 << 31, 1 << 63, (1 << 64) - 1):
@@ -113,7 +113,7 @@ def test_every_number_of_a_good_file_made_extreme():
 @BOUNDED
 @given(st.lists(st.binary(max_size=12), max_size=20))
 def test_strings_of_any_bytes(texts):
-    """Decoded in bulk or one by one: each string alone decides."""
+    """An array is valid exactly if each of its strings is, decoded in bulk or one by one."""
     packed = b"".join(map(LITTLE.text, texts))
     data = LITTLE.file(keys=[("k", ARRAY, LITTLE.array(STRING, len(texts), packed))])
     gguf = run_sync(Gguf.aopen(BytesSource(data)))
@@ -128,7 +128,7 @@ def test_strings_of_any_bytes(texts):
 
 
 def hostile() -> dict[str, bytes]:
-    """Files of some megabytes that promise as much work as they can."""
+    """Return files of up to some megabytes that need as much work as possible."""
     count = 150_000
     empty_strings = LITTLE.array(STRING, count, bytes(8 * count))
     keys = [(f"{index:x}", 0, b"\0") for index in range(20_000)]
@@ -140,7 +140,7 @@ def hostile() -> dict[str, bytes]:
     }
 
 
-def test_hostile_files_end_soon_and_in_little_memory():
+def test_hostile_files_take_little_time_and_memory():
     for name, data in hostile().items():
         start = time.perf_counter()
         opens(data)

@@ -1,4 +1,4 @@
-"""Ollama's store: names, digests, models and where they are."""
+"""Ollama's store: names, digests, models and the folder they are in."""
 
 import hashlib
 import json
@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from webgemma.errors import GgufError, InputError, ModelNotFoundError
 from webgemma.gguf import ollama
-from webgemma.gguf.ollama import OllamaStore, parse_digest, sha256_file
-from webgemma.gguf.ollama_names import (
+from webgemma.gguf.ollama import (
     DEFAULT_HOST,
     DEFAULT_NAMESPACE,
     DEFAULT_TAG,
     ModelName,
+    OllamaStore,
+    parse_digest,
+    sha256_file,
 )
 
 NAMES = [json.loads(line) for line in (FIXTURES / "names.jsonl").read_text().splitlines()]
@@ -50,7 +52,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("case", NAMES, ids=lambda case: repr(case["name"][:40]))
-def test_names_as_ollama_reads_them(case, root):
+def test_names_are_parsed_as_ollama_does(case, root):
     if case["valid"]:
         name = ModelName.parse(case["name"])
         assert name == ModelName(case["host"], case["namespace"], case["model"], case["tag"])
@@ -72,7 +74,7 @@ def test_names_as_ollama_reads_them(case, root):
         ("localhost:5000/a/b:c", "localhost:5000/a/b:c"),
     ],
 )
-def test_names_are_shown_short(typed, shown):
+def test_names_are_printed_in_short_form(typed, shown):
     assert str(ModelName.parse(typed)) == shown
 
 
@@ -90,23 +92,23 @@ def test_names_are_shown_short(typed, shown):
         "\ud800",
     ],
 )
-def test_more_names_that_are_refused(text):
+def test_other_names_are_rejected(text):
     with pytest.raises(InputError):
         ModelName.parse(text)
 
 
-def test_a_name_cannot_be_made_invalid():
+def test_an_invalid_name_cannot_be_constructed():
     with pytest.raises(InputError, match=r"its tag '\.\.' must be"):
         ModelName("a", "b", "c", "..")
 
 
 @given(MODEL_NAMES)
-def test_a_shown_name_reads_back(name):
+def test_a_printed_name_is_parsed_back(name):
     assert ModelName.parse(str(name)) == name
 
 
 @given(st.text() | st.text("./:\\~%\0 aB-_", max_size=30))
-def test_no_text_becomes_a_way_out(text):
+def test_no_text_becomes_a_path_outside_the_store(text):
     try:
         name = ModelName.parse(text)
     except InputError:
@@ -121,7 +123,7 @@ def test_no_text_becomes_a_way_out(text):
 
 
 @pytest.mark.parametrize("text", [f"sha256:{HEX}", f"sha256-{HEX}", f"sha256:{HEX.upper()}"])
-def test_digests(text):
+def test_digests_are_parsed(text):
     assert parse_digest(text) == HEX
 
 
@@ -133,7 +135,7 @@ def test_digests(text):
         *("../../etc/passwd", f"sha256:../{HEX[3:]}", f"sha256:{HEX[1:]}٣"),
     ],
 )
-def test_what_is_no_digest(text):
+def test_invalid_digests_are_rejected(text):
     with pytest.raises(GgufError, match="is not a digest"):
         parse_digest(text)
 
@@ -141,10 +143,10 @@ def test_what_is_no_digest(text):
 def test_sha256_of_a_file_reports_progress(tmp_path):
     data = os.urandom(1 << 20) + b"end"
     (tmp_path / "file").write_bytes(data)
-    heard: list[int] = []
-    assert sha256_file(tmp_path / "file", heard.append) == hashlib.sha256(data).hexdigest()
-    assert heard == sorted(heard)
-    assert heard[-1] == len(data)
+    reported: list[int] = []
+    assert sha256_file(tmp_path / "file", reported.append) == hashlib.sha256(data).hexdigest()
+    assert reported == sorted(reported)
+    assert reported[-1] == len(data)
     with pytest.raises(GgufError, match="cannot be read"):
         sha256_file(tmp_path)
 
@@ -152,14 +154,14 @@ def test_sha256_of_a_file_reports_progress(tmp_path):
 # Models
 
 
-def test_a_whole_model(root):
+def test_a_model_with_all_layers(root):
     path = add_model(
         root,
         "gemma4:e2b",
         gguf=b"GGUF model",
         layers=[
-            ("projector", b"GGUF eyes"),
-            ("projector", b"GGUF ears"),
+            ("projector", b"GGUF vision"),
+            ("projector", b"GGUF audio"),
             ("adapter", b"GGUF lora"),
             ("draft", b"GGUF small"),
             ("prompt", "old {{ .Prompt }}"),
@@ -174,7 +176,7 @@ def test_a_whole_model(root):
     model = OllamaStore(root).find("gemma4:e2b")
     assert model.path.read_bytes() == b"GGUF model"
     assert model.path.parent == root / "blobs"
-    assert [file.read_bytes() for file in model.projectors] == [b"GGUF eyes", b"GGUF ears"]
+    assert [file.read_bytes() for file in model.projectors] == [b"GGUF vision", b"GGUF audio"]
     assert [file.read_bytes() for file in model.adapters] == [b"GGUF lora"]
     assert model.draft is not None
     assert model.draft.read_bytes() == b"GGUF small"
@@ -192,7 +194,7 @@ def test_a_whole_model(root):
     assert [layer.kind for layer in model.layers][:3] == ["model", "projector", "projector"]
 
 
-def test_a_bare_model(root):
+def test_a_model_without_layers(root):
     add_manifest(root, "m:t", {"layers": None, "config": None})
     model = OllamaStore(root).find("m:t")
     assert (model.template, model.system, model.params, model.draft) == ("", "", {}, None)
@@ -212,21 +214,21 @@ def test_the_list_is_sorted_by_name(root):
     assert all(store.find(name).name == ModelName.parse(name) for name in names)
 
 
-def test_an_empty_and_an_absent_store(root):
+def test_an_empty_or_missing_store_has_no_models(root):
     assert OllamaStore(root).list() == []
     (root / "manifests").mkdir(parents=True)
     assert OllamaStore(root).list() == []
-    with pytest.raises(ModelNotFoundError, match=r"There are none at all.*OLLAMA_MODELS"):
+    with pytest.raises(ModelNotFoundError, match=r"The store is empty.*OLLAMA_MODELS"):
         OllamaStore(root).find("gemma4")
 
 
 def test_names_are_found_in_any_case(root):
     add_model(root, "hf.co/Some-Org/Gemma-GGUF:Q8_0", gguf=b"GGUF 1")
-    found = OllamaStore(root).find("HF.co/some-org/gemma-gguf:q8_0")
-    assert str(found.name) == "hf.co/Some-Org/Gemma-GGUF:Q8_0"
+    model = OllamaStore(root).find("HF.co/some-org/gemma-gguf:q8_0")
+    assert str(model.name) == "hf.co/Some-Org/Gemma-GGUF:Q8_0"
 
 
-def test_the_exact_spelling_wins(root):
+def test_the_exact_spelling_is_preferred(root):
     add_model(root, "M:t", gguf=b"GGUF upper")
     add_model(root, "m:t", gguf=b"GGUF lower")
     if not (manifest_path(root, "M:t")).samefile(manifest_path(root, "m:t")):
@@ -234,27 +236,27 @@ def test_the_exact_spelling_wins(root):
         assert OllamaStore(root).find("M:t").path.read_bytes() == b"GGUF upper"
 
 
-def test_a_missing_model_brings_the_closest_names_first(root):
+def test_a_missing_model_lists_the_closest_names_first(root):
     for name in ["zephyr:7b", "gemma4:e2b", "gemma3:4b", *(f"x{i}:y" for i in range(9))]:
         add_model(root, name)
     with pytest.raises(ModelNotFoundError) as caught:
         OllamaStore(root).find("gemma4:e4b")
     assert "Ollama has no gemma4:e4b" in str(caught.value)
-    assert "There are gemma4:e2b, gemma3:4b, " in str(caught.value)
+    assert "Available: gemma4:e2b, gemma3:4b, " in str(caught.value)
     assert str(caught.value).endswith(" and 2 more.")
 
 
-# Where the store is
+# The folder of the store
 
 
 @pytest.mark.parametrize("value", ["{}", "  {} ", '"{}"', "'{}'", ' "{}" '])
-def test_ollama_models_names_the_store(monkeypatch, root, value):
+def test_ollama_models_sets_the_store(monkeypatch, root, value):
     monkeypatch.setenv("OLLAMA_MODELS", value.format(root))
     assert OllamaStore().root == root
 
 
 @pytest.mark.parametrize("value", ["", " ", '""'])
-def test_home_then_service(monkeypatch, tmp_path, value):
+def test_the_home_store_comes_before_the_service_store(monkeypatch, tmp_path, value):
     monkeypatch.setenv("OLLAMA_MODELS", value)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
@@ -267,7 +269,7 @@ def test_home_then_service(monkeypatch, tmp_path, value):
     assert OllamaStore().root == home
 
 
-def test_a_store_that_may_not_be_read_says_so(monkeypatch, root):
+def test_an_unreadable_store_is_reported(monkeypatch, root):
     def forbidden(path):
         raise PermissionError(13, "Permission denied", path)
 

@@ -1,4 +1,4 @@
-"""A damaged or hostile Ollama store: a sentence for each fault, and no way out of the store."""
+"""Damaged and hostile Ollama stores: every fault is an error, and no path leaves the store."""
 
 import contextlib
 import hashlib
@@ -31,10 +31,10 @@ JSON = st.recursive(
 )
 KINDS = ["model", "projector", "adapter", "draft", "template", "params", "messages", "tensor"]
 MEDIA_TYPES = st.sampled_from([IMAGE + kind for kind in KINDS] + ["", "../x"])
-SOUND_LAYERS = st.fixed_dictionaries(
+VALID_LAYERS = st.fixed_dictionaries(
     {"mediaType": MEDIA_TYPES, "digest": st.just(f"sha256:{HEX}"), "size": st.integers(0, 4)}
 )
-LAYERS = SOUND_LAYERS | st.fixed_dictionaries(
+LAYERS = VALID_LAYERS | st.fixed_dictionaries(
     {},
     optional={
         "mediaType": MEDIA_TYPES | JSON,
@@ -44,7 +44,7 @@ LAYERS = SOUND_LAYERS | st.fixed_dictionaries(
     },
 )
 MANIFESTS = JSON | st.fixed_dictionaries(
-    {"layers": st.lists(SOUND_LAYERS, max_size=4) | st.lists(LAYERS, max_size=4) | JSON},
+    {"layers": st.lists(VALID_LAYERS, max_size=4) | st.lists(LAYERS, max_size=4) | JSON},
     optional={"config": LAYERS | JSON},
 )
 
@@ -65,7 +65,7 @@ def model_entry(**changes):
 
 BAD_MANIFESTS = {
     "empty": b"",
-    "no JSON": b"GGUF\0\0",
+    "not JSON": b"GGUF\0\0",
     "cut short": b'{"layers": [',
     "not UTF-8": b'{"x": "\xff"}',
     "UTF-16": '{"layers": []}'.encode("utf-16"),
@@ -74,7 +74,7 @@ BAD_MANIFESTS = {
     "a long number": b'{"schemaVersion": ' + b"9" * 5000 + b"}",
     "not a number": b'{"layers": [], "x": NaN}',
     "half a surrogate pair": b'{"layers": [], "x": "\\ud800"}',
-    "too large": b'{"layers": []}' + b" " * ollama.TEXT_LIMIT_NBYTES,
+    "too large": b'{"layers": []}' + b" " * ollama.MAX_TEXT_NBYTES,
     "a list": [],
     "a text": "layers",
     "layers an object": {"layers": {}},
@@ -100,7 +100,7 @@ BAD_MANIFESTS = {
 
 
 @pytest.mark.parametrize("manifest", BAD_MANIFESTS.values(), ids=BAD_MANIFESTS)
-def test_a_damaged_manifest_spoils_only_itself(manifest, root):
+def test_a_damaged_manifest_affects_no_other_model(manifest, root):
     add_model(root, "good:one")
     add_manifest(root, "bad:one", manifest)
     store = OllamaStore(root)
@@ -126,20 +126,20 @@ def test_a_damaged_manifest_spoils_only_itself(manifest, root):
         {"draft": "x"},
     ],
 )
-def test_a_damaged_config(config, root):
+def test_a_damaged_config_is_rejected(config, root):
     text = json.dumps(config)
     add_manifest(root, "bad:one", {"config": layer(root, "config", text), "layers": []})
     with pytest.raises(GgufError, match=r"The config of bad:one.* is damaged"):
         OllamaStore(root).find("bad:one")
 
 
-def test_null_in_a_config_is_absent(root):
+def test_null_in_a_config_counts_as_missing(root):
     add_model(root, "m:t", config={"model_families": None, "model_format": "gguf", "new": 1})
     assert OllamaStore(root).find("m:t").config == {"model_format": "gguf", "new": 1}
 
 
 @pytest.mark.parametrize("data", [b"GGU", b"GGUF+", b""])
-def test_a_blob_of_another_size(root, data):
+def test_a_blob_of_another_size_is_rejected(root, data):
     add_model(root, gguf=b"GGUF")
     model = OllamaStore(root).find("gemma4:e2b")
     model.layers[0].path.write_bytes(data)
@@ -147,7 +147,7 @@ def test_a_blob_of_another_size(root, data):
         _ = model.path
 
 
-def test_a_blob_that_is_gone_or_no_file(root):
+def test_a_missing_blob_or_a_folder_is_rejected(root):
     add_model(root)
     model = OllamaStore(root).find("gemma4:e2b")
     model.layers[0].path.unlink()
@@ -169,7 +169,7 @@ def test_an_upper_case_digest_keeps_its_spelling(root):
     assert model.layers[0].digest == f"sha256:{digest}"
 
 
-def test_a_pipe_is_not_waited_for(root):
+def test_a_pipe_is_never_opened(root):
     add_model(root, layers=[("system", "text")])
     model = OllamaStore(root).find("gemma4:e2b")
     model.layers[1].path.unlink()
@@ -177,14 +177,14 @@ def test_a_pipe_is_not_waited_for(root):
     os.mkfifo(manifest_path(root, "gemma4:pipe"))
     with pytest.raises(GgufError, match="is not a plain file"):
         _ = model.system
-    assert [str(found.name) for found in OllamaStore(root).list()] == ["gemma4:e2b"]
+    assert [str(model.name) for model in OllamaStore(root).list()] == ["gemma4:e2b"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "data", "sentence"),
+    ("kind", "data", "message"),
     [
         ("system", b"\xff", "not UTF-8"),
-        ("template", b"x" * (ollama.TEXT_LIMIT_NBYTES + 1), "larger than 4 MiB"),
+        ("template", b"x" * (ollama.MAX_TEXT_NBYTES + 1), "larger than 4 MiB"),
         ("params", "[]", "dict is expected"),
         ("params", "{", "damaged"),
         ("params", b"[" * 100_000, "damaged"),
@@ -195,15 +195,15 @@ def test_a_pipe_is_not_waited_for(root):
         ("messages", '[{"role": 1, "content": ""}]', "'role' is damaged: str is expected"),
     ],
 )
-def test_a_damaged_text(kind, data, sentence, root):
+def test_a_damaged_text_is_rejected(kind, data, message, root):
     add_model(root, layers=[(kind, data)])
     model = OllamaStore(root).find("gemma4:e2b")
-    with pytest.raises(GgufError, match=f"The {kind} file of gemma4:e2b.*{sentence}"):
+    with pytest.raises(GgufError, match=f"The {kind} file of gemma4:e2b.*{message}"):
         getattr(model, kind)
 
 
 @pytest.mark.parametrize(
-    ("config", "kind", "sentence"),
+    ("config", "kind", "message"),
     [
         ({"model_format": "safetensors"}, "tensor", "is stored as safetensors"),
         ({}, "tensor", "is stored as safetensors"),
@@ -211,14 +211,14 @@ def test_a_damaged_text(kind, data, sentence, root):
         ({"model_format": "gguf"}, "json", "has no model file"),
     ],
 )
-def test_models_without_a_gguf_file_are_listed_and_refused(config, kind, sentence, root):
+def test_models_without_a_gguf_file_are_listed_but_have_no_path(config, kind, message, root):
     add_model(root, "m:t", gguf=None, layers=[(kind, b"{}")], config=config)
     (model,) = OllamaStore(root).list()
-    with pytest.raises(GgufError, match=f"m:t {sentence}"):
+    with pytest.raises(GgufError, match=f"m:t {message}"):
         _ = model.path
 
 
-def test_other_files_among_the_manifests(root):
+def test_other_files_among_the_manifests_are_skipped(root):
     path = add_model(root, "m:t")
     for level in [path, *path.parents][:4]:
         (level.parent / ".DS_Store").write_bytes(b"x")
@@ -244,7 +244,7 @@ def test_links_are_not_followed(level, root, tmp_path):
     link.symlink_to(target)
     store = OllamaStore(root)
     assert [str(model.name) for model in store.list()] == ["m:t"]
-    assert store.problems == (f"{str(link)!r} is left out: it is a symbolic link.",)
+    assert store.problems == (f"{str(link)!r} is skipped: it is a symbolic link.",)
 
 
 def test_the_store_itself_may_be_a_link(root, tmp_path):
@@ -255,7 +255,7 @@ def test_the_store_itself_may_be_a_link(root, tmp_path):
 
 @settings(max_examples=300)
 @given(MANIFESTS)
-def test_any_manifest_is_a_model_or_a_typed_error(tmp_path_factory, manifest):
+def test_any_manifest_is_a_model_or_raises_a_gguf_error(tmp_path_factory, manifest):
     root = tmp_path_factory.getbasetemp() / "any-manifest"
     add_manifest(root, "m:t", manifest)
     (root / "blobs").mkdir(exist_ok=True)
@@ -264,9 +264,9 @@ def test_any_manifest_is_a_model_or_a_typed_error(tmp_path_factory, manifest):
         model = OllamaStore(root).find("m:t")
     except GgufError:
         return
-    for found in model.layers:
-        assert found.path.parent == root / "blobs"
-        assert found.nbytes >= 0
+    for blob in model.layers:
+        assert blob.path.parent == root / "blobs"
+        assert blob.nbytes >= 0
     for attribute in ("path", "projectors", "adapters", "draft", "template", "params", "messages"):
         with contextlib.suppress(GgufError):
             getattr(model, attribute)
@@ -274,7 +274,7 @@ def test_any_manifest_is_a_model_or_a_typed_error(tmp_path_factory, manifest):
 
 @settings(max_examples=150)
 @given(JSON, st.sampled_from(["params", "messages", "system", "config"]))
-def test_any_layer_is_read_or_a_typed_error(tmp_path_factory, value, kind):
+def test_any_layer_is_read_or_raises_a_gguf_error(tmp_path_factory, value, kind):
     root = tmp_path_factory.getbasetemp() / "any-layer"
     entry = layer(root, kind, json.dumps(value))
     add_manifest(root, "m:t", {"config": entry} if kind == "config" else {"layers": [entry]})

@@ -1,4 +1,4 @@
-"""Models that a browser keeps, without a browser: copied, cut, taken up again, checked, deleted."""
+"""The OPFS store, tested without a browser: copying, resuming, checking and deleting models."""
 
 import asyncio
 import hashlib
@@ -28,7 +28,7 @@ def files() -> PretendFiles:
 
 
 def keep(files: PretendFiles, file: PretendFile, digest: str | None = DIGEST) -> StoredModel:
-    return asyncio.run(OpfsStore(files).keep(BrowserSource(file), "gemma", digest))
+    return asyncio.run(OpfsStore(files).store(BrowserSource(file), "gemma", digest))
 
 
 def stored(files: PretendFiles) -> list[StoredModel]:
@@ -36,9 +36,14 @@ def stored(files: PretendFiles) -> list[StoredModel]:
 
 
 @pytest.mark.parametrize("digest", [DIGEST, None])
-def test_kept_once(files: PretendFiles, digest: str | None) -> None:
+def test_a_model_is_copied_once(files: PretendFiles, digest: str | None) -> None:
     model = keep(files, PretendFile("a", DATA), digest)
-    assert (model.name, model.nbytes, model.have, model.whole) == ("gemma", 10240, 10240, True)
+    assert (model.name, model.nbytes, model.stored_nbytes, model.whole) == (
+        "gemma",
+        10240,
+        10240,
+        True,
+    )
     assert stored(files) == [model]
 
     async def read() -> bytes:
@@ -52,23 +57,23 @@ def test_kept_once(files: PretendFiles, digest: str | None) -> None:
     assert not again.reads
 
 
-def test_progress(files: PretendFiles) -> None:
-    told: list[tuple[str, int, int]] = []
+def test_progress_is_reported(files: PretendFiles) -> None:
+    reported: list[tuple[str, int, int]] = []
     source = BrowserSource(PretendFile("a", DATA))
-    asyncio.run(OpfsStore(files).keep(source, None, DIGEST, lambda *how: told.append(how)))
+    asyncio.run(OpfsStore(files).store(source, None, DIGEST, lambda *step: reported.append(step)))
     for stage in ("copying", "checking"):
-        steps = [done for which, done, total in told if which == stage and total == len(DATA)]
+        steps = [done for name, done, total in reported if name == stage and total == len(DATA)]
         assert steps == [*range(0, 10240, 1000), 10240]
 
 
 @pytest.mark.parametrize("digest", [DIGEST, None])
-def test_a_copy_that_was_cut_goes_on(files: PretendFiles, digest: str | None) -> None:
-    cut = PretendFile("a", DATA[:4500], size=len(DATA))
+def test_an_interrupted_copy_is_resumed(files: PretendFiles, digest: str | None) -> None:
+    short = PretendFile("a", DATA[:4500], size=len(DATA))
     with pytest.raises(GgufError, match="became shorter"):
-        keep(files, cut, digest)
+        keep(files, short, digest)
     (half,) = stored(files)
-    assert (half.have, half.whole) == (4000, False)
-    with pytest.raises(GgufError, match="The copy of gemma is not whole yet"):
+    assert (half.stored_nbytes, half.whole) == (4000, False)
+    with pytest.raises(GgufError, match="The copy of gemma is not complete"):
         asyncio.run(OpfsStore(files).open(half.id))
     rest = PretendFile("a", DATA)
     assert keep(files, rest, digest).whole
@@ -76,7 +81,7 @@ def test_a_copy_that_was_cut_goes_on(files: PretendFiles, digest: str | None) ->
     assert files.disk[f"{FOLDER}/{half.id}.gguf"] == DATA
 
 
-def test_a_chunk_that_was_cut_is_copied_again(files: PretendFiles) -> None:
+def test_an_incomplete_chunk_is_copied_again(files: PretendFiles) -> None:
     with pytest.raises(GgufError):
         keep(files, PretendFile("a", DATA[:4500], size=len(DATA)))
     (half,) = stored(files)
@@ -84,16 +89,16 @@ def test_a_chunk_that_was_cut_is_copied_again(files: PretendFiles) -> None:
     assert keep(files, PretendFile("a", DATA)).whole
 
 
-def test_a_wrong_byte_is_told_and_deleted(files: PretendFiles) -> None:
+def test_a_damaged_copy_is_reported_and_deleted(files: PretendFiles) -> None:
     wrong = bytearray(DATA)
     wrong[5000] ^= 1
-    with pytest.raises(GgufError, match="gemma is damaged: its bytes are not those of its digest"):
+    with pytest.raises(GgufError, match="gemma is damaged: its bytes do not match its digest"):
         keep(files, PretendFile("a", wrong))
     assert not files.disk
     assert not files.locked
 
 
-def test_another_version_on_the_server_begins_anew(files: PretendFiles) -> None:
+def test_another_version_on_the_server_is_copied_from_the_start(files: PretendFiles) -> None:
     old = PretendFile("a", DATA[:3000], size=len(DATA))
     old.tag = "one"  # type: ignore[assignment]
     with pytest.raises(GgufError):
@@ -104,10 +109,10 @@ def test_another_version_on_the_server_begins_anew(files: PretendFiles) -> None:
     assert files.disk[f"{FOLDER}/{model.id}.gguf"] == DATA[::-1]
 
 
-def test_room_is_looked_for_first(files: PretendFiles) -> None:
-    files.free = opfs.SPARE_NBYTES + len(DATA) - 1
+def test_available_space_is_checked_first(files: PretendFiles) -> None:
+    files.free = opfs.RESERVED_NBYTES + len(DATA) - 1
     file = PretendFile("a", DATA)
-    with pytest.raises(StorageError, match="delete a stored model, or make room on the disk"):
+    with pytest.raises(StorageError, match="delete a stored model, or free space on the disk"):
         keep(files, file)
     assert not file.reads
     assert not files.disk
@@ -115,38 +120,38 @@ def test_room_is_looked_for_first(files: PretendFiles) -> None:
     assert keep(files, file).whole
 
 
-def test_room_is_asked_for_where_nobody_tells(files: PretendFiles) -> None:
+def test_space_is_tried_where_the_browser_does_not_report_it(files: PretendFiles) -> None:
     files.quota = len(DATA) - 1
     file = PretendFile("a", DATA)
-    with pytest.raises(StorageError, match="for which there is no room in this brow"):
+    with pytest.raises(StorageError, match="more than this browser can store"):
         keep(files, file)
     assert not file.reads
     files.quota += 1
     assert keep(files, file).whole
 
 
-def test_a_full_disk_keeps_what_has_come(files: PretendFiles) -> None:
+def test_a_full_disk_keeps_the_copied_bytes(files: PretendFiles) -> None:
     files.full_at = 6100
-    with pytest.raises(StorageError, match="goes on where it stopped"):
+    with pytest.raises(StorageError, match="resumes where it stopped"):
         keep(files, PretendFile("a", DATA))
-    assert stored(files)[0].have == 6000
+    assert stored(files)[0].stored_nbytes == 6000
     files.full_at = None
     rest = PretendFile("a", DATA)
     keep(files, rest)
     assert rest.reads[0] == (6000, 7000)
 
 
-def test_what_describes_a_model_is_not_lost_for_want_of_room(files: PretendFiles) -> None:
+def test_a_full_disk_keeps_the_description(files: PretendFiles) -> None:
     model = keep(files, PretendFile("a", DATA))
     files.full_at = 5
-    with pytest.raises(StorageError, match="There is no room left for gemma"):
+    with pytest.raises(StorageError, match="There is no space left for gemma"):
         asyncio.run(OpfsStore(files).note(model.id, gpu_nbytes=1))
     assert stored(files) == [model]
-    files.disk[f"{FOLDER}/{model.id}.json"] += b"rest of a longer one"  # it was cut
+    files.disk[f"{FOLDER}/{model.id}.json"] += b"rest of a longer one"  # not truncated
     assert stored(files) == [model]
 
 
-def test_two_tabs_do_not_copy_the_same(files: PretendFiles) -> None:
+def test_two_tabs_cannot_copy_the_same_model(files: PretendFiles) -> None:
     files.locked.add(f"{FOLDER}/{DIGEST.removeprefix('sha256:')}.gguf")
     with pytest.raises(StorageError, match="perhaps in another tab"):
         keep(files, PretendFile("a", DATA))
@@ -160,23 +165,23 @@ def test_a_damaged_description_can_be_deleted(files: PretendFiles, text: bytes) 
     files.disk[f"{FOLDER}/{model.id}.json"] = bytearray(text)
     (left,) = stored(files)
     assert (left.id, left.name, left.whole) == (model.id, "a damaged copy", False)
-    asyncio.run(OpfsStore(files).forget(left.id))
+    asyncio.run(OpfsStore(files).delete(left.id))
     assert not files.disk
 
 
-def test_forgotten_and_in_use(files: PretendFiles) -> None:
+def test_a_model_in_use_is_not_deleted(files: PretendFiles) -> None:
     model = keep(files, PretendFile("a", DATA))
     path = f"{FOLDER}/{model.id}.gguf"
     files.locked.add(path)
     with pytest.raises(StorageError, match="it is in use"):
-        asyncio.run(OpfsStore(files).forget(model.id))
+        asyncio.run(OpfsStore(files).delete(model.id))
     files.locked.clear()
-    asyncio.run(OpfsStore(files).forget(model.id))
-    with pytest.raises(ModelNotFoundError, match="is not stored"):
+    asyncio.run(OpfsStore(files).delete(model.id))
+    with pytest.raises(ModelNotFoundError, match="is no longer stored"):
         asyncio.run(OpfsStore(files).open(model.id))
 
 
-def test_notes_stay(files: PretendFiles) -> None:
+def test_notes_are_stored(files: PretendFiles) -> None:
     model = keep(files, PretendFile("a", DATA))
     asyncio.run(OpfsStore(files).note(model.id, gpu_nbytes=7))
     asyncio.run(OpfsStore(files).note(model.id, other=8))
@@ -184,24 +189,24 @@ def test_notes_stay(files: PretendFiles) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "message"),
     [
         ("TypeError", "from a worker only"),
         ("SecurityError", "gemma cannot be stored: not allowed"),
     ],
 )
-def test_storage_that_is_refused(
-    files: PretendFiles, monkeypatch: pytest.MonkeyPatch, name: str, sentence: str
+def test_a_storage_error_is_raised(
+    files: PretendFiles, monkeypatch: pytest.MonkeyPatch, name: str, message: str
 ) -> None:
-    async def refuse(*_: Any) -> None:
+    async def reject(*_: Any) -> None:
         raise JsError(name, "not allowed")
 
-    monkeypatch.setattr(files, "stored", refuse)
-    with pytest.raises(StorageError, match=sentence):
+    monkeypatch.setattr(files, "stored", reject)
+    with pytest.raises(StorageError, match=message):
         keep(files, PretendFile("a", DATA))
 
 
-def test_a_stored_file_is_a_file(files: PretendFiles) -> None:
+def test_a_stored_file_behaves_as_a_python_file(files: PretendFiles) -> None:
     files.disk["webgemma/x"] = bytearray()
     with StoredFile("x", PretendStored(files, "webgemma/x")) as file:
         assert file.write(b"hello ") + file.write(b"world") == 11
@@ -210,20 +215,20 @@ def test_a_stored_file_is_a_file(files: PretendFiles) -> None:
         assert file.seek(-5, 1) == 6
         assert file.read(3) + file.read() + file.read(9) == b"world"
         files.full_at = 11
-        with pytest.raises(OSError, match="no room left"):
+        with pytest.raises(OSError, match="no space left"):
             file.write(b"!")
     file.close()
-    with pytest.raises(InputError, match="There is no mode 'r'"):
+    with pytest.raises(InputError, match="'r' is not a valid mode"):
         asyncio.run(opfs.open_stored("x", "r"))
 
 
-def test_a_stored_file_that_makes_us_wait_gets_a_sentence(
+def test_an_asynchronous_stored_file_is_rejected(
     files: PretendFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def waiting(*_: Any) -> PretendFile:
-        return PretendFile("x", b"hello")  # as on the page itself, or while another tab has it
+    async def asynchronous(*_: Any) -> PretendFile:
+        return PretendFile("x", b"hello")  # as outside a worker, or while another tab has it open
 
-    monkeypatch.setattr(files, "stored", waiting)
+    monkeypatch.setattr(files, "stored", asynchronous)
     monkeypatch.setattr(opfs, "browser_files", lambda: files)
     with pytest.raises(StorageError, match="from a worker only, and in one tab at a time"):
         asyncio.run(opfs.open_stored("x", "rb"))

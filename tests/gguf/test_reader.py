@@ -1,4 +1,4 @@
-"""Reading headers, values and tensors: what must open, what must be refused, and how it is said."""
+"""The reader: files that must open or be rejected, messages, values, tensors and windows."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def open_bytes(data: bytes, name: str = "test.gguf") -> Gguf:
 
 
 def use_all(gguf: Gguf) -> None:
-    """Asks for every value and every tensor."""
+    """Read every value and every tensor."""
     for key in gguf.metadata:
         assert gguf.metadata[key] is gguf.metadata[key]
         assert gguf.value_type(key)
@@ -39,11 +39,11 @@ def use_all(gguf: Gguf) -> None:
         assert len(gguf.data(info)) == info.nbytes
 
 
-# Whole files, good and bad
+# Valid and invalid files
 
 
 @pytest.mark.parametrize("row", INDEX, ids=lambda row: row["file"])
-def test_files_from_outside(row):
+def test_fixture_files(row):
     path = FIXTURES / "gguf" / row["file"]
     if row["expect"] == "ok":
         with Gguf.open(path) as gguf:
@@ -57,7 +57,7 @@ def test_files_from_outside(row):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_our_own_files(name):
+def test_packed_files(name):
     data, good, level = CASES[name]
     if good:
         use_all(open_bytes(data))
@@ -69,14 +69,14 @@ def test_our_own_files(name):
             use_all(open_bytes(data))
 
 
-def test_our_own_files_cover_those_from_outside():
+def test_packed_files_cover_the_fixture_files():
     for row in INDEX:
         case = CASES[row["file"].removesuffix(".gguf")]
         assert (case.good, case.level) == (row["expect"] == "ok", row["level"])
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "fragments"),
     [
         ("short-file-empty", ["is empty"]),
         ("magic-last-byte", ["not a GGUF file", "GGUG"]),
@@ -85,7 +85,7 @@ def test_our_own_files_cover_those_from_outside():
         ("big-endian-whole", ["big-endian"]),
         ("kv-count-2p63", [str(1 << 63), "keys", "byte 24"]),
         ("tensor-count-2p63", [str(1 << 63), "tensors"]),
-        ("truncated-after-header", ["promises 17 keys, more than the file can hold"]),
+        ("truncated-after-header", ["declares 17 keys, more than the file can hold"]),
         ("array-length-2p60-strings", ["'extra.arr'", "cut short"]),
         ("truncated-in-dims", ["'output_norm.weight'", "cut short", "download it again"]),
         ("truncated-in-array-type", ["'tokenizer.ggml.tokens'", "cut short"]),
@@ -110,10 +110,11 @@ def test_our_own_files_cover_those_from_outside():
         ("alignment-array", ["general.alignment", "UINT32[1]"]),
     ],
 )
-def test_the_message_says_what_and_where(name, words):
+def test_the_message_says_what_and_where(name, fragments):
     with pytest.raises(GgufError) as error:
         open_bytes(CASES[name].data)
-    assert [word for word in ["test.gguf", *words] if word not in str(error.value)] == []
+    message = str(error.value)
+    assert [part for part in ["test.gguf", *fragments] if part not in message] == []
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_other_files_are_recognised(start, hint):
 
 
 @pytest.mark.parametrize("end", range(0, len(GOOD), 61))
-def test_a_file_cut_anywhere_is_refused(end):
+def test_a_file_truncated_anywhere_is_rejected(end):
     with pytest.raises(GgufError, match=r"test\.gguf"):
         open_bytes(GOOD[:end])
 
@@ -134,7 +135,7 @@ def test_a_file_cut_anywhere_is_refused(end):
 # Values
 
 
-def test_every_type_of_value():
+def test_every_type_of_value_is_decoded():
     values = {"B": 200, "b": -5, "H": 60000, "h": -7, "I": 1 << 31, "i": -9, "f": 0.5}
     values |= {"Q": 1 << 63, "q": -11, "d": 0.1}
     keys, expected = [], {}
@@ -171,7 +172,7 @@ def test_metadata_is_a_mapping():
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "words"),
+    ("kind", "value", "fragment"),
     [
         (STRING, LITTLE.text(b"ab\xff"), "byte 2"),
         (ARRAY, LITTLE.array(STRING, 2, LITTLE.text("a") + LITTLE.text(b"\xc3")), "element 1"),
@@ -180,13 +181,13 @@ def test_metadata_is_a_mapping():
         (ARRAY, LITTLE.array(7, 2, b"\0\7"), "holds 7"),
     ],
 )
-def test_a_broken_value_is_refused_when_it_is_asked_for(kind, value, words):
+def test_an_invalid_value_is_rejected_when_it_is_read(kind, value, fragment):
     gguf = open_bytes(LITTLE.file(keys=[("good.key", 0, b"\1"), ("bad.key", kind, value)]))
     assert gguf.metadata["good.key"] == 1
     with pytest.raises(GgufError) as error:
         gguf.metadata["bad.key"]
     assert "'bad.key'" in str(error.value)
-    assert words in str(error.value)
+    assert fragment in str(error.value)
 
 
 TRICKY = st.one_of(
@@ -201,12 +202,12 @@ TRICKY = st.one_of(
 
 @BOUNDED
 @given(st.lists(TRICKY, max_size=40))
-def test_strings_of_any_kind(texts):
+def test_arrays_of_any_strings_are_decoded(texts):
     gguf = open_bytes(LITTLE.file(keys=[("k", ARRAY, LITTLE.texts(texts))]))
     assert gguf.metadata["k"] == texts
 
 
-def test_many_strings():
+def test_long_arrays_of_strings_are_decoded():
     texts = [chr(33 + i % 5000) * (1 + i % 40) for i in range(20_000)]
     gguf = open_bytes(LITTLE.file(keys=[("k", ARRAY, LITTLE.texts(texts))]))
     assert gguf.metadata["k"] == texts
@@ -232,26 +233,26 @@ def test_a_scalar_is_one_weight():
     assert (info.shape, info.width, info.rows, info.weights, info.nbytes) == ((), 1, 1, 1, 4)
 
 
-def test_bytes_of_a_tensor():
+def test_tensor_bytes_are_read():
     gguf = open_bytes(GOOD)
     info = gguf.tensors["token_embd.weight"]
-    whole = GOOD[info.offset : info.offset + 64]
-    assert gguf.data(info) == run_sync(gguf.read(info)) == whole
-    assert gguf.data(info, 8, 16) == run_sync(gguf.read(info, 8, 16)) == whole[8:24]
-    assert gguf.data(info, 60) == whole[60:]
+    content = GOOD[info.offset : info.offset + 64]
+    assert gguf.data(info) == run_sync(gguf.read(info)) == content
+    assert gguf.data(info, 8, 16) == run_sync(gguf.read(info, 8, 16)) == content[8:24]
+    assert gguf.data(info, 60) == content[60:]
     assert gguf.data(info, 64, 0) == b""
 
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(-1, 2), (0, 65), (65, 0), (65, None), (8, -1)])
-def test_no_byte_outside_a_tensor(offset, nbytes):
+def test_bytes_outside_a_tensor_are_rejected(offset, nbytes):
     gguf = open_bytes(GOOD)
     info = gguf.tensors["token_embd.weight"]
-    for ask in (gguf.data, lambda *place: run_sync(gguf.read(*place))):
-        with pytest.raises(GgufError, match=r"'token_embd\.weight' were asked for, but it has 64"):
-            ask(info, offset, nbytes)
+    for read in (gguf.data, lambda *span: run_sync(gguf.read(*span))):
+        with pytest.raises(GgufError, match=r"'token_embd\.weight' were requested, but it has 64"):
+            read(info, offset, nbytes)
 
 
-def test_other_alignments():
+def test_other_alignments_are_read():
     keys = [("general.alignment", 4, LITTLE.number("I", 4096))]
     gguf = open_bytes(LITTLE.file(keys=keys, alignment=4096))
     assert gguf.alignment == 4096
@@ -262,7 +263,7 @@ def test_other_alignments():
 # Files and windows
 
 
-def test_a_local_file(tmp_path):
+def test_a_local_file_is_read_until_it_changes_or_is_closed(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(GOOD)
     with Gguf.open(path) as gguf:
@@ -281,7 +282,7 @@ def test_a_local_file(tmp_path):
 
 
 class Remote:
-    """A source that notes what was asked of it."""
+    """A source that records its reads."""
 
     name = "remote.gguf"
 
@@ -300,10 +301,10 @@ class Remote:
         raise AssertionError(name)
 
     def close(self) -> None:
-        """Has nothing to close."""
+        """Do nothing."""
 
 
-def test_the_header_comes_in_growing_windows_and_nothing_twice(monkeypatch):
+def test_the_header_is_read_in_growing_windows_and_nothing_twice(monkeypatch):
     monkeypatch.setattr("webgemma.gguf.reader._FIRST_WINDOW_NBYTES", 100)
     data = LITTLE.file(
         keys=[*LITTLE.gemma_keys(), ("k", ARRAY, LITTLE.texts(map(str, range(5000))))],
@@ -315,7 +316,7 @@ def test_the_header_comes_in_growing_windows_and_nothing_twice(monkeypatch):
     starts, ends = zip(*remote.spans, strict=True)
     assert (starts[0], starts[1:]) == (0, ends[:-1])
     assert gguf.tensors["big"].offset < ends[-1] < 2 * gguf.tensors["big"].offset
-    for info in gguf.tensors.values():  # the first begins in the last window and ends behind it
+    for info in gguf.tensors.values():  # the first starts in the last window and ends after it
         with pytest.raises(GgufError, match=r"remote\.gguf is not on this machine"):
             gguf.data(info)
         end = info.offset + info.nbytes
@@ -323,7 +324,7 @@ def test_the_header_comes_in_growing_windows_and_nothing_twice(monkeypatch):
         assert remote.spans[-1] == (info.offset, end)
 
 
-def test_a_remote_header_without_end_is_refused(monkeypatch):
+def test_an_endless_remote_header_is_rejected(monkeypatch):
     monkeypatch.setattr("webgemma.gguf.reader._MAX_FETCHED_HEADER_NBYTES", 3 << 20)
     data = LITTLE.file(keys=[("k", ARRAY, LITTLE.array(0, 4 << 20, bytes(4 << 20)))])
     with pytest.raises(GgufError, match="too long to be real"):
@@ -331,7 +332,7 @@ def test_a_remote_header_without_end_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.good])
-def test_a_broken_file_takes_little_memory(name):
+def test_an_invalid_file_takes_little_memory(name):
     tracemalloc.start()
     with suppress(GgufError):
         use_all(open_bytes(CASES[name].data))
@@ -340,7 +341,7 @@ def test_a_broken_file_takes_little_memory(name):
     assert peak_nbytes < 100_000 + 10 * len(CASES[name].data)
 
 
-def test_arrays_nobody_asks_for_take_no_memory():
+def test_unused_arrays_take_no_memory():
     data = LITTLE.file(keys=[("k", ARRAY, LITTLE.texts(["token"] * 100_000))])
     tracemalloc.start()
     gguf = open_bytes(data)
@@ -350,13 +351,13 @@ def test_arrays_nobody_asks_for_take_no_memory():
     assert len(gguf.metadata["k"]) == 100_000
 
 
-def test_promises_that_fit_the_file_but_not_reason():
+def test_implausible_counts_are_rejected():
     count = (1 << 24) + 1
     keys = [("k", ARRAY, LITTLE.array(STRING, count, bytes(8 * count)))]
     with pytest.raises(GgufError, match="too many to be real"):
         open_bytes(LITTLE.file(keys=keys, tensors=[]))
     entries = (1 << 18) + 1
-    with pytest.raises(GgufError, match=f"promises {entries} keys.*too many to be real"):
+    with pytest.raises(GgufError, match=f"declares {entries} keys.*too many to be real"):
         open_bytes(GOOD[:16] + struct.pack("<Q", entries) + bytes(14 * entries))
 
 
@@ -364,7 +365,7 @@ def test_promises_that_fit_the_file_but_not_reason():
 
 
 @needs_shared
-def test_the_vocabulary_of_gemma(vocabulary: Path):
+def test_the_vocabulary_of_gemma_is_read(vocabulary: Path):
     with Gguf.open(vocabulary) as gguf:
         tokens, merges = (gguf.metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "merges"))
         assert isinstance(tokens, Sequence)

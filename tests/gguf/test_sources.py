@@ -1,4 +1,4 @@
-"""Bytes from a file, from memory and from web servers of every temper."""
+"""Sources: memory, local files, and web servers that behave well or badly."""
 
 import asyncio
 import os
@@ -10,8 +10,9 @@ import pytest
 from tests.gguf.malformed import GOOD
 from tests.gguf.server import Site, serve
 from webgemma.errors import GgufError, ModelNotFoundError
+from webgemma.gguf.http import HttpSource
 from webgemma.gguf.reader import Gguf
-from webgemma.gguf.sources import BytesSource, FileSource, HttpSource
+from webgemma.gguf.sources import BytesSource, FileSource
 from webgemma.sync import run_sync
 
 DATA = bytes(range(256)) * 1024
@@ -52,13 +53,13 @@ def test_bytes_outlive_the_file(path):
         run_sync(source.read(0, 1))
 
 
-def test_a_read_may_take_several_calls(path, monkeypatch):
-    monkeypatch.setattr("webgemma.gguf.sources._PIECE_NBYTES", 1000)
+def test_a_long_read_takes_several_calls(path, monkeypatch):
+    monkeypatch.setattr("webgemma.gguf.sources._MAX_READ_NBYTES", 1000)
     source = FileSource(path)
     assert run_sync(source.read(7, 5000)) == DATA[7:5007]
 
 
-def test_a_system_without_pread(path, monkeypatch):
+def test_reads_without_pread(path, monkeypatch):
     monkeypatch.delattr(os, "pread")
     source = FileSource(path)
     assert run_sync(source.read(7, 5000)) == DATA[7:5007]
@@ -68,17 +69,17 @@ def test_a_system_without_pread(path, monkeypatch):
 
 
 @pytest.mark.parametrize("nbytes", [0, 100, len(DATA) - 1])
-def test_a_file_that_is_cut(path, nbytes):
+def test_a_truncated_file_is_reported(path, nbytes):
     source = FileSource(path)
     os.truncate(path, nbytes)
-    words = f"became shorter while it was read: it had {len(DATA)} bytes and has {nbytes}"
-    with pytest.raises(GgufError, match=words):
+    message = f"became shorter while it was read: it had {len(DATA)} bytes and has {nbytes}"
+    with pytest.raises(GgufError, match=message):
         run_sync(source.read(0, len(DATA)))
-    with pytest.raises(GgufError, match=words):  # and a place that is still there
+    with pytest.raises(GgufError, match=message):  # also for bytes that still exist
         run_sync(source.read(0, 1))
 
 
-def test_a_file_that_is_overwritten(path):
+def test_an_overwritten_file_is_reported(path):
     source = FileSource(path)
     path.write_bytes(DATA[::-1])
     os.utime(path, ns=(0, 0))
@@ -87,14 +88,14 @@ def test_a_file_that_is_overwritten(path):
 
 
 @pytest.mark.parametrize("act", [Path.unlink, lambda path: path.with_name("new").replace(path)])
-def test_a_file_that_loses_its_name_can_be_read(path, act):
+def test_a_deleted_or_replaced_file_can_still_be_read(path, act):
     path.with_name("new").write_bytes(b"another")
     source = FileSource(path)
     act(path)
     assert run_sync(source.read(1000, 10)) == DATA[1000:1010]
 
 
-def test_a_drive_that_fails(path, monkeypatch):
+def test_a_failing_drive_is_reported(path, monkeypatch):
     def fail(*_: object) -> bytes:
         raise OSError(5, "Input/output error")
 
@@ -104,7 +105,7 @@ def test_a_drive_that_fails(path, monkeypatch):
         run_sync(source.read(3, 5))
 
 
-def test_a_forgotten_file_is_closed(path):
+def test_an_unreferenced_file_is_closed(path):
     source = FileSource(path)
     file = source._file
     del source
@@ -114,22 +115,22 @@ def test_a_forgotten_file_is_closed(path):
 @pytest.mark.parametrize(
     ("offset", "nbytes"), [(-1, 2), (0, len(DATA) + 1), (len(DATA), 1), (5, -2), (1 << 64, 1)]
 )
-def test_no_byte_outside_the_file(path, offset, nbytes):
+def test_bytes_outside_the_file_are_rejected(path, offset, nbytes):
     for source in (BytesSource(DATA), FileSource(path)):
-        with pytest.raises(GgufError, match=f"bytes {offset} to {offset + nbytes} were asked"):
+        with pytest.raises(GgufError, match=f"bytes {offset} to {offset + nbytes} were requested"):
             run_sync(source.read(offset, nbytes))
         source.close()
 
 
-def test_nothing_is_read_as_nothing():
+def test_an_empty_read_is_empty():
     assert run_sync(BytesSource(DATA).read(len(DATA), 0)) == b""
 
 
-def test_files_that_cannot_be_opened(tmp_path, path, monkeypatch):
+def test_files_that_cannot_be_opened_raise_an_error(tmp_path, path, monkeypatch):
     empty, pipe = tmp_path / "empty.gguf", tmp_path / "pipe"
     empty.touch()
     os.mkfifo(pipe)
-    for file, error, words in (
+    for file, error, message in (
         (tmp_path / "none.gguf", ModelNotFoundError, "There is no file"),
         (path / "inside", ModelNotFoundError, "There is no file"),
         (tmp_path, GgufError, "is a folder"),
@@ -138,28 +139,28 @@ def test_files_that_cannot_be_opened(tmp_path, path, monkeypatch):
         ("a\0b", GgufError, "cannot be opened"),
         ("x" * 5000, GgufError, "cannot be opened"),
     ):
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=message):
             FileSource(file)
 
-    def refuse(*_: object, **__: object) -> None:
+    def deny(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "open", deny)
     with pytest.raises(GgufError, match=r"model\.gguf may not be read"):
         FileSource(path)
 
 
-def test_siblings(tmp_path, path):
+def test_siblings_are_opened(tmp_path, path):
     (tmp_path / "other.gguf").write_bytes(b"other")
     here = FileSource(path)
-    beside = run_sync(here.sibling("other.gguf"))
-    assert (beside.name, run_sync(beside.read(0, 5))) == ("other.gguf", b"other")
+    sibling = run_sync(here.sibling("other.gguf"))
+    assert (sibling.name, run_sync(sibling.read(0, 5))) == ("other.gguf", b"other")
     with pytest.raises(ModelNotFoundError):
         run_sync(here.sibling("none.gguf"))
     with pytest.raises(GgufError, match="not a file name"):
         run_sync(here.sibling("../other.gguf"))
     here.close()
-    beside.close()
+    sibling.close()
     in_memory = BytesSource(b"x", siblings={"y": b"yy"})
     assert run_sync(in_memory.sibling("y")).nbytes == 2
     with pytest.raises(ModelNotFoundError, match="no z beside"):
@@ -172,7 +173,7 @@ def test_siblings(tmp_path, path):
 def fetch(
     site: Site, act: Callable[[HttpSource], Awaitable[object]], path: str = "/model.gguf"
 ) -> object:
-    """Opens a file of the site, impatiently, and does something with it."""
+    """Open a file of the site with short time-outs and pass it to `act`."""
 
     async def run() -> object:
         source = await HttpSource.open(
@@ -190,14 +191,14 @@ async def read_all(source: HttpSource) -> bytes:
     return bytes(await source.read(0, source.nbytes))
 
 
-def test_ranges_come_over_one_connection():
+def test_ranges_are_read_over_one_connection():
     async def act(source: HttpSource) -> None:
         assert source.nbytes == len(DATA)
         assert source.name == site.url + "/model.gguf"
         assert await source.read(1000, 24) == DATA[1000:1024]
         assert await source.read(len(DATA) - 1, 1) == DATA[-1:]
         assert await source.read(7, 0) == b""
-        with pytest.raises(GgufError, match="were asked for"):
+        with pytest.raises(GgufError, match="were requested"):
             await source.read(len(DATA), 1)
 
     with serve({"/model.gguf": DATA}) as site:
@@ -206,17 +207,17 @@ def test_ranges_come_over_one_connection():
     assert site.connections == 1
 
 
-def test_reads_may_run_at_once():
+def test_reads_may_run_concurrently():
     async def act(source: HttpSource) -> None:
-        pieces = await asyncio.gather(*(source.read(i * 1000, 1000) for i in range(20)))
-        assert b"".join(pieces) == DATA[:20_000]
+        chunks = await asyncio.gather(*(source.read(i * 1000, 1000) for i in range(20)))
+        assert b"".join(chunks) == DATA[:20_000]
 
     with serve({"/model.gguf": DATA}) as site:
         fetch(site, act)
 
 
 @pytest.mark.parametrize(
-    ("tricks", "resumed_at"),
+    ("faults", "resumed_at"),
     [
         (["cut:1000"], [0, 1000]),
         (["cut:1000", "cut:0", "cut:5"], [0, 1000, 1000, 1005]),
@@ -228,14 +229,14 @@ def test_reads_may_run_at_once():
     ],
     ids=str,
 )
-def test_failures_that_pass_are_resumed(tricks, resumed_at):
-    with serve({"/model.gguf": DATA}, "", *tricks) as site:
+def test_transient_failures_are_resumed(faults, resumed_at):
+    with serve({"/model.gguf": DATA}, "", *faults) as site:
         assert fetch(site, read_all) == DATA
     assert [first for first, _ in site.ranges[1:]] == resumed_at
 
 
 @pytest.mark.parametrize(
-    ("trick", "words"),
+    ("fault", "message"),
     [
         ("cut:0", "the connection was cut after 4 tries"),
         ("stall:0", "the connection failed"),
@@ -243,67 +244,67 @@ def test_failures_that_pass_are_resumed(tricks, resumed_at):
         ("status:503", "the server answers 503 after 4 tries"),
     ],
 )
-def test_patience_ends(trick, words):
-    with serve({"/model.gguf": DATA}, "", *[trick] * 9) as site, pytest.raises(GgufError) as error:
+def test_retries_are_limited(fault, message):
+    with serve({"/model.gguf": DATA}, "", *[fault] * 9) as site, pytest.raises(GgufError) as error:
         fetch(site, read_all)
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert site.url in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("trick", "words"),
+    ("fault", "message"),
     [
         ("grown", "was changed on the server"),
         ("other-tag", "was changed on the server"),
         ("whole", "was changed on the server"),
         ("status:416", "was changed on the server"),
-        ("shifted", "bytes 0-262143 were asked for, 'bytes 1-262143/262144' came"),
-        ("no-content-range", "does not say what it sends"),
-        ("packed", "sends something else"),
+        ("shifted", "bytes 0-262143 were requested, but 'bytes 1-262143/262144' were sent"),
+        ("no-content-range", "sent no valid Content-Range"),
+        ("compressed", "sends something else"),
         ("long", "sends something else"),
-        ("status:403", "answers 403: it wants a login"),
+        ("status:403", "answers 403: it requires a login"),
         ("status:400", "answers 400"),
     ],
 )
-def test_wrong_answers_are_refused_at_once(trick, words):
-    with serve({"/model.gguf": DATA}, "", trick) as site, pytest.raises(GgufError) as error:
+def test_wrong_answers_are_rejected_without_a_retry(fault, message):
+    with serve({"/model.gguf": DATA}, "", fault) as site, pytest.raises(GgufError) as error:
         fetch(site, read_all)
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert len(site.ranges) == 2
 
 
-def test_a_missing_file_is_named():
+def test_a_missing_file_is_not_found():
     with serve({}) as site, pytest.raises(ModelNotFoundError, match=r"/model\.gguf does not exist"):
         fetch(site, read_all)
 
 
-@pytest.mark.parametrize("trick", ["whole", "endless"])
-def test_small_files_are_taken_whole_from_a_server_without_ranges(trick):
-    with serve({"/model.gguf": DATA}, trick) as site:
+@pytest.mark.parametrize("fault", ["whole", "endless"])
+def test_small_files_are_read_whole_from_a_server_without_ranges(fault):
+    with serve({"/model.gguf": DATA}, fault) as site:
         assert fetch(site, read_all) == DATA
     assert len(site.ranges) == 1
 
 
-def test_a_whole_file_is_asked_for_again_after_a_cut():
+def test_a_whole_file_is_requested_again_after_a_cut():
     with serve({"/model.gguf": DATA}, "whole-cut", "whole-cut", "whole") as site:
         assert fetch(site, read_all) == DATA
     assert len(site.ranges) == 3
 
 
-@pytest.mark.parametrize("trick", ["whole", "endless"])
-def test_large_files_need_ranges(trick, monkeypatch):
-    monkeypatch.setattr("webgemma.gguf.http._WHOLE_NBYTES", len(DATA) - 1)
+@pytest.mark.parametrize("fault", ["whole", "endless"])
+def test_large_files_need_ranges(fault, monkeypatch):
+    monkeypatch.setattr("webgemma.gguf.http._MAX_WHOLE_NBYTES", len(DATA) - 1)
     with (
-        serve({"/model.gguf": DATA}, trick) as site,
+        serve({"/model.gguf": DATA}, fault) as site,
         pytest.raises(GgufError, match="cannot send parts of a file"),
     ):
         fetch(site, read_all)
 
 
-@pytest.mark.parametrize("trick", ["whole", "status:416"])
-def test_an_empty_file_is_refused(trick):
+@pytest.mark.parametrize("fault", ["whole", "status:416"])
+def test_an_empty_file_is_rejected(fault):
     with (
-        serve({"/model.gguf": b""}, trick) as site,
+        serve({"/model.gguf": b""}, fault) as site,
         pytest.raises(GgufError, match=r"model\.gguf is empty"),
     ):
         fetch(site, read_all)
@@ -318,7 +319,7 @@ def test_redirects_are_followed_and_remembered():
     assert site.paths == ["/model.gguf", "/old", moved, moved]
 
 
-def test_a_redirect_that_expired_is_asked_for_again():
+def test_an_expired_redirect_is_requested_again():
     files = {"/one": DATA, "/two": DATA}
     with serve(files, "redirect:/one", "", "status:403", "redirect:/two") as site:
         assert fetch(site, read_all) == DATA
@@ -326,7 +327,7 @@ def test_a_redirect_that_expired_is_asked_for_again():
 
 
 @pytest.mark.parametrize(
-    ("goal", "words"),
+    ("location", "message"),
     [
         ("/model.gguf", "redirected more than 5 times"),
         ("file:///etc/passwd", "not an http or https address"),
@@ -334,10 +335,10 @@ def test_a_redirect_that_expired_is_asked_for_again():
         ("http://[", "cannot be fetched"),
     ],
 )
-def test_redirects_to_nowhere_are_refused(goal, words):
+def test_invalid_redirects_are_rejected(location, message):
     with (
-        serve({"/model.gguf": DATA}, *[f"redirect:{goal}"] * 9) as site,
-        pytest.raises(GgufError, match=words),
+        serve({"/model.gguf": DATA}, *[f"redirect:{location}"] * 9) as site,
+        pytest.raises(GgufError, match=message),
     ):
         fetch(site, read_all)
 
@@ -353,7 +354,7 @@ def test_redirects_to_nowhere_are_refused(goal, words):
         "http://h:0/",
     ],
 )
-def test_only_web_addresses_are_opened(url):
+def test_other_addresses_than_http_are_rejected(url):
     with pytest.raises(GgufError, match="not an http or https address"):
         asyncio.run(HttpSource.open(url))
 
@@ -361,17 +362,17 @@ def test_only_web_addresses_are_opened(url):
 @pytest.mark.parametrize(
     "url", [f"http://{'a' * 70}.b/", "http://a\u2028b/", "http://127.0.0.1:1/"]
 )
-def test_a_server_that_is_not_there(url):
+def test_an_unreachable_server_is_reported(url):
     with pytest.raises(GgufError, match=r"cannot be fetched|the connection failed"):
         asyncio.run(HttpSource.open(url, retries=1, backoff_seconds=0.001))
 
 
-def test_the_name_tells_no_secret():
+def test_the_name_contains_no_secret():
     source = HttpSource("https://user:secret@host/m.gguf?token=secret", 0, 1.0, 0.0)
     assert source.name == "https://host/m.gguf"
 
 
-def test_a_closed_source_says_so():
+def test_a_closed_source_is_reported():
     async def act(source: HttpSource) -> None:
         source.close()
         with pytest.raises(GgufError, match="is closed"):

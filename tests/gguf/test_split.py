@@ -1,4 +1,4 @@
-"""Models in several files: all are opened through the first, and they must belong together."""
+"""Split models: all files are opened through the first one and must belong together."""
 
 import asyncio
 
@@ -6,8 +6,9 @@ import pytest
 
 from tests.gguf.server import serve
 from webgemma.errors import GgufError, ModelNotFoundError
+from webgemma.gguf.http import HttpSource
 from webgemma.gguf.reader import Gguf
-from webgemma.gguf.sources import BytesSource, HttpSource
+from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, Typed, gguf_bytes
 from webgemma.sync import run_sync
 
@@ -22,12 +23,12 @@ def part(number: int, *tensors: str, count: int = 3, total: int = 4, **extra: ob
         "split.count": Typed(count, "UINT16"),
         "split.tensors.count": Typed(total, "INT32"),
     }
-    made = [NewTensor(name, (8,), "F32", bytes([number] * 32)) for name in tensors]
-    return gguf_bytes(metadata | extra, made)
+    new_tensors = [NewTensor(name, (8,), "F32", bytes([number] * 32)) for name in tensors]
+    return gguf_bytes(metadata | extra, new_tensors)
 
 
 def parts() -> dict[str, bytes]:
-    """Three files; the first holds no tensor, as some tools write it."""
+    """Return three files, the first without tensors, as some tools write it."""
     return {
         part_name(0): part(0, **{"general.name": "split"}),
         part_name(1): part(1, "a", "b"),
@@ -39,7 +40,7 @@ def open_split(files: dict[str, bytes], name: str = part_name(0)) -> Gguf:
     return run_sync(Gguf.aopen(BytesSource(files[name], name, files)))
 
 
-def test_all_parts_are_one_model(tmp_path):
+def test_all_parts_are_opened_as_one_model(tmp_path):
     files = parts()
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
@@ -58,7 +59,7 @@ def test_all_parts_are_one_model(tmp_path):
         gguf.data(gguf.tensors["a"])
 
 
-def test_a_model_in_one_part_needs_no_name():
+def test_a_model_in_one_part_may_have_any_name():
     only = part(0, "a", count=1, total=1)
     assert list(open_split({"x": only}, "x").tensors) == ["a"]
 
@@ -71,7 +72,7 @@ def test_a_later_part_names_the_first():
 def test_a_missing_part_is_named(tmp_path):
     files = parts()
     del files[part_name(2)]
-    with pytest.raises(GgufError, match=rf"part 3 is missing: {part_name(2)} must stand"):
+    with pytest.raises(GgufError, match=rf"part 3 is missing: {part_name(2)} must be in"):
         open_split(files)
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
@@ -81,41 +82,41 @@ def test_a_missing_part_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "data", "words"),
+    ("number", "data", "message"),
     [
-        (1, part(2, "a", "b"), "should be part 2 of 3 but says it is 3 of 3"),
-        (1, part(1, "a", "b", count=4), "should be part 2 of 3 but says it is 2 of 4"),
+        (1, part(2, "a", "b"), "should be part 2 of 3 but is marked as 3 of 3"),
+        (1, part(1, "a", "b", count=4), "should be part 2 of 3 but is marked as 2 of 4"),
         (1, gguf_bytes({"general.name": "x"}, []), "should be part 2 of 3"),
         (1, part(1, "a", "c"), f"'c' is in {part_name(1)} already"),
-        (1, part(1, "a"), "split.tensors.count is 4, but the 3 parts hold 3"),
+        (1, part(1, "a"), "split.tensors.count is 4, but the 3 parts have 3"),
         (1, part(1, "a", "b")[:-1], "cut short"),
-        (1, part(1, **{"split.no": "one"}), "split.no is of type STRING, not an integer"),
+        (1, part(1, **{"split.no": "one"}), "split.no has type STRING, not an integer"),
         (1, b"junk", "not a GGUF file"),
-        (0, part(0, count=2), "says it is part 1 of 2: rename it"),
-        (0, part(7), "says it is part 8 of 3"),
-        (0, part(0, **{"split.no": -1}), "says it is part 0 of 3"),
-        (0, part(0, **{"split.count": 1 << 63}), f"says it is part 1 of {1 << 63}"),
-        (0, part(0, **{"split.count": [3]}), "split.count is of type INT32[1]"),
+        (0, part(0, count=2), "is marked as part 1 of 2: rename it"),
+        (0, part(7), "is marked as part 8 of 3"),
+        (0, part(0, **{"split.no": -1}), "is marked as part 0 of 3"),
+        (0, part(0, **{"split.count": 1 << 63}), f"is marked as part 1 of {1 << 63}"),
+        (0, part(0, **{"split.count": [3]}), "split.count has type INT32[1]"),
     ],
 )
-def test_parts_that_do_not_fit(number, data, words):
+def test_parts_that_do_not_belong_together_are_rejected(number, data, message):
     files = parts() | {part_name(number): data}
     with pytest.raises(GgufError) as error:
         open_split(files)
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
-def test_a_first_part_under_another_name_says_what_to_do():
-    with pytest.raises(GgufError, match="name it NAME-00001-of-00003"):
+def test_a_first_part_with_another_name_must_be_renamed():
+    with pytest.raises(GgufError, match="rename it to NAME-00001-of-00003"):
         open_split(parts() | {"renamed.gguf": parts()[part_name(0)]}, "renamed.gguf")
 
 
-def test_a_count_beyond_reason_ends_at_once():
+def test_an_implausible_count_is_rejected_at_once():
     with pytest.raises(GgufError, match=f"is part 1 of {1 << 63}"):
         open_split({"x": part(0, **{"split.count": 1 << 63})}, "x")
 
 
-def test_parts_on_a_server():
+def test_parts_on_a_server_are_opened():
     async def open_remote(url: str) -> Gguf:
         return await Gguf.aopen(await HttpSource.open(url, retries=0))
 
@@ -125,6 +126,6 @@ def test_parts_on_a_server():
         with asyncio.run(open_remote(url)) as gguf:
             assert asyncio.run(gguf.read(gguf.tensors["d"])) == bytes([2] * 32)
         del files[f"/folder/{part_name(1)}"]
-        with pytest.raises(GgufError, match=f"{part_name(1)} must stand beside it"):
+        with pytest.raises(GgufError, match=f"{part_name(1)} must be in the same folder"):
             asyncio.run(open_remote(url))
     assert site.paths[2] == f"/folder/{part_name(1)}?download=true"

@@ -1,4 +1,4 @@
-"""What we write is what we, and the gguf package, read."""
+"""The writer: its files are read back by webgemma and by the gguf package."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -72,13 +72,13 @@ def plain(value: object) -> object:
 
 
 def tensors() -> list[NewTensor]:
-    """One of each format that the gguf package has too, three rows of two blocks each."""
-    made = []
+    """Return a tensor of each format that the gguf package has too, three rows of two blocks."""
+    created = []
     for index, fmt in enumerate(FORMATS.values()):
         if fmt.name != "Q8_1":  # the gguf package counts its bytes differently
             data = bytes((index + i) % 251 for i in range(6 * fmt.nbytes))
-            made.append(NewTensor(f"t.{fmt.name}", (2 * fmt.block, 3), fmt.name, data))
-    return made
+            created.append(NewTensor(f"t.{fmt.name}", (2 * fmt.block, 3), fmt.name, data))
+    return created
 
 
 def open_bytes(data: bytes) -> Gguf:
@@ -87,7 +87,7 @@ def open_bytes(data: bytes) -> Gguf:
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("alignment", [32, 8, 4096])
-def test_read_back_by_us(tmp_path, version, alignment):
+def test_a_file_is_read_back(tmp_path, version, alignment):
     path = tmp_path / "a.gguf"
     write_gguf(path, METADATA, tensors(), version=version, alignment=alignment)
     assert path.read_bytes() == gguf_bytes(
@@ -104,7 +104,7 @@ def test_read_back_by_us(tmp_path, version, alignment):
             assert file.data(info) == tensor.data
 
 
-def test_read_back_by_the_gguf_package(tmp_path):
+def test_the_gguf_package_reads_a_file(tmp_path):
     path = tmp_path / "a.gguf"
     write_gguf(path, METADATA, tensors(), alignment=64)
     reader = gguf.GGUFReader(path)
@@ -116,7 +116,7 @@ def test_read_back_by_the_gguf_package(tmp_path):
         assert theirs.data.tobytes() == ours.data
 
 
-def test_written_by_the_gguf_package(tmp_path):
+def test_a_file_of_the_gguf_package_is_read(tmp_path):
     path = tmp_path / "theirs.gguf"
     writer = gguf.GGUFWriter(path, "gemma4")
     writer.add_uint8("u8", 200)
@@ -142,7 +142,7 @@ def test_written_by_the_gguf_package(tmp_path):
         assert file.data(file.tensors["q8"]) == packed.tobytes()
 
 
-def test_any_contiguous_buffer_will_do():
+def test_any_contiguous_buffer_is_accepted():
     weights = np.arange(8, dtype=np.float32).reshape(2, 4)
     file = open_bytes(gguf_bytes({}, [NewTensor("w", weights.T.shape, "F32", weights)]))
     assert file.data(file.tensors["w"]) == weights.tobytes()
@@ -151,7 +151,7 @@ def test_any_contiguous_buffer_will_do():
 
 
 def span(kind: str) -> tuple[int, int]:
-    """The smallest and the largest number of an integer type."""
+    """Return the smallest and the largest number of an integer type."""
     bits = 8 * SCALARS[kind].size
     return (0, (1 << bits) - 1) if kind[0] == "U" else (-(1 << bits - 1), (1 << bits - 1) - 1)
 
@@ -182,11 +182,11 @@ SHAPES = st.lists(st.integers(1, 4), max_size=4)
     st.sampled_from([1, 8, 32, 256]),
 )
 def test_round_trip(metadata, shapes, alignment):
-    made = []
+    created = []
     for name, (shape, fmt) in shapes.items():
         count = int(np.prod(shape, dtype=int))
-        made.append(NewTensor(name, shape, fmt, bytes(FORMATS[fmt].nbytes * count)))
-    file = open_bytes(gguf_bytes(metadata, made, alignment=alignment))
+        created.append(NewTensor(name, shape, fmt, bytes(FORMATS[fmt].nbytes * count)))
+    file = open_bytes(gguf_bytes(metadata, created, alignment=alignment))
     extra = {"general.alignment": alignment} if alignment != 32 else {}
     assert dict(file.metadata) == {key: value.value for key, value in metadata.items()} | extra
     for key, value in metadata.items():
@@ -197,7 +197,7 @@ def test_round_trip(metadata, shapes, alignment):
 
 
 @pytest.mark.parametrize(
-    ("metadata", "words"),
+    ("metadata", "message"),
     [
         ({"": 1}, "key '' has 0 bytes"),
         ({"k" * 65536: 1}, "65536 bytes"),
@@ -214,22 +214,22 @@ def test_round_trip(metadata, shapes, alignment):
         ({"k": Typed("1", "UINT8")}, "does not fit UINT8"),
         ({"k": Typed(1, "STRING")}, "value of 'k'"),
         ({"k": Typed(2, "BOOL")}, "true or false"),
-        ({"k": Typed(1, "ARRAY")}, "no type 'ARRAY'"),
-        ({"k": Typed(1, "INT")}, "no type 'INT'"),
+        ({"k": Typed(1, "ARRAY")}, "'ARRAY' is not a valid type"),
+        ({"k": Typed(1, "INT")}, "'INT' is not a valid type"),
         ({"general.alignment": 64}, "alignment=32"),
     ],
 )
-def test_values_that_cannot_be_written(metadata, words):
+def test_invalid_values_are_rejected(metadata, message):
     with pytest.raises(InputError) as error:
         gguf_bytes(metadata, [])
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("tensor", "words"),
+    ("tensor", "message"),
     [
         (NewTensor("t", (4,), "F32", bytes(15)), "takes 16 bytes, not 15"),
-        (NewTensor("t", (4,), "F33", bytes(16)), "no format 'F33'"),
+        (NewTensor("t", (4,), "F33", bytes(16)), "'F33' is not a valid format"),
         (NewTensor("t", (4,), "Q4_0", bytes(18)), "rows of 4"),
         (NewTensor("t", (4, 0), "F32", b""), "shape"),
         (NewTensor("t", (-4,), "F32", b""), "shape"),
@@ -239,13 +239,13 @@ def test_values_that_cannot_be_written(metadata, words):
         (NewTensor("t", (1,), "F32", "text"), "cannot be used"),
     ],
 )
-def test_tensors_that_cannot_be_written(tensor, words):
+def test_invalid_tensors_are_rejected(tensor, message):
     with pytest.raises(InputError) as error:
         gguf_bytes({}, [tensor])
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
-def test_two_tensors_of_one_name_and_odd_settings():
+def test_duplicate_names_and_invalid_settings_are_rejected():
     one = NewTensor("t", (1,), "F32", bytes(4))
     with pytest.raises(InputError, match="same name"):
         gguf_bytes({}, [one, one])
@@ -255,12 +255,12 @@ def test_two_tensors_of_one_name_and_odd_settings():
         gguf_bytes({}, [one], version=1)
 
 
-def test_the_alignment_may_stand_in_the_metadata():
+def test_the_alignment_may_be_in_the_metadata():
     file = open_bytes(gguf_bytes({"general.alignment": 64}, tensors(), alignment=64))
     assert (file.alignment, file.value_type("general.alignment")) == (64, "UINT32")
 
 
-def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+def test_a_failure_leaves_the_existing_file_and_no_other(tmp_path, monkeypatch):
     path = tmp_path / "a.gguf"
     path.write_bytes(b"old")
 
@@ -280,21 +280,21 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_data_that_is_made_when_it_is_written(tmp_path: Path) -> None:
-    made: list[str] = []
+def test_functions_are_called_when_their_data_are_written(tmp_path: Path) -> None:
+    called: list[str] = []
 
     def data(name: str, nbytes: int) -> Callable[[], bytes]:
-        def give() -> bytes:
-            made.append(name)
+        def read() -> bytes:
+            called.append(name)
             return name.encode() * nbytes
 
-        return give
+        return read
 
     tensors = [NewTensor(name, (4,), "F32", data(name, 16)) for name in "ab"]
     write_gguf(tmp_path / "lazy.gguf", {}, tensors)
-    assert made == ["a", "b"]
-    with Gguf.open(tmp_path / "lazy.gguf") as found:
-        assert bytes(run_sync(found.read(found.tensors["b"]))) == b"b" * 16
+    assert called == ["a", "b"]
+    with Gguf.open(tmp_path / "lazy.gguf") as file:
+        assert bytes(run_sync(file.read(file.tensors["b"]))) == b"b" * 16
     short = NewTensor("c", (4,), "F32", data("c", 15))
     with pytest.raises(InputError, match="takes 16 bytes, not 15"):
         write_gguf(tmp_path / "short.gguf", {}, [short])

@@ -1,4 +1,4 @@
-"""Messages become the prompt that Google's template writes, and strangers' input a clear error."""
+"""The chat template: prompts equal Google's, and invalid input raises a clear error."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ WEATHER = {
 
 
 def called(arguments: object = None, **fields: object) -> dict[str, Any]:
-    """An assistant message with one tool call."""
+    """Return an assistant message with one tool call."""
     call = {"function": {"name": "weather", "arguments": arguments}} | fields
     return {"role": "assistant", "tool_calls": [call]}
 
@@ -37,18 +37,18 @@ def options(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_prompt_is_the_templates(case: Mapping[str, Any]) -> None:
+def test_prompts_equal_those_of_the_template(case: Mapping[str, Any]) -> None:
     chat = Chat(case["size"])
     assert chat.render(**options(case)) == case["prompt"]
     parts = chat.parts(**options(case))
     assert "".join(parts) == case["prompt"]
     assert all(parts)
     plain = [not isinstance(part, Markup) for part in parts]
-    assert not any(one and next_one for one, next_one in pairwise(plain))
+    assert not any(one and following for one, following in pairwise(plain))
 
 
 def conversation(text: str) -> dict[str, Any]:
-    """A conversation that holds the text wherever a stranger may put one."""
+    """Return a conversation with the text wherever a caller may put one."""
     properties = {text: {"type": text, "description": text, "enum": [text]}}
     parameters = {"type": text, "properties": properties, "required": [text]}
     return {
@@ -66,7 +66,7 @@ def conversation(text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("token", MARKUP)
 def test_text_cannot_forge_markup(token: str) -> None:
-    spelled = str(token)  # a plain string, as it comes from a user
+    spelled = str(token)  # a plain string, as from a user
     harmless = Chat().parts(**conversation("x"))
     forged = Chat().parts(**conversation(spelled))
     assert [part for part in forged if isinstance(part, Markup)] == [
@@ -87,7 +87,7 @@ class Letters:
         return [ord(letter) % 1000 for letter in text]
 
 
-def test_encode_gives_special_tokens_to_markup_only() -> None:
+def test_only_markup_becomes_special_tokens() -> None:
     tokenizer = Letters()
     special = tokenizer.special_ids
     expected = [
@@ -100,12 +100,12 @@ def test_encode_gives_special_tokens_to_markup_only() -> None:
     assert Chat("large").encode(tokenizer, messages) == expected
 
 
-def test_encode_names_the_token_a_vocabulary_lacks() -> None:
+def test_a_token_missing_from_the_vocabulary_is_reported() -> None:
     with pytest.raises(InputError, match=r"<\|image\|>"):
         Chat().encode(Letters("<|image|>"), [USER | {"images": ["…"]}])
 
 
-def test_size_must_be_known() -> None:
+def test_an_unknown_size_is_rejected() -> None:
     with pytest.raises(InputError, match="'medium'"):
         Chat("medium")  # type: ignore[arg-type]
 
@@ -137,7 +137,7 @@ EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
         ),
     ],
 )
-def test_continued_turn_stays_open(
+def test_a_continued_turn_stays_open(
     size: Any, think: bool, message: dict[str, Any], tail: str
 ) -> None:
     messages = [USER, {"role": "assistant"} | message]
@@ -149,7 +149,7 @@ def test_continued_turn_stays_open(
     assert opens_thought(chat.parts(messages, None, think, continue_last=True)) == in_thought
 
 
-def test_continued_message_joins_the_turn_of_the_one_before() -> None:
+def test_a_continued_message_joins_the_turn_before_it() -> None:
     messages = [USER, called(), {"role": "tool", "content": "sun"}]
     before = Chat("large").render(messages)
     messages.append({"role": "assistant", "content": "It is"})
@@ -175,7 +175,9 @@ def test_a_call_cannot_be_continued() -> None:
         ([USER, called(), {"role": "tool", "content": "sun"}], False, False),
     ],
 )
-def test_opens_thought(messages: list[Any], think: bool, expected: bool) -> None:
+def test_a_prompt_that_opens_a_thought_is_recognised(
+    messages: list[Any], think: bool, expected: bool
+) -> None:
     assert opens_thought(Chat("large").parts(messages, None, think)) == expected
 
 
@@ -210,7 +212,7 @@ def test_opens_thought(messages: list[Any], think: bool, expected: bool) -> None
         ),
     ],
 )
-def test_other_ways_to_write_the_same(given: list[Any], same_as: list[Any]) -> None:
+def test_other_forms_give_the_same_prompt(given: list[Any], same_as: list[Any]) -> None:
     assert Chat().render(given) == Chat().render(same_as)
 
 
@@ -236,7 +238,7 @@ ENDLESS.append(ENDLESS)
 
 
 @pytest.mark.parametrize(
-    ("messages", "sentence"),
+    ("messages", "message"),
     [
         ("Hi", "messages must be a list of messages, not str"),
         (None, "messages must be a list of messages, not nothing"),
@@ -253,7 +255,7 @@ ENDLESS.append(ENDLESS)
             r"messages\[0\]\.content\[0\]\.text must be a string, not int",
         ),
         ([USER | {"images": "AAAA"}], r"messages\[0\]\.images must be a list, not str"),
-        ([{"role": "system", "images": [1]}], r"messages\[0\] .* takes text only"),
+        ([{"role": "system", "images": [1]}], r"messages\[0\] .* may contain text only"),
         ([{"role": "assistant", "reasoning": 1}], r"messages\[0\]\.reasoning must be a string"),
         ([{"role": "assistant", "tool_calls": {}}], r"messages\[0\]\.tool_calls must be a list"),
         ([{"role": "assistant", "tool_calls": [{}]}], r"tool_calls\[0\]\.function must be an obj"),
@@ -269,7 +271,7 @@ ENDLESS.append(ENDLESS)
         ([called("[" * 100_000)], r"function\.arguments cannot be read as JSON"),
         ([called({"a": {1}})], r"A value in .*function\.arguments must be a JSON value, not set"),
         ([called({"a": {2: 3}})], r"A key of .*function\.arguments must be a string"),
-        ([called({"a": 10**5000})], r"function\.arguments holds a number with too many digits"),
+        ([called({"a": 10**5000})], r"function\.arguments has a number with too many digits"),
         ([called({"a": nested(100)})], r"messages\[0\]\..*arguments is nested more than 64"),
         ([called({"a": ENDLESS})], r"messages\[0\]\..*arguments is nested more than 64"),
         ([called(), {"role": "tool", "name": 1}], r"messages\[1\]\.name must be a string"),
@@ -277,8 +279,8 @@ ENDLESS.append(ENDLESS)
         ([{"role": "assistant", "tool_responses": [1]}], r"tool_responses\[0\] must be an object"),
     ],
 )
-def test_bad_messages_get_a_sentence(messages: Any, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
+def test_invalid_messages_raise_an_error(messages: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         Chat().render(messages)
 
 
@@ -290,7 +292,7 @@ def deep_schema(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("tools", "sentence"),
+    ("tools", "message"),
     [
         ({}, "tools must be a list, not dict"),
         (["f"], r"tools\[0\] must be an object .*, not str"),
@@ -314,8 +316,8 @@ def deep_schema(depth: int) -> dict[str, Any]:
         ([WEATHER | {"response": 1}], r"tools\[0\]\.response must be an object"),
     ],
 )
-def test_bad_tools_get_a_sentence(tools: Any, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
+def test_invalid_tools_raise_an_error(tools: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         Chat().render([USER], tools)
 
 
@@ -342,7 +344,7 @@ MESSAGES = st.lists(
 
 @settings(max_examples=100)
 @given(MESSAGES | ANYTHING, st.none() | ANYTHING, st.booleans(), st.booleans())
-def test_anything_gives_a_prompt_or_an_input_error(
+def test_any_input_gives_a_prompt_or_an_input_error(
     messages: Any, tools: Any, think: bool, continue_last: bool
 ) -> None:
     with suppress(InputError):

@@ -1,4 +1,4 @@
-"""Replies come apart into content, thinking and calls, however they are cut into pieces."""
+"""Replies are parsed into content, thinking and calls, however they are split into pieces."""
 
 import json
 import time
@@ -29,7 +29,7 @@ NOTE = {
 
 
 def stream(pieces: Iterable[str], think: bool = False, tools: Any = None, **options: Any) -> Reply:
-    """The sum of what a streaming parser gives."""
+    """Return the sum of what a streaming parser returns."""
     parser = ReplyParser(think, tools, **options)
     replies = [parser.feed(piece) for piece in pieces]
     replies.append(parser.finish())
@@ -41,13 +41,13 @@ def stream(pieces: Iterable[str], think: bool = False, tools: Any = None, **opti
 
 
 def arguments(text: str, tools: Any = None) -> Any:
-    """What a call's arguments parse to; None if the call is dropped."""
+    """Return the parsed arguments of a call; None if the call is dropped."""
     calls = parse_reply(f"<|tool_call>call:note{text}<tool_call|>", tools=tools).tool_calls
     return calls[0].arguments if calls else None
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_reply_in_any_two_pieces_or_letter_by_letter(case: Mapping[str, Any]) -> None:
+def test_a_reply_in_any_two_pieces_or_letter_by_letter(case: Mapping[str, Any]) -> None:
     output, think, tools = case["output"], case["think"], case["tools"]
     calls = tuple(ToolCall(**call) for call in case["tool_calls"])
     expected = Reply(case["content"], case["thinking"], calls)
@@ -74,7 +74,9 @@ FRAGMENTS = st.sampled_from(
 )
 @example("<|channel>thought\nthought\nx<channel|>", [9, 1], True)
 @example('<|tool_call>call:note{text:<|"|>a<|"|>}<tool_call|> <tool_', [1], False)
-def test_any_text_in_any_pieces(text: str, lengths: list[int], think: bool) -> None:
+def test_any_text_in_any_pieces_gives_the_same_reply(
+    text: str, lengths: list[int], think: bool
+) -> None:
     pieces, start = [], 0
     while start < len(text):
         length = lengths[len(pieces) % len(lengths)]
@@ -83,7 +85,7 @@ def test_any_text_in_any_pieces(text: str, lengths: list[int], think: bool) -> N
     assert stream(pieces, think, [NOTE]) == parse_reply(text, think, [NOTE])
 
 
-def test_feed_gives_what_is_certain() -> None:
+def test_feed_returns_what_is_certain() -> None:
     parser = ReplyParser(think=True)
     fed = ["Hel", "lo \n", "<|chan", "nel>tho", "ught\nWhy", " not?\n", "<channel|>", " \n", "Bye"]
     replies = [parser.feed(piece) for piece in fed]
@@ -94,29 +96,29 @@ def test_feed_gives_what_is_certain() -> None:
     assert parser.finish() == Reply()
 
 
-def test_a_call_comes_with_its_end() -> None:
+def test_a_call_is_returned_at_its_end() -> None:
     parser = ReplyParser()
     assert parser.feed("<|tool_call>call:f{a:1}<tool_call") == Reply()
     assert parser.feed("|>") == Reply(tool_calls=(ToolCall("f", {"a": 1}),))
 
 
-def test_prompt_opened_the_thought() -> None:
+def test_a_thought_may_start_in_the_prompt() -> None:
     text = "thought\nhm <channel|> yes"
     assert stream([text], True, in_thought=True) == Reply("yes", "thought\nhm")
     assert stream([text], False, in_thought=True) == Reply("yes")
 
 
-def test_thought_after_a_call() -> None:
+def test_a_thought_after_a_call() -> None:
     text = "<|tool_call>call:f{}<tool_call|><|channel>thought\nb<channel|>c"
     assert parse_reply(text, True) == Reply("c", "b", (ToolCall("f", {}),))
 
 
 @pytest.mark.parametrize("tail", ["<", "<tool_call", "<|tool_resp", " \n"])
-def test_unfinished_noise_after_a_call_is_dropped(tail: str) -> None:
+def test_an_incomplete_tag_after_a_call_is_dropped(tail: str) -> None:
     assert parse_reply(f"<|tool_call>call:f{{}}<tool_call|>{tail}").content == ""
 
 
-def test_bad_tools_and_text_get_a_sentence() -> None:
+def test_invalid_tools_and_text_raise_an_error() -> None:
     with pytest.raises(InputError, match=r"tools\[0\]\.name"):
         parse_reply("x", tools=[{}])
     with pytest.raises(InputError, match="The reply must be a string"):
@@ -146,7 +148,7 @@ def test_bad_tools_and_text_get_a_sentence() -> None:
         ('{a:<|"|>\ud800\x00<|"|>}', {"a": "\ud800\x00"}),
     ],
 )
-def test_arguments(text: str, expected: Any) -> None:
+def test_arguments_are_parsed_or_rejected(text: str, expected: Any) -> None:
     assert arguments(text) == expected
 
 
@@ -167,7 +169,9 @@ def test_integers_stay_integers() -> None:
         ("{count:1,text:", {"count": 1, "text": ""}),
     ],
 )
-def test_bare_strings_where_the_schema_wants_strings(text: str, expected: Any) -> None:
+def test_unquoted_strings_are_repaired_where_the_schema_has_strings(
+    text: str, expected: Any
+) -> None:
     assert arguments(text, [NOTE]) == expected
 
 
@@ -192,7 +196,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=150)
 @given(st.dictionaries(st.from_regex(r"[a-z_]\w{0,6}", fullmatch=True), VALUES, max_size=4))
-def test_a_call_written_by_the_template_is_read_back(given: dict[str, Any]) -> None:
+def test_a_call_in_a_prompt_is_parsed_back(given: dict[str, Any]) -> None:
     call = {"function": {"name": "f", "arguments": given}}
     prompt = Chat().render([{"role": "assistant", "tool_calls": [call]}])
     written = prompt[prompt.index("<|tool_call>") :]
@@ -243,7 +247,7 @@ def test_letter_by_letter_takes_linear_time(text: str) -> None:
     ],
 )
 @pytest.mark.parametrize("head", ["", "text:", 'text:<|"|>', "count:"])
-def test_a_senseless_call_takes_linear_time(head: str, unit: str) -> None:
+def test_an_invalid_call_takes_linear_time(head: str, unit: str) -> None:
     start = time.process_time()
     parse_reply(CALL + head + unit * (100_000 // len(unit)), True, [NOTE])
     assert time.process_time() - start < 4

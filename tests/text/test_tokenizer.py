@@ -1,4 +1,4 @@
-"""The tokenizer on its own small vocabulary: words, bytes, special tokens, streams, bad files."""
+"""The tokenizer on a small vocabulary: words, bytes, special tokens, streams, invalid files."""
 
 import json
 import time
@@ -20,17 +20,17 @@ TOKENS = METADATA["tokenizer.ggml.tokens"]
 
 
 def ids(*spellings: str) -> list[int]:
-    """The ids of tokens given by their spellings."""
+    """Return the ids of tokens given by their spellings."""
     return [TOKENS.index(spelling) for spelling in spellings]
 
 
 def pieces(text: str, special: bool = False) -> list[str]:
-    """What a text is cut into, as the vocabulary spells it."""
+    """Return the pieces of a text as the vocabulary spells them."""
     return [SMALL.piece(token) for token in SMALL.encode(text, special)]
 
 
 def merged_by_definition(text: str, merges: list[str]) -> list[str]:
-    """The merge rule taken literally, over the whole text: quadratic, and plainly right."""
+    """Apply the merge rule literally to the whole text: quadratic, but obviously correct."""
     ranks = {line: rank for rank, line in enumerate(merges)}
     parts = list(text)
     while True:
@@ -59,7 +59,7 @@ def merged_by_definition(text: str, merges: list[str]) -> list[str]:
         ("🦙", ["<0xF0>", "<0x9F>", "<0xA6>", "<0x99>"]),
     ],
 )
-def test_pieces(text: str, expected: list[str]) -> None:
+def test_text_is_split_into_pieces(text: str, expected: list[str]) -> None:
     assert pieces(text) == expected
     assert SMALL.decode(SMALL.encode(text)) == text
 
@@ -75,15 +75,17 @@ def test_pieces(text: str, expected: list[str]) -> None:
         (["b \n", "b\n \n", "b\n\n ▁"], ["a", "▁", "b\n\n▁", "b"]),
     ],
 )
-def test_no_cut_where_a_merge_reaches_across(merges: list[str], expected: list[str]) -> None:
-    known = Merges(merges)
-    words = known.words("a▁b\n\n▁b")
-    assert [piece for word in words for piece in known.pieces(word)] == expected
+def test_words_are_not_split_where_a_merge_joins_them(
+    merges: list[str], expected: list[str]
+) -> None:
+    bpe = Merges(merges)
+    words = bpe.words("a▁b\n\n▁b")
+    assert [piece for word in words for piece in bpe.pieces(word)] == expected
 
 
 @st.composite
 def merge_lists(draw: st.DrawFn) -> list[str]:
-    """Merges that build on each other, in any order of rank."""
+    """Return merges that build on each other, in any order of rank."""
     parts = list("ab>▁\n")
     lines: set[str] = set()
     for _ in range(draw(st.integers(0, 25))):
@@ -99,19 +101,19 @@ def merge_lists(draw: st.DrawFn) -> list[str]:
 @example(["a ▁"], "a▁▁a")
 @example(["b >", "a b", "b> ▁", "a b>"], "ab>▁")
 def test_words_and_heap_equal_the_definition(merges: list[str], text: str) -> None:
-    known = Merges(merges)
-    words = known.words(text)
+    bpe = Merges(merges)
+    words = bpe.words(text)
     assert "".join(words) == text
-    parts = [piece for word in words for piece in known.pieces(word)]
+    parts = [piece for word in words for piece in bpe.pieces(word)]
     assert parts == merged_by_definition(text, merges)
 
 
-def test_prose_is_cut_into_words() -> None:
+def test_prose_is_split_into_words() -> None:
     words = SMALL._merges.words("The▁fox,\n▁▁the▁hen▁>▁</")
     assert words == ["The", "▁fox,", "\n", "▁▁the", "▁hen", "▁>▁</"]
 
 
-def test_cache_is_bounded() -> None:
+def test_the_cache_is_bounded() -> None:
     cache = SMALL._cached_word
     cache.cache_clear()
     SMALL.encode("the the the " + "x" * (CACHED_CHARACTERS + 1))
@@ -147,15 +149,15 @@ def test_rank_lookups_are_linear(unit: str) -> None:
             self.lookups += 1
             return super().get(key, default)
 
-    known = Merges(METADATA["tokenizer.ggml.merges"])
-    known.ranks = Counted(known.ranks)
+    bpe = Merges(METADATA["tokenizer.ggml.merges"])
+    bpe.ranks = Counted(bpe.ranks)
     word = (unit * 2000)[:2000].replace(" ", "▁")
-    assert "".join(known.pieces(word)) == word
-    assert known.ranks.lookups <= 3 * len(word)
+    assert "".join(bpe.pieces(word)) == word
+    assert bpe.ranks.lookups <= 3 * len(word)
 
 
 @pytest.mark.parametrize("unit", AWKWARD)
-def test_time_grows_like_the_text(unit: str) -> None:
+def test_time_is_linear_in_the_text(unit: str) -> None:
     def seconds(size: int) -> float:
         text = (unit * size)[:size]
         start = time.process_time()
@@ -180,14 +182,14 @@ def test_special_tokens_are_parsed_only_on_request() -> None:
     assert SMALL.decode(SMALL.encode(TURN)) == TURN
 
 
-def test_longest_special_token_wins() -> None:
+def test_the_longest_special_token_is_preferred() -> None:
     tokens = ["<a>", "<a><b>", "<", ">", "a", "b", "<b>", "<a"]
     tokenizer = Tokenizer(tokens, ["< a"], [3, 4, 1, 1, 1, 1, 3, 1], bos=0, eos=0)
     assert tokenizer.encode("<a><b><a><a<b>", special=True) == [1, 0, 7, 6]
 
 
 @pytest.mark.parametrize(("spelling", "kind"), [("<e>", 3), ("<e>", 4), ("<0x65>", 1)])
-def test_merges_cannot_make_a_special_or_a_byte_token(spelling: str, kind: int) -> None:
+def test_merges_cannot_form_a_special_or_a_byte_token(spelling: str, kind: int) -> None:
     tokens = ["<unk>", spelling]
     merges = [f"{spelling[:end]} {spelling[end]}" for end in range(1, len(spelling))]
     tokenizer = Tokenizer(tokens, merges, [2, kind], bos=0, eos=0, unknown=0)
@@ -195,13 +197,13 @@ def test_merges_cannot_make_a_special_or_a_byte_token(spelling: str, kind: int) 
     assert tokenizer.encode(spelling) == [0]
 
 
-def test_decode_can_leave_special_tokens_out() -> None:
+def test_decode_can_omit_special_tokens() -> None:
     tokens = SMALL.encode(TURN, special=True)
     assert SMALL.decode(tokens) == TURN
     assert SMALL.decode(tokens, special=False) == "user\nthe fox\nx"
 
 
-def test_what_the_file_says() -> None:
+def test_special_ids_are_read_from_the_file() -> None:
     assert SMALL.size == len(TOKENS)
     assert [SMALL.bos, SMALL.eos, SMALL.pad, SMALL.unknown] == ids(
         "<bos>", "<eos>", "<pad>", "<unk>"
@@ -219,7 +221,7 @@ def test_ends_come_from_the_file_and_from_spellings() -> None:
     assert ends == SMALL.ends | {5, 6, 7}
 
 
-# Characters that are not whole
+# Incomplete characters
 
 
 @pytest.mark.parametrize(
@@ -231,12 +233,12 @@ def test_ends_come_from_the_file_and_from_spellings() -> None:
         ("\ud83d 😀\ude00", "\ufffd 😀\ufffd"),
     ],
 )
-def test_surrogates(text: str, same_as: str) -> None:
+def test_surrogates_are_replaced(text: str, same_as: str) -> None:
     assert SMALL.encode(text) == SMALL.encode(same_as)
     assert SMALL.encode(text, special=True) == SMALL.encode(same_as)
 
 
-def test_stream_holds_back_half_a_character() -> None:
+def test_a_stream_buffers_an_incomplete_character() -> None:
     stream = SMALL.stream()
     fed = [stream.feed(token) for token in ids("<0xF0>", "<0x9F>", "<0xA6>", "<0x99>", "▁fox")]
     assert fed == ["", "", "", "🦙", " fox"]
@@ -253,7 +255,7 @@ def test_stream_holds_back_half_a_character() -> None:
         (["<0xE2>", "<0x96>", "<0x81>", "▁"], "▁ "),
     ],
 )
-def test_broken_bytes(spellings: list[str], text: str) -> None:
+def test_invalid_bytes_are_replaced(spellings: list[str], text: str) -> None:
     assert SMALL.decode(ids(*spellings)) == text
 
 
@@ -270,7 +272,7 @@ def test_round_trip(text: str) -> None:
     assert SMALL.decode(SMALL.encode(text, special=True)) == text.replace("▁", " ")
 
 
-def test_vocabulary_without_bytes() -> None:
+def test_a_vocabulary_without_bytes_needs_an_unknown_token() -> None:
     tokens, kinds = ["<eos>", "<unk>", "a"], [3, 2, 1]
     assert Tokenizer(tokens, [], kinds, bos=0, eos=0, unknown=1).encode("abéa") == [2, 1, 1, 2]
     with pytest.raises(InputError, match="no token for 'b'"):
@@ -278,17 +280,17 @@ def test_vocabulary_without_bytes() -> None:
 
 
 @pytest.mark.parametrize("token", [-1, SMALL.size, 1 << 40])
-def test_id_outside_the_vocabulary(token: int) -> None:
+def test_an_id_outside_the_vocabulary_is_rejected(token: int) -> None:
     for use in (SMALL.piece, SMALL.stream().feed, lambda bad: SMALL.decode([bad])):
         with pytest.raises(InputError, match=f"Token id {token} is outside the vocabulary"):
             use(token)
 
 
-# Unsound files
+# Invalid files
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "complaint"),
+    ("key", "value", "problem"),
     [
         ("tokens", None, "is missing"),
         ("tokens", 7, "must be an array"),
@@ -298,20 +300,20 @@ def test_id_outside_the_vocabulary(token: int) -> None:
         ("merges", [b"a b"], "must be an array of strings"),
         ("token_type", None, "is missing"),
         ("token_type", [1, 1], f"has 2 entries for {SMALL.size} tokens"),
-        ("token_type", ["1"] * SMALL.size, "must be an array of whole numbers"),
+        ("token_type", ["1"] * SMALL.size, "must be an array of integers"),
         ("bos_token_id", None, "is missing"),
-        ("eos_token_id", SMALL.size, f"names token {SMALL.size}, but ids run from 0"),
-        ("eos_token_id", "1", "names token '1'"),
-        ("padding_token_id", -1, "names token -1"),
-        ("unknown_token_id", True, "names token True"),
-        ("eot_token_id", 1 << 31, "names token 2147483648"),
-        ("eos_token_ids", [1, -2], "names token -2"),
+        ("eos_token_id", SMALL.size, f"has the id {SMALL.size}, but ids are 0 to"),
+        ("eos_token_id", "1", "has the id '1'"),
+        ("padding_token_id", -1, "has the id -1"),
+        ("unknown_token_id", True, "has the id True"),
+        ("eot_token_id", 1 << 31, "has the id 2147483648"),
+        ("eos_token_ids", [1, -2], "has the id -2"),
         ("eos_token_ids", 1, "must be an array"),
-        ("suppress_tokens", [SMALL.size], "names token"),
+        ("suppress_tokens", [SMALL.size], "has the id"),
     ],
 )
-def test_unsound_file(key: str, value: object, complaint: str) -> None:
+def test_an_invalid_file_is_rejected(key: str, value: object, problem: str) -> None:
     metadata = METADATA | {f"tokenizer.ggml.{key}": value}
     metadata = {name: given for name, given in metadata.items() if given is not None}
-    with pytest.raises(GgufError, match=rf"^broken\.gguf: tokenizer\.ggml\.{key} {complaint}"):
+    with pytest.raises(GgufError, match=rf"^broken\.gguf: tokenizer\.ggml\.{key} {problem}"):
         Tokenizer.from_gguf(SimpleNamespace(name="broken.gguf", metadata=metadata))

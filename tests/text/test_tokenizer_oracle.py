@@ -1,4 +1,4 @@
-"""The tokenizer against other people's truth: recorded ids, and the `tokenizers` library."""
+"""The tokenizer compared with references: recorded ids and the `tokenizers` library."""
 
 import json
 import lzma
@@ -21,14 +21,14 @@ SMALL = json.loads((FIXTURES / "text" / "tokenizer-small.json").read_text())
 
 
 class Pair:
-    """Our tokenizer and the library's, built from the same vocabulary."""
+    """webgemma's tokenizer and the library's, built from the same vocabulary."""
 
     def __init__(self, gguf: Any) -> None:
         self.ours = Tokenizer.from_gguf(gguf)
         self.theirs = library_tokenizer(gguf.metadata, list(self.ours.special_ids))
 
     def check(self, text: str, special: bool) -> None:
-        """Asserts that both give the same ids, and the same text for them."""
+        """Assert that both return the same ids, and the same text for them."""
         self.theirs.encode_special_tokens = not special
         expected = self.theirs.encode(text, add_special_tokens=False).ids
         assert self.ours.encode(text, special) == expected
@@ -82,30 +82,30 @@ FRAGMENTS = st.one_of(
 )
 TEXTS = st.lists(FRAGMENTS, max_size=12).map("".join)
 AWKWARD = ["a", " ", "\n", "\t", "😀", "🦙", "ab", "<", "> ", "> </", "<|tool_", "<|turn>", "中文"]
-UNHURRIED = {"suppress_health_check": [HealthCheck.too_slow]}
+ALLOW_SLOW = {"suppress_health_check": [HealthCheck.too_slow]}
 
 
-@settings(max_examples=1000, **UNHURRIED)
+@settings(max_examples=1000, **ALLOW_SLOW)
 @given(text=TEXTS, special=st.booleans())
-def test_small_vocabulary(small: Pair, text: str, special: bool) -> None:
+def test_small_vocabulary_equals_the_library(small: Pair, text: str, special: bool) -> None:
     small.check(text, special)
 
 
 @needs_shared
-@settings(max_examples=600, **UNHURRIED)
+@settings(max_examples=600, **ALLOW_SLOW)
 @given(text=TEXTS, special=st.booleans())
-def test_real_vocabulary(real: Pair, text: str, special: bool) -> None:
+def test_real_vocabulary_equals_the_library(real: Pair, text: str, special: bool) -> None:
     real.check(text, special)
 
 
 @needs_shared
 @pytest.mark.parametrize("unit", AWKWARD)
-def test_long_awkward_text(real: Pair, unit: str) -> None:
+def test_long_awkward_text_equals_the_library(real: Pair, unit: str) -> None:
     real.check((unit * 20_000)[:20_000], special=True)
 
 
 @needs_shared
-def test_recorded_ids(real: Pair) -> None:
+def test_ids_equal_the_recorded_ones(real: Pair) -> None:
     lines = (SHARED / "text" / "tokenizer.jsonl").read_text().splitlines()
     cases = [json.loads(line) for line in lines]
     assert len(cases) == 249
@@ -115,7 +115,7 @@ def test_recorded_ids(real: Pair) -> None:
 
 
 @needs_shared
-def test_recorded_ids_of_llama_cpp(real: Pair) -> None:
+def test_ids_equal_those_of_llama_cpp(real: Pair) -> None:
     texts = (SHARED / "vocab" / "cases.inp").read_text().split("\n__ggml_vocab_test__\n")
     lines = (SHARED / "vocab" / "cases.out").read_text().split("\n")
     assert len(texts) == 46
@@ -124,12 +124,12 @@ def test_recorded_ids_of_llama_cpp(real: Pair) -> None:
 
 
 @needs_shared
-def test_real_file(real: Pair) -> None:
+def test_special_ids_of_the_real_file(real: Pair) -> None:
     ours = real.ours
     assert (ours.size, ours.bos, ours.eos, ours.pad, ours.unknown) == (262_144, 2, 1, 0, 3)
     assert ours.ends == {1, 50, 106}
     assert ours.suppressed == ()
     assert len(ours.special_ids) == 24
     assert "</s>" not in ours.special_ids
-    # All merges but "> ▁</" keep to one word, so the text is cut before nearly every space.
+    # All merges but "> ▁</" stay inside one word, so text is split before nearly every space.
     assert ours._merges.words("a▁b>▁c\n\nd") == ["a", "▁b>▁c", "\n\n", "d"]

@@ -1,1 +1,1 @@
-"""Reading and writing GGUF, the file format of the models."""
+"""GGUF model files: readers, writers, sources and stores."""

@@ -1,10 +1,10 @@
-// Files as Python in a browser reads and keeps them. Each has `name`, `size` and `read(begin, end)`, which
-// gives a Uint8Array, or a promise of one, that lasts until the next read: Python hands it on to the GPU and
-// never holds it.
+// Files that Python in a browser reads and stores. Each has `name`, `size` and `read(begin, end)`, which returns
+// a Uint8Array, or a promise of one, that stays valid until the next read: Python passes it on to the GPU without
+// copying it.
 "use strict";
 
-const SEQUENCE = 2; // so many reads in a row, and an address is read as one long stream
-const HIDDEN_NBYTES = 10 * 2 ** 30; // what Chrome says wherever there is so much room or more
+const SEQUENTIAL_READS = 2; // after this many consecutive reads, the rest of a file is read as one stream
+const HIDDEN_NBYTES = 10 * 2 ** 30; // what Chrome reports whenever this much storage or more is available
 
 class HttpError extends Error {
   constructor(status) {
@@ -14,28 +14,28 @@ class HttpError extends Error {
   }
 }
 
-/** What is read in long stretches: what follows the last read comes from the same stream. */
+/** A file read from streams: a read that follows the last one continues the same stream. */
 class StreamedFile {
   constructor(name, size) {
     this.name = name;
     this.size = size;
-    this.at = -1; // where the last read has ended
-    this.inRow = 0;
+    this.position = -1; // end of the last read
+    this.consecutive = 0; // reads that continued the one before
     this.reader = null;
-    this.spare = new ArrayBuffer(0);
+    this.spare = new ArrayBuffer(0); // reused if the next read has the same size
   }
 
   async read(begin, end) {
-    this.inRow = begin === this.at ? this.inRow + 1 : 0;
+    this.consecutive = begin === this.position ? this.consecutive + 1 : 0;
     try {
-      if (begin !== this.at || !this.reader) {
+      if (begin !== this.position || !this.reader) {
         this.close();
-        this.stop = this.inRow >= SEQUENCE ? this.size : end;
+        this.stop = this.consecutive >= SEQUENTIAL_READS ? this.size : end;
         this.reader = (await this.stream(begin, this.stop)).getReader({ mode: "byob" });
       }
       const bytes = await this.take(end - begin);
       if (end === this.stop) this.close();
-      this.at = end;
+      this.position = end;
       return bytes;
     } catch (error) {
       this.close();
@@ -44,25 +44,25 @@ class StreamedFile {
   }
 
   async take(nbytes) {
-    let room = this.spare.byteLength === nbytes ? this.spare : new ArrayBuffer(nbytes);
-    for (let have = 0; have < nbytes; ) {
-      const missing = new Uint8Array(room, have, nbytes - have);
+    let buffer = this.spare.byteLength === nbytes ? this.spare : new ArrayBuffer(nbytes);
+    for (let filled = 0; filled < nbytes; ) {
+      const missing = new Uint8Array(buffer, filled, nbytes - filled);
       const { value, done } = await this.reader.read(missing, { min: missing.byteLength });
-      room = value?.buffer ?? new ArrayBuffer(nbytes);
-      have += value?.byteLength ?? 0;
-      if (done && have < nbytes) throw new Error("it was cut");
+      buffer = value?.buffer ?? new ArrayBuffer(nbytes);
+      filled += value?.byteLength ?? 0;
+      if (done && filled < nbytes) throw new Error("the stream ended too early");
     }
-    this.spare = room;
-    return new Uint8Array(room);
+    this.spare = buffer;
+    return new Uint8Array(buffer);
   }
 
   close() {
-    this.reader?.cancel().catch(() => {}); // it has failed already
+    this.reader?.cancel().catch(() => {}); // a stream that has failed cannot be cancelled
     this.reader = null;
   }
 }
 
-/** A file that somebody has chosen, or anything else that the browser has as a Blob. */
+/** A file chosen by the user, or any other Blob. */
 class BlobFile extends StreamedFile {
   constructor(blob, name = blob.name ?? "<blob>") {
     super(name, blob.size);
@@ -74,21 +74,21 @@ class BlobFile extends StreamedFile {
   }
 }
 
-/** A file on a server that sends parts. */
+/** A file on a server that supports range requests. */
 class AddressFile extends StreamedFile {
   constructor(url, size, tag) {
     super(decodeURI(new URL(url).pathname.split("/").at(-1)) || url, size);
     this.url = url;
-    this.tag = tag; // tells this version of the file from others
+    this.tag = tag; // identifies this version of the file
   }
 
   async stream(begin, stop) {
     this.abort = new AbortController();
     const headers = { Range: `bytes=${begin}-${stop - 1}` };
-    const answer = await fetch(this.url, { headers, signal: this.abort.signal, cache: "no-store" });
-    if (answer.status !== 206) throw new HttpError(answer.status);
-    if (tagOf(answer) !== this.tag) throw Object.assign(new Error("it was changed"), { name: "changed" });
-    return answer.body;
+    const response = await fetch(this.url, { headers, signal: this.abort.signal, cache: "no-store" });
+    if (response.status !== 206) throw new HttpError(response.status);
+    if (tagOf(response) !== this.tag) throw Object.assign(new Error("the file was changed"), { name: "changed" });
+    return response.body;
   }
 
   close() {
@@ -97,30 +97,32 @@ class AddressFile extends StreamedFile {
   }
 }
 
-const tagOf = (answer) => answer.headers.get("ETag") ?? answer.headers.get("Last-Modified");
+const tagOf = (response) => response.headers.get("ETag") ?? response.headers.get("Last-Modified");
 
-/** A file on a server; one that sends no parts sends it whole, and the browser keeps it. */
+/** Open a file on a server; one without range requests sends the whole file, which then stays in the browser. */
 async function openAddress(address) {
   const url = new URL(address, globalThis.location?.href).href;
-  const answer = await fetch(url, { headers: { Range: "bytes=0-0" }, cache: "no-store" });
-  if (answer.status === 200) return new BlobFile(await answer.blob(), new AddressFile(url).name);
-  if (answer.status !== 206) throw new HttpError(answer.status);
-  await answer.arrayBuffer();
-  const said = answer.headers.get("Content-Range")?.match(/\/(\d+)$/)?.[1];
-  const size = said ?? (await fetch(url, { method: "HEAD" })).headers.get("Content-Length"); // of another host
-  if (!size) throw new Error("the server does not say how large it is");
-  return new AddressFile(url, Number(size), tagOf(answer));
+  const response = await fetch(url, { headers: { Range: "bytes=0-0" }, cache: "no-store" });
+  if (response.status === 200) return new BlobFile(await response.blob(), new AddressFile(url).name);
+  if (response.status !== 206) throw new HttpError(response.status);
+  await response.arrayBuffer();
+  const total = response.headers.get("Content-Range")?.match(/\/(\d+)$/)?.[1];
+  // Servers of other origins may hide Content-Range from the page.
+  const size = total ?? (await fetch(url, { method: "HEAD" })).headers.get("Content-Length");
+  if (!size) throw new Error("the server does not report its size");
+  return new AddressFile(url, Number(size), tagOf(response));
 }
 
-/** A small file on a server, all at once: the service worker has that also without the server. */
+/** Download a small file at once: the service worker can then provide it without the server. */
 async function openWhole(address) {
-  const answer = await fetch(address);
-  if (!answer.ok) throw new HttpError(answer.status);
-  return new BlobFile(await answer.blob(), address.split("/").at(-1));
+  const response = await fetch(address);
+  if (!response.ok) throw new HttpError(response.status);
+  return new BlobFile(await response.blob(), address.split("/").at(-1));
 }
 
-// The origin's private file system. Paths are relative to its root.
+// The origin-private file system (OPFS). Paths are relative to its root.
 
+/** Return the folder of a path and the last name of the path. */
 async function folderOf(path, create) {
   let folder = await navigator.storage.getDirectory();
   const names = path.split("/");
@@ -128,38 +130,40 @@ async function folderOf(path, create) {
   return [folder, names.at(-1)];
 }
 
-/** A file of ours that a worker holds open; it is read and written without waiting. `again` opens it. */
+/** An OPFS file opened by a worker, read and written synchronously; `reopen` returns a new handle of it. */
 class StoredFile {
-  constructor(path, handle, writes, again) {
+  constructor(path, handle, writable, reopen) {
     this.name = path.split("/").at(-1);
     this.handle = handle;
-    this.writes = writes;
-    this.again = again;
+    this.writable = writable;
+    this.reopen = reopen;
     this.size = handle.getSize();
-    this.room = new Uint8Array(0);
+    this.buffer = new Uint8Array(0);
   }
 
   read(begin, end) {
-    if (!this.handle) return this.readAgain(begin, end);
-    if (this.room.byteLength < end - begin) this.room = new Uint8Array(end - begin);
-    const bytes = this.room.subarray(0, end - begin);
+    if (!this.handle) return this.readReopened(begin, end);
+    if (this.buffer.byteLength < end - begin) this.buffer = new Uint8Array(end - begin);
+    const bytes = this.buffer.subarray(0, end - begin);
     return bytes.subarray(0, this.handle.read(bytes, { at: begin }));
   }
 
-  /** What is read after it was closed is opened once more, as addresses and chosen files are. */
-  async readAgain(begin, end) {
-    this.handle = await this.again();
+  /** Read after close(): the file is opened again, as streamed files are. */
+  async readReopened(begin, end) {
+    this.handle = await this.reopen();
     return this.read(begin, end);
   }
 
-  // Bytes of Python's, or a Uint8Array.
+  /** Write a Python bytes object or a Uint8Array. */
   write(bytes, at) {
     const view = ArrayBuffer.isView(bytes) ? undefined : bytes.getBuffer("u8");
     try {
       const data = view?.data ?? bytes;
       const written = this.handle.write(data, { at });
       this.size = this.handle.getSize();
-      if (written < data.byteLength) throw Object.assign(new Error("it is full"), { name: "QuotaExceededError" });
+      if (written < data.byteLength) {
+        throw Object.assign(new Error("the storage is full"), { name: "QuotaExceededError" });
+      }
     } finally {
       view?.release();
     }
@@ -171,7 +175,7 @@ class StoredFile {
   }
 
   flush() {
-    if (this.writes) this.handle.flush();
+    if (this.writable) this.handle.flush();
   }
 
   close() {
@@ -180,7 +184,7 @@ class StoredFile {
   }
 }
 
-/** A file of ours; to be written, it is made where there is none. Only a worker can write. */
+/** Open an OPFS file; with `write` it is created if missing. Only a worker can write. */
 async function openStored(path, write) {
   const [folder, name] = await folderOf(path, write);
   const entry = await folder.getFileHandle(name, { create: write });
@@ -189,21 +193,22 @@ async function openStored(path, write) {
     const open = () => entry.createSyncAccessHandle({ mode: "read-only" });
     return new StoredFile(path, await open(), false, open);
   } catch {
-    return new BlobFile(await entry.getFile()); // no worker, or another tab reads it
+    return new BlobFile(await entry.getFile()); // not in a worker, or another tab reads the file
   }
 }
 
+/** Return [name, size] of each file in a folder; a missing folder is empty. */
 async function listStored(path) {
-  const found = [];
+  const entries = [];
   try {
     const [folder] = await folderOf(`${path}/`, false);
     for await (const [name, entry] of folder.entries()) {
-      if (entry.kind === "file") found.push([name, (await entry.getFile()).size]);
+      if (entry.kind === "file") entries.push([name, (await entry.getFile()).size]);
     }
   } catch (error) {
     if (error.name !== "NotFoundError") throw error;
   }
-  return found;
+  return entries;
 }
 
 async function removeStored(path) {
@@ -211,14 +216,15 @@ async function removeStored(path) {
   await folder.removeEntry(name);
 }
 
-/** How many bytes may still be stored, or undefined. */
-async function storedRoom() {
+/** Return how many bytes may still be stored, or undefined where the browser does not report it. */
+async function availableNbytes() {
   const { quota, usage } = await navigator.storage.estimate();
   return quota === undefined || quota - usage === HIDDEN_NBYTES ? undefined : quota - usage;
 }
 
-// Pyodide knows errors, but not Chromium's QuotaExceededError: whoever awaits that waits for ever.
-const plainly = (open) => async (...given) => {
+// Pyodide converts Error, but not Chromium's QuotaExceededError: a Python await of a promise rejected with that
+// never returns. So every error is rethrown as a plain Error of the same name.
+const withPlainErrors = (open) => async (...given) => {
   try {
     return await open(...given);
   } catch ({ name, message, status }) {
@@ -227,11 +233,11 @@ const plainly = (open) => async (...given) => {
 };
 
 globalThis.webgemmaFiles = {
-  blob: plainly(async (file) => new BlobFile(file.getFile ? await file.getFile() : file)),
-  address: plainly(openAddress),
-  whole: plainly(openWhole),
-  stored: plainly(openStored),
-  list: plainly(listStored),
-  remove: plainly(removeStored),
-  room: plainly(storedRoom),
+  blob: withPlainErrors(async (file) => new BlobFile(file.getFile ? await file.getFile() : file)),
+  address: withPlainErrors(openAddress),
+  whole: withPlainErrors(openWhole),
+  stored: withPlainErrors(openStored),
+  list: withPlainErrors(listStored),
+  remove: withPlainErrors(removeStored),
+  available: withPlainErrors(availableNbytes),
 };

@@ -1,23 +1,23 @@
-"""Every ggml tensor type in one table: its number, the weights of a block, the bytes of a block."""
+"""Table of the ggml tensor types: number, weights per block and bytes per block of each."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How weights are stored: `block` weights stand together in `nbytes` bytes."""
+    """A storage format of weights: `block` weights are packed into `nbytes` bytes."""
 
     name: str
     id: int
     block: int
     nbytes: int
-    usable: bool = False  # the engine and the reference compute with it; else it is only measured
+    usable: bool = False  # the engine and the reference support it; else only its size is known
     planes: tuple[tuple[int, int], ...] = ()
-    """On the GPU, (offset, nbytes) of the parts of a block that stand apart there, each part of all
-    blocks together, so that wide loads are aligned; empty: blocks stay as they are."""
+    """Parts of a block, as (offset, nbytes), that the GPU stores apart: each part of all blocks is
+    contiguous, so that wide loads are aligned. Empty if blocks are stored unchanged."""
 
     def row_nbytes(self, width: int) -> int:
-        """Bytes of one row of `width` weights (a multiple of the block)."""
+        """Return the bytes of one row of `width` weights, a multiple of the block."""
         return width // self.block * self.nbytes
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ _USABLE = (
     ("MXFP4", 39, 32, 17),
 )
 
-_ONLY_MEASURED = (
+_SIZE_ONLY = (
     ("Q8_1", 9, 32, 36),
     ("Q8_K", 15, 256, 292),
     ("IQ2_XXS", 16, 256, 66),
@@ -80,5 +80,5 @@ _PLANES: dict[str, tuple[tuple[int, int], ...]] = {
 
 FORMATS: dict[str, Format] = {
     row[0]: Format(*row, usable=True, planes=_PLANES.get(row[0], ())) for row in _USABLE
-} | {row[0]: Format(*row) for row in _ONLY_MEASURED}
+} | {row[0]: Format(*row) for row in _SIZE_ONLY}
 FORMAT_BY_ID: dict[int, Format] = {fmt.id: fmt for fmt in FORMATS.values()}

@@ -1,4 +1,4 @@
-"""The GGUF header: every number in it is held against the bytes that exist before it is used."""
+"""Parser of the GGUF header: every number is checked against the file's size before it is used."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from webgemma.gguf.metadata import (
     VALUE_TYPES,
     Entry,
     Metadata,
-    bools_of,
+    decode_bools,
+    decode_text,
     short,
-    text_of,
 )
 from webgemma.gguf.sources import Bytes
 
@@ -29,8 +29,8 @@ MAX_ALIGNMENT = 1 << 20
 MAX_KEY_NBYTES = 65535
 MAX_NAME_NBYTES = 64
 MAX_DIMS = 4
-_MAX_ENTRIES = 1 << 18  # keys, and tensors: five times the largest model known
-_MAX_STRINGS = 1 << 24  # in all arrays together: twenty times Gemma's vocabulary and merges
+_MAX_ENTRIES = 1 << 18  # keys, and tensors: five times as many as the largest known model has
+_MAX_STRINGS = 1 << 24  # in all arrays: twenty times Gemma's vocabulary and merges
 _MIN_KEY_NBYTES = 8 + 1 + 4 + 1
 _MIN_TENSOR_NBYTES = 8 + 1 + 4 + 4 + 8
 
@@ -43,13 +43,13 @@ _OTHER_FILES = {
     b"<!do": "it looks like a web page: check the address it was downloaded from",
     b"<htm": "it looks like a web page: check the address it was downloaded from",
     b"PK\x03\x04": "it looks like a PyTorch or zip archive: convert the model to GGUF",
-    b"lmgg": "it is from the time before GGUF: convert the model again",
-    b"tjgg": "it is from the time before GGUF: convert the model again",
+    b"lmgg": "it is in a format older than GGUF: convert the model again",
+    b"tjgg": "it is in a format older than GGUF: convert the model again",
 }
 
 
 class MoreNeededError(Exception):
-    """The bytes at hand end before the header does: come back with at least `end` of them."""
+    """Raised when the buffer ends inside the header: at least `end` bytes are needed."""
 
     def __init__(self, end: int) -> None:
         self.end = end
@@ -57,14 +57,14 @@ class MoreNeededError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of the file: what it is and where its bytes stand."""
+    """One tensor of a file: its name, shape and format, and where its bytes are."""
 
     name: str
     shape: tuple[int, ...]  # ggml order, fastest first; () is a scalar
     format: Format
     offset: int  # absolute in its source
     nbytes: int
-    part: int = 0  # which file of a split model
+    part: int = 0  # index of its file in a split model
 
     @property
     def width(self) -> int:
@@ -73,18 +73,18 @@ class TensorInfo:
 
     @property
     def rows(self) -> int:
-        """How many rows there are, over all outer dimensions."""
+        """Number of rows, over all outer dimensions."""
         return prod(self.shape[1:])
 
     @property
     def weights(self) -> int:
-        """How many weights there are."""
+        """Number of weights."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that stands before the tensor data."""
+    """The content of a file before its tensor data."""
 
     version: int
     alignment: int
@@ -93,7 +93,7 @@ class Header:
 
 
 class _Cursor:
-    """A place in the header; what it hands out lies inside the bytes at hand."""
+    """A read position in the header; every read is checked to lie inside the buffer."""
 
     def __init__(self, buffer: Bytes, file: str, nbytes: int) -> None:
         self.buffer = buffer
@@ -101,45 +101,48 @@ class _Cursor:
         self.nbytes = nbytes  # of the whole file
         self.at = 0
         self.strings_left = _MAX_STRINGS
-        self.where = "the header"  # for messages
+        self.where = "the header"  # what is being read, for messages
 
     def fail(self, problem: str) -> GgufError:
+        """Return the error for a problem at this position."""
         return GgufError(f"{self.file}: {self.where} (byte {self.at}) {problem}.")
 
     def reach(self, end: int) -> None:
-        """Makes sure that all bytes before `end` are at hand."""
+        """Raise GgufError if the file ends before `end`, MoreNeededError if the buffer does."""
         if end > self.nbytes:
-            raise self.fail(f"would end at byte {end}, the file at byte {self.nbytes}: {DAMAGED}")
+            raise self.fail(f"would end at byte {end}, the file ends at {self.nbytes}: {DAMAGED}")
         if end > len(self.buffer):
             raise MoreNeededError(end)
 
     def number(self, kind: Struct) -> int:
+        """Read one number."""
         self.reach(self.at + kind.size)
-        value: int = kind.unpack_from(self.buffer, self.at)[0]  # or a float, of such a kind
+        value: int = kind.unpack_from(self.buffer, self.at)[0]  # or a float, if `kind` is one
         self.at += kind.size
         return value
 
     def skip(self, nbytes: int) -> tuple[int, int]:
+        """Skip `nbytes` bytes and return where they start and end."""
         start, end = self.at, self.at + nbytes
         self.reach(end)
         self.at = end
         return start, end
 
     def name(self, max_nbytes: int) -> str:
-        """A key or the name of a tensor."""
+        """Read a key or the name of a tensor."""
         nbytes = self.number(_U64)
         if not 0 < nbytes <= max_nbytes:
-            raise self.fail(f"has a name of {nbytes} bytes, 1 to {max_nbytes} are allowed")
+            raise self.fail(f"has a name of {nbytes} bytes; 1 to {max_nbytes} are allowed")
         start, end = self.skip(nbytes)
-        return text_of(
+        return decode_text(
             self.buffer[start:end], f"{self.file}: the name of {self.where} (byte {start})"
         )
 
     def skip_strings(self, count: int) -> int:
-        """Steps over an array of strings and returns the bytes of the longest."""
+        """Skip an array of strings and return the length of the longest in bytes."""
         self.reach(self.at + 8 * count)
         if count > self.strings_left:
-            raise self.fail(f"brings the strings to more than {_MAX_STRINGS}: too many to be real")
+            raise self.fail(f"raises the strings above {_MAX_STRINGS}: too many to be real")
         self.strings_left -= count
         buffer, unpack_from = self.buffer, _U64.unpack_from
         at, longest = self.at, 0
@@ -150,14 +153,17 @@ class _Cursor:
                 if nbytes > longest:
                     longest = nbytes
         except (struct.error, OverflowError):
-            at += 8  # the length at `at` is not at hand
+            at += 8  # the length at `at` is beyond the buffer
         self.reach(at)
         self.at = at
         return longest
 
 
 def parse_header(buffer: Bytes, file: str, nbytes: int) -> Header:
-    """Reads the header from the first bytes of a file of `nbytes`, or raises MoreNeededError."""
+    """Parse the header from `buffer`, the first bytes of a file of `nbytes` bytes.
+
+    Raises MoreNeededError if the buffer is too short, GgufError if the header is not valid.
+    """
     cursor = _Cursor(buffer, file, nbytes)
     version = _version(cursor)
     tensor_count = cursor.number(_U64)
@@ -171,9 +177,9 @@ def parse_header(buffer: Bytes, file: str, nbytes: int) -> Header:
     alignment = _alignment(file, metadata)
     tensors = _read_tensors(cursor, tensor_count)
     start = -(-cursor.at // alignment) * alignment
-    placed = {name: replace(info, offset=start + info.offset) for name, info in tensors.items()}
-    _check_places(file, nbytes, list(placed.values()), alignment)
-    return Header(version, alignment, metadata, placed)
+    located = {name: replace(info, offset=start + info.offset) for name, info in tensors.items()}
+    _check_layout(file, nbytes, list(located.values()), alignment)
+    return Header(version, alignment, metadata, located)
 
 
 def _version(cursor: _Cursor) -> int:
@@ -186,24 +192,24 @@ def _version(cursor: _Cursor) -> int:
         raise GgufError(f"{cursor.file} is not a GGUF file (it begins with {magic!r}): {hint}.")
     version = cursor.number(_U32)
     if version & 0xFFFF == 0 and version != 0:
-        raise GgufError(f"{cursor.file} is a big-endian GGUF file: take the little-endian one.")
+        raise GgufError(f"{cursor.file} is a big-endian GGUF file: use the little-endian version.")
     if version not in VERSIONS:
-        hint = "convert the model again" if version == 1 else "only versions 2 and 3 are known"
-        raise GgufError(f"{cursor.file} is of GGUF version {version}: {hint}.")
+        hint = "convert the model again" if version == 1 else "only versions 2 and 3 are supported"
+        raise GgufError(f"{cursor.file} has GGUF version {version}: {hint}.")
     return version
 
 
 def _check_count(cursor: _Cursor, what: str, count: int, entry_nbytes: int) -> None:
     if count > (cursor.nbytes - cursor.at) // entry_nbytes:
-        raise cursor.fail(f"promises {count} {what}, more than the file can hold: {DAMAGED}")
+        raise cursor.fail(f"declares {count} {what}, more than the file can hold: {DAMAGED}")
     if count > _MAX_ENTRIES:
-        raise cursor.fail(f"promises {count} {what}, more than {_MAX_ENTRIES}: too many to be real")
+        raise cursor.fail(f"declares {count} {what}, more than {_MAX_ENTRIES}: too many to be real")
 
 
 def _read_key(cursor: _Cursor, metadata: Metadata) -> None:
     key = cursor.name(MAX_KEY_NBYTES)
     if key in metadata:
-        raise cursor.fail(f"is the second one called {short(key)}: the file is damaged")
+        raise cursor.fail(f"is the second one named {short(key)}: the file is damaged")
     cursor.where = f"the value of {short(key)}"
     kind = _value_type(cursor)
     if kind == "ARRAY":
@@ -214,7 +220,7 @@ def _read_key(cursor: _Cursor, metadata: Metadata) -> None:
         start = cursor.at
         value: int | bool = cursor.number(SCALARS[kind])
         if kind == "BOOL":
-            (value,) = bools_of([value], f"{cursor.file}: {cursor.where}")
+            (value,) = decode_bools([value], f"{cursor.file}: {cursor.where}")
         metadata.add(key, Entry(kind, start, cursor.at), value)
 
 
@@ -228,7 +234,7 @@ def _value_type(cursor: _Cursor) -> str:
 def _read_array(cursor: _Cursor) -> Entry:
     kind = _value_type(cursor)
     if kind == "ARRAY":
-        raise cursor.fail("is an array of arrays, which no model needs and we do not read")
+        raise cursor.fail("is an array of arrays, which is not supported: no model uses one")
     count = cursor.number(_U64)
     if kind != "STRING":
         return Entry(kind, *cursor.skip(count * SCALARS[kind].size), count)
@@ -244,20 +250,20 @@ def _alignment(file: str, metadata: Metadata) -> int:
     kind = metadata.value_type(key)
     value = metadata[key] if kind == "UINT32" else None
     if not isinstance(value, int):
-        raise GgufError(f"{file}: {key} is of type {kind}, not UINT32: the file is damaged.")
+        raise GgufError(f"{file}: {key} has type {kind}, not UINT32: the file is damaged.")
     if not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
         raise GgufError(f"{file}: {key} is {value}, not a power of two up to {MAX_ALIGNMENT}.")
     return value
 
 
 def _read_tensors(cursor: _Cursor, count: int) -> dict[str, TensorInfo]:
-    """The table of tensors, their offsets still counted from the start of the data."""
+    """Read the tensor table; its offsets are relative to the start of the data."""
     tensors: dict[str, TensorInfo] = {}
     for index in range(count):
         cursor.where = f"tensor number {index}"
         info = _read_tensor(cursor)
         if info.name in tensors:
-            raise cursor.fail(f"is the second one called {short(info.name)}: the file is damaged")
+            raise cursor.fail(f"is the second one named {short(info.name)}: the file is damaged")
         tensors[info.name] = info
     return tensors
 
@@ -267,16 +273,16 @@ def _read_tensor(cursor: _Cursor) -> TensorInfo:
     cursor.where = f"tensor {short(name)}"
     dims = cursor.number(_U32)
     if dims > MAX_DIMS:
-        raise cursor.fail(f"has {dims} dimensions, at most {MAX_DIMS} are allowed")
+        raise cursor.fail(f"has {dims} dimensions; at most {MAX_DIMS} are allowed")
     shape = tuple(cursor.number(_U64) for _ in range(dims))
-    # Legal, but of no use, and every division by a size would have to know of it.
+    # Legal, but useless, and every division by a size would have to handle it.
     if 0 in shape:
         raise cursor.fail(f"is empty: its shape is {list(shape)}")
     format_id = cursor.number(_U32)
     fmt = FORMAT_BY_ID.get(format_id)
     if fmt is None:
-        fate = "was removed" if format_id in _REMOVED_FORMATS else "is not known"
-        raise cursor.fail(f"has type number {format_id}, which {fate}: convert the model again")
+        reason = "was removed" if format_id in _REMOVED_FORMATS else "is not known"
+        raise cursor.fail(f"has type number {format_id}, which {reason}: convert the model again")
     info = TensorInfo(name, shape, fmt, cursor.number(_U64), 0)
     if info.width % fmt.block:
         raise cursor.fail(
@@ -285,19 +291,19 @@ def _read_tensor(cursor: _Cursor) -> TensorInfo:
     return replace(info, nbytes=fmt.row_nbytes(info.width) * info.rows)
 
 
-def _check_places(file: str, nbytes: int, tensors: list[TensorInfo], alignment: int) -> None:
-    """Every tensor stands at a multiple of the alignment, inside the file and on no other."""
+def _check_layout(file: str, nbytes: int, tensors: list[TensorInfo], alignment: int) -> None:
+    """Raise GgufError unless tensors are aligned, inside the file and do not overlap."""
     for info in tensors:
         if info.offset % alignment:
             raise GgufError(
-                f"{file}: tensor {short(info.name)} stands at byte {info.offset}, "
+                f"{file}: tensor {short(info.name)} starts at byte {info.offset}, "
                 f"not at a multiple of the alignment {alignment}: the file is damaged."
             )
     last = max(tensors, key=lambda info: info.offset + info.nbytes, default=None)
     if last is not None and (missing := last.offset + last.nbytes - nbytes) > 0:
         raise GgufError(
             f"{file}: tensor {short(last.name)} ({last.format}, {list(last.shape)}) would end "
-            f"{missing} bytes behind the end of the file: {DAMAGED}."
+            f"{missing} bytes beyond the end of the file: {DAMAGED}."
         )
     for one, other in pairwise(sorted(tensors, key=lambda info: info.offset)):
         if one.offset + one.nbytes > other.offset:

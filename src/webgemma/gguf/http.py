@@ -1,4 +1,4 @@
-"""A model on a web server, read in ranges over kept connections."""
+"""HTTP source: a model on a web server, read in ranges over persistent connections."""
 
 from __future__ import annotations
 
@@ -11,50 +11,52 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit, urlunsplit
 from webgemma.errors import GgufError, ModelNotFoundError
 from webgemma.gguf.sources import Bytes, check_range
 
-_PIECE_NBYTES = 1 << 18
-_WHOLE_NBYTES = 1 << 25  # up to this size a file is taken whole from a server without ranges
-_PROGRESS_NBYTES = 1 << 16  # a try that brings this much was worth it: failures count anew
-_SAFE = "/%:@!$&'()*+,;=~?"  # what is left as it stands in an address
+_CHUNK_NBYTES = 1 << 18
+_MAX_WHOLE_NBYTES = 1 << 25  # of a file that a server without ranges sends whole
+_PROGRESS_NBYTES = 1 << 16  # an attempt that receives this much resets the count of failures
+_SAFE = "/%:@!$&'()*+,;=~?"  # characters of a URL that are not quoted
 _MAX_REDIRECTS = 5
 _MAX_WAIT_SECONDS = 60.0
 _REDIRECTS = {301, 302, 303, 307, 308}
-_LOST = {404, 410}
+_NOT_FOUND = {404, 410}
 _FORBIDDEN = {401, 403}
 _BUSY = {408, 425, 429}
 _CONTENT_RANGE = re.compile(r"bytes\s+([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.IGNORECASE)
 
 
-class _PassingError(Exception):
-    """A failure that may be gone at the next try."""
+class _TransientError(Exception):
+    """A failure that a retry may not meet again."""
 
     def __init__(self, problem: str, wait_seconds: float = 0.0) -> None:
         super().__init__(problem)
         self.wait_seconds = wait_seconds
 
 
-class _Call(NamedTuple):
+class _Exchange(NamedTuple):
+    """A request that was sent, and its response."""
+
     origin: str
     connection: HTTPConnection
     response: HTTPResponse
 
 
 class HttpSource:
-    """A file on a web server; what was received is never asked for again."""
+    """A file on a web server; received bytes are never requested again."""
 
     def __init__(
         self, url: str, retries: int, timeout_seconds: float, backoff_seconds: float
     ) -> None:
         parts = _parse_url(url)
         self.name = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-        self.nbytes = -1  # until the server has told
+        self.nbytes = -1  # until the server has reported it
         self._url = url
-        self._target = url  # where redirects led to
+        self._target = url  # the URL after redirects
         self._retries = retries
         self._timeout_seconds = timeout_seconds
         self._backoff_seconds = backoff_seconds
-        self._tag: str | None = None
-        self._whole: bytes | None = None
-        self._idle: list[tuple[str, HTTPConnection]] = []
+        self._tag: str | None = None  # version of the file
+        self._whole: bytes | None = None  # the file, if the server has sent all of it
+        self._idle: list[tuple[str, HTTPConnection]] = []  # (origin, connection)
         self._closed = False
 
     @classmethod
@@ -65,7 +67,7 @@ class HttpSource:
         timeout_seconds: float = 30.0,
         backoff_seconds: float = 0.5,
     ) -> HttpSource:
-        """Learns the size of the file by asking for its first byte."""
+        """Open a URL and request its first byte, which also gives the size of the file."""
         source = cls(url, retries, timeout_seconds, backoff_seconds)
         try:
             await source._fetch(0, 1)
@@ -75,7 +77,7 @@ class HttpSource:
         return source
 
     async def read(self, offset: int, nbytes: int) -> Bytes:
-        """Fetches the bytes; after a failure it goes on where it stopped."""
+        """Fetch the bytes; a retry resumes where the failed request stopped."""
         check_range(self, offset, nbytes)
         if self._closed:
             raise GgufError(f"{self.name} is closed.")
@@ -84,26 +86,27 @@ class HttpSource:
         return await self._fetch(offset, offset + nbytes)
 
     async def sibling(self, name: str) -> HttpSource:
-        """The file `name` in the same folder of the server."""
+        """Open the file `name` in the same folder of the server."""
         parts = urlsplit(self._url)
         folder = parts.path.rpartition("/")[0]
         url = urlunsplit(parts._replace(path=f"{folder}/{quote(name, safe='')}"))
         return await self.open(url, self._retries, self._timeout_seconds, self._backoff_seconds)
 
     def close(self) -> None:
-        """Hangs up."""
+        """Close all connections."""
         self._closed = True
         while self._idle:
             self._idle.pop()[1].close()
 
     async def _fetch(self, start: int, end: int) -> bytearray:
-        received = bytearray()  # grows with what arrives: a server may promise anything
+        # It grows with what arrives: the length that a server announces may be wrong.
+        received = bytearray()
         failures = 0
         while len(received) < end - start and self._whole is None:
             before = len(received)
             try:
-                await asyncio.to_thread(self._exchange, start, end, received)
-            except _PassingError as error:
+                await asyncio.to_thread(self._request_missing, start, end, received)
+            except _TransientError as error:
                 failures = 1 if len(received) - before >= _PROGRESS_NBYTES else failures + 1
                 if failures > self._retries:
                     tries = f"after {failures} tries"
@@ -112,138 +115,142 @@ class HttpSource:
                 await asyncio.sleep(min(wait_seconds, _MAX_WAIT_SECONDS))
         return received
 
-    def _exchange(self, start: int, end: int, received: bytearray) -> None:
-        """One request for those bytes from `start` to `end` that are still missing."""
+    def _request_missing(self, start: int, end: int, received: bytearray) -> None:
+        """Make one request for the bytes from `start` to `end` that are not received yet."""
         first = start + len(received)
         try:
-            call = self._ask(first, end)
+            exchange = self._request_range(first, end)
             try:
-                if call.response.status == 200 and self.nbytes < 0:
-                    self._take_whole(call.response)
+                if exchange.response.status == 200 and self.nbytes < 0:
+                    self._receive_whole(exchange.response)
                 else:
-                    self._check_status(call.response)
-                    stop = self._check_answer(call.response, first, end)
-                    _receive(call.response, received, stop - first)
+                    self._check_status(exchange.response)
+                    stop = self._check_range(exchange.response, first, end)
+                    _receive(exchange.response, received, stop - first)
             finally:
-                self._hang_up(call)
-        except (InvalidURL, ValueError) as error:  # also a certificate that cannot be trusted
+                self._release(exchange)
+        except (InvalidURL, ValueError) as error:  # also an untrusted certificate
             raise GgufError(f"{self.name} cannot be fetched: {error}.") from error
         except (OSError, HTTPException) as error:
             problem = str(error) or type(error).__name__
-            raise _PassingError(f"the connection failed ({problem})") from error
+            raise _TransientError(f"the connection failed ({problem})") from error
 
-    # Asking
+    # Requests
 
-    def _ask(self, first: int, end: int) -> _Call:
-        """Asks for a range and follows redirects."""
+    def _request_range(self, first: int, end: int) -> _Exchange:
+        """Request a range and follow redirects."""
         target = self._target
         for _ in range(_MAX_REDIRECTS + 1):
-            call = self._request(urlsplit(target), f"bytes={first}-{end - 1}")
-            if call.response.status not in _REDIRECTS:
+            exchange = self._request(urlsplit(target), f"bytes={first}-{end - 1}")
+            if exchange.response.status not in _REDIRECTS:
                 self._target = target
-                return call
-            self._hang_up(call)
-            goal = urljoin(target, call.response.getheader("Location", ""))
-            if _parse_url(goal).scheme == "http" and target.startswith("https:"):
+                return exchange
+            self._release(exchange)
+            location = urljoin(target, exchange.response.getheader("Location", ""))
+            if _parse_url(location).scheme == "http" and target.startswith("https:"):
                 raise GgufError(f"{self.name} redirects from https to http, which is not safe.")
-            target = goal
+            target = location
         raise GgufError(f"{self.name} is redirected more than {_MAX_REDIRECTS} times.")
 
-    def _request(self, parts: SplitResult, byte_range: str) -> _Call:
+    def _request(self, parts: SplitResult, byte_range: str) -> _Exchange:
         path = quote(parts.path or "/", safe=_SAFE)
         if parts.query:
             path += "?" + quote(parts.query, safe=_SAFE)
         origin = f"{parts.scheme}://{parts.netloc}"
-        kept = self._take_idle(origin)
-        if kept is not None:
+        idle = self._take_idle(origin)
+        if idle is not None:
             try:
-                return _Call(origin, kept, _send(kept, path, byte_range))
+                return _Exchange(origin, idle, _send(idle, path, byte_range))
             except (OSError, HTTPException):
-                pass  # a server may hang up on a kept connection at any time
+                pass  # a server may close an idle connection at any time
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         fresh = kind(parts.hostname or "", parts.port, timeout=self._timeout_seconds)
-        return _Call(origin, fresh, _send(fresh, path, byte_range))
+        return _Exchange(origin, fresh, _send(fresh, path, byte_range))
 
     def _take_idle(self, origin: str) -> HTTPConnection | None:
-        for kept in [kept for kept in self._idle if kept[0] == origin]:
+        for entry in [entry for entry in self._idle if entry[0] == origin]:
             try:
-                self._idle.remove(kept)
-                return kept[1]
+                self._idle.remove(entry)
+                return entry[1]
             except ValueError:
-                pass  # another thread was faster
+                pass  # another thread has taken it
         return None
 
-    def _hang_up(self, call: _Call) -> None:
-        # What is left unread of an answer would be taken for the next one.
-        drained = call.response.length == 0
-        call.response.close()
+    def _release(self, exchange: _Exchange) -> None:
+        # The unread rest of a response would be read as the start of the next one.
+        drained = exchange.response.length == 0
+        exchange.response.close()
         if drained and not self._closed:
-            self._idle.append((call.origin, call.connection))
+            self._idle.append((exchange.origin, exchange.connection))
         else:
-            call.connection.close()
+            exchange.connection.close()
 
-    # Judging the answer
+    # Responses
 
     def _check_status(self, response: HTTPResponse) -> None:
         status = response.status
         if status == 206:
             return
-        if status in _LOST | _FORBIDDEN and self._target != self._url:
-            self._target = self._url  # a redirect may hold for some minutes only
-            raise _PassingError(f"the server it redirects to answers {status}")
+        if status in _NOT_FOUND | _FORBIDDEN and self._target != self._url:
+            self._target = self._url  # a redirect may be valid for a few minutes only
+            raise _TransientError(f"the server it redirects to answers {status}")
         if status in _BUSY or status >= 500:
             wait = response.getheader("Retry-After", "")
             wait_seconds = float(wait) if re.fullmatch("[0-9]{1,9}", wait) else 0.0
-            raise _PassingError(f"the server answers {status}", wait_seconds)
+            raise _TransientError(f"the server answers {status}", wait_seconds)
         if status in (200, 416) and self.nbytes >= 0:
-            raise self._changed()
+            raise self._changed_error()
         if status == 416:
             raise GgufError(f"{self.name} is empty.")
-        if status in _LOST:
+        if status in _NOT_FOUND:
             raise ModelNotFoundError(f"{self.name} does not exist (the server answers {status}).")
-        hint = ": it wants a login" if status in _FORBIDDEN else ""
+        hint = ": it requires a login" if status in _FORBIDDEN else ""
         raise GgufError(f"{self.name} cannot be fetched: the server answers {status}{hint}.")
 
-    def _check_answer(self, response: HTTPResponse, first: int, end: int) -> int:
-        """Holds the answer against the question; returns the end of the bytes it brings."""
-        said = response.getheader("Content-Range", "")
-        match = _CONTENT_RANGE.fullmatch(said.strip())
+    def _check_range(self, response: HTTPResponse, first: int, end: int) -> int:
+        """Check that a response has the requested bytes and return the end of those it has."""
+        header = response.getheader("Content-Range", "")
+        match = _CONTENT_RANGE.fullmatch(header.strip())
         if match is None:
-            raise GgufError(f"{self.name}: the server does not say what it sends ({said!r}).")
+            raise GgufError(f"{self.name}: the server sent no valid Content-Range ({header!r}).")
         start, stop, total = int(match[1]), int(match[2]) + 1, int(match[3])
         tag = _tag(response)
         if self.nbytes < 0:
             self.nbytes, self._tag = total, tag
         if total != self.nbytes or (tag and self._tag and tag != self._tag):
-            raise self._changed()
+            raise self._changed_error()
         if start != first or not first < stop <= min(end, total):
-            raise GgufError(f"{self.name}: bytes {first}-{end - 1} were asked for, {said!r} came.")
-        if response.length not in (None, stop - start) or _is_packed(response):
-            raise GgufError(f"{self.name}: the server announces {said!r} but sends something else.")
+            raise GgufError(
+                f"{self.name}: bytes {first}-{end - 1} were requested, but {header!r} were sent."
+            )
+        if response.length not in (None, stop - start) or _is_compressed(response):
+            raise GgufError(
+                f"{self.name}: the server announces {header!r} but sends something else."
+            )
         return stop
 
-    def _take_whole(self, response: HTTPResponse) -> None:
-        """Keeps all of a small file that a server without ranges sends."""
+    def _receive_whole(self, response: HTTPResponse) -> None:
+        """Receive all of a small file from a server without ranges."""
         whole = bytearray()
-        if _is_packed(response) or (response.length or 0) > _WHOLE_NBYTES:
-            raise self._without_ranges()
-        while piece := response.read1(_PIECE_NBYTES):
-            whole += piece
-            if len(whole) > _WHOLE_NBYTES:
-                raise self._without_ranges()
+        if _is_compressed(response) or (response.length or 0) > _MAX_WHOLE_NBYTES:
+            raise self._no_ranges_error()
+        while chunk := response.read1(_CHUNK_NBYTES):
+            whole += chunk
+            if len(whole) > _MAX_WHOLE_NBYTES:
+                raise self._no_ranges_error()
         if response.length:
-            raise _PassingError("the connection was cut")
+            raise _TransientError("the connection was cut")
         if not whole:
             raise GgufError(f"{self.name} is empty.")
         self.nbytes, self._whole = len(whole), bytes(whole)
 
-    def _changed(self) -> GgufError:
+    def _changed_error(self) -> GgufError:
         return GgufError(f"{self.name} was changed on the server while it was read: open it again.")
 
-    def _without_ranges(self) -> GgufError:
+    def _no_ranges_error(self) -> GgufError:
         return GgufError(
             f"{self.name}: the server cannot send parts of a file, and this one is too large to "
-            "take whole: download it and open the file."
+            "be read whole: download it and open the file."
         )
 
 
@@ -267,14 +274,14 @@ def _send(connection: HTTPConnection, path: str, byte_range: str) -> HTTPRespons
 
 
 def _receive(response: HTTPResponse, received: bytearray, nbytes: int) -> None:
-    """Appends the next `nbytes` bytes; what has arrived stays, whatever happens."""
+    """Append the next `nbytes` bytes to `received`, which keeps what arrived before a failure."""
     end = len(received) + nbytes
     while len(received) < end:
-        # read1 returns what is there, so that a time-out loses nothing
-        piece = response.read1(min(end - len(received), _PIECE_NBYTES))
-        if not piece:
-            raise _PassingError("the connection was cut")
-        received += piece
+        # read1 returns what has arrived, so that a time-out loses nothing
+        chunk = response.read1(min(end - len(received), _CHUNK_NBYTES))
+        if not chunk:
+            raise _TransientError("the connection was cut")
+        received += chunk
 
 
 def _tag(response: HTTPResponse) -> str | None:
@@ -282,5 +289,5 @@ def _tag(response: HTTPResponse) -> str | None:
     return tag and tag.removeprefix("W/")
 
 
-def _is_packed(response: HTTPResponse) -> bool:
+def _is_compressed(response: HTTPResponse) -> bool:
     return response.getheader("Content-Encoding", "identity").lower() != "identity"

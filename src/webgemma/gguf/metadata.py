@@ -1,4 +1,4 @@
-"""The keys and values of a GGUF file, decoded when they are asked for."""
+"""Metadata of a GGUF file: a mapping of keys to values that are decoded at first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from webgemma.gguf.sources import Bytes
 Scalar = int | float | bool | str
 Value = Scalar | Sequence[int] | Sequence[float] | Sequence[bool] | Sequence[str]
 
-# In the order of their numbers in the file, each with its struct code.
+# The value types in the order of their numbers in the file, each with its struct code.
 VALUE_CODES = {
     "UINT8": "B",
     "INT8": "b",
@@ -35,24 +35,24 @@ DAMAGED = "the file is cut short or damaged; download it again"
 
 
 class _MissingKeyError(GgufError, KeyError):
-    """Also a KeyError, as a Mapping owes its callers."""
+    """A GgufError that is also a KeyError, as callers of a Mapping expect."""
 
     __str__ = Exception.__str__
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where the value of a key stands, not yet decoded."""
+    """The position of an undecoded value in the file."""
 
     type: str  # of the value, or of the array's elements
     start: int
     end: int
-    count: int | None = None  # elements of an array
-    longest: int = 0  # bytes of the longest string of an array
+    count: int | None = None  # elements; None if it is not an array
+    longest: int = 0  # bytes of the longest string in an array of strings
 
 
 class Metadata(Mapping[str, Value]):
-    """Keys and values of a file; strings and arrays are decoded at first use and then kept."""
+    """Keys and values of a file; strings and arrays are decoded at first use, then cached."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -61,17 +61,17 @@ class Metadata(Mapping[str, Value]):
         self._head: memoryview | None = None
 
     def attach(self, head: memoryview | None) -> None:
-        """Gives the bytes of the header to decode from, or takes them away."""
+        """Set the header bytes to decode from; None if the file is closed."""
         self._head = head
 
     def add(self, key: str, entry: Entry, value: Value | None = None) -> None:
-        """Notes where the value of a key stands and, where it costs nothing, the value."""
+        """Add a key with the position of its value and, for scalars, the value itself."""
         self._entries[key] = entry
         if value is not None:
             self._values[key] = value
 
     def value_type(self, key: str) -> str:
-        """The type as the file has it: UINT32, STRING, FLOAT32[262144]."""
+        """Return the type as stored in the file: UINT32, STRING, FLOAT32[262144]."""
         entry = self._entry(key)
         return entry.type if entry.count is None else f"{entry.type}[{entry.count}]"
 
@@ -100,34 +100,35 @@ class Metadata(Mapping[str, Value]):
 
 
 def short(text: str) -> str:
-    """A name from the file, quoted and cut for a message."""
+    """Return a name from a file, quoted and cut to 80 characters for a message."""
     return repr(text if len(text) <= 80 else text[:77] + "...")
 
 
 def _decode(entry: Entry, data: bytes, what: str) -> Value:
     if entry.type == "STRING":
         if entry.count is None:
-            return text_of(data, what)
-        # All lengths 1 to 127 and no text with a NUL: the NULs alone tell where each text ends.
+            return decode_text(data, what)
+        # If every length is 1 to 127 and no string has a NUL, the only NULs are the upper seven
+        # bytes of the lengths, and these separate the strings.
         if entry.longest < 128 and data.count(0) == 7 * entry.count:
             try:
                 return _strings_between_nuls(data)
             except UnicodeDecodeError:
-                pass  # the plain way says which one it is
+                pass  # decoding one by one finds the string to report
         return _strings(data, entry.count, what)
     numbers = list(struct.unpack(f"<{entry.count}{VALUE_CODES[entry.type]}", data))
-    return bools_of(numbers, what) if entry.type == "BOOL" else numbers
+    return decode_bools(numbers, what) if entry.type == "BOOL" else numbers
 
 
-def bools_of(numbers: list[int], what: str) -> list[bool]:
-    """The truth values; `what` begins the message about a number that is neither."""
+def decode_bools(numbers: list[int], what: str) -> list[bool]:
+    """Return 0 and 1 as booleans; raise GgufError, which begins with `what`, for other numbers."""
     if numbers and max(numbers) > 1:
-        raise GgufError(f"{what} holds {max(numbers)} where only 0 or 1 may stand: {DAMAGED}.")
+        raise GgufError(f"{what} holds {max(numbers)} where only 0 and 1 are valid: {DAMAGED}.")
     return [number == 1 for number in numbers]
 
 
-def text_of(data: Bytes, what: str) -> str:
-    """The text; `what` begins the message about bytes that are none."""
+def decode_text(data: Bytes, what: str) -> str:
+    """Decode UTF-8; raise GgufError, which begins with `what`, if it is not valid."""
     try:
         return str(data, "utf-8")
     except UnicodeDecodeError as error:
@@ -145,19 +146,20 @@ def _strings(data: bytes, count: int, what: str) -> list[str]:
         try:
             texts.append(data[start:end].decode())
         except UnicodeDecodeError:
-            text_of(data[start:end], f"{what}, element {index},")
+            decode_text(data[start:end], f"{what}, element {index},")
     return texts
 
 
 def _strings_between_nuls(data: bytes, chunk_nbytes: int = 1 << 15) -> list[str]:
-    # A short chunk decodes to a narrow str, and its pieces are cut without a call for each.
+    # Splitting a decoded chunk avoids a call for each string. Short chunks keep the str narrow: one
+    # wide character makes all characters of a str wide.
     texts: list[str] = []
     at = 0
     while at < len(data):
         gap = data.find(bytes(7), at + chunk_nbytes)
         end = len(data) if gap < 0 else gap - 1
-        *pieces, last = data[at + 8 : end].decode().split("\0" * 7)
-        texts += [piece[:-1] for piece in pieces]  # the last character is the next length
+        *fields, last = data[at + 8 : end].decode().split("\0" * 7)
+        texts += [field[:-1] for field in fields]  # the last character is the next length
         texts.append(last)
         at = end
     return texts

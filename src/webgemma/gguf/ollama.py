@@ -1,10 +1,10 @@
-"""Ollama's model store on disk: from a name such as "gemma4:e2b" to the files of that model.
+"""Ollama's model store on disk: model names such as "gemma4:e2b", and the files of each model.
 
-    ROOT/manifests/HOST/NAMESPACE/MODEL/TAG    JSON: which blobs make up the model
+    ROOT/manifests/HOST/NAMESPACE/MODEL/TAG    JSON: the list of the model's blobs
     ROOT/blobs/sha256-<64 hex>                 the GGUF file, the config, the texts
 
-Manifests are other people's data. A name is compared with what the folders hold and never joined
-into a path; a digest becomes a path only when it is a digest.
+Manifests are untrusted. A name is compared with the names of the folders and never joined into a
+path; a digest becomes part of a path only after it was checked.
 """
 
 import hashlib
@@ -13,17 +13,26 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, TypeVar
 
 from webgemma.errors import GgufError, InputError, ModelNotFoundError
-from webgemma.gguf.ollama_names import ModelName
 
-SERVICE_ROOT = Path("/usr/share/ollama/.ollama/models")  # where Ollama's Linux service keeps them
-TEXT_LIMIT_NBYTES = 4 << 20  # of everything but weights: manifest, config, template, licence, …
+SERVICE_ROOT = Path("/usr/share/ollama/.ollama/models")  # of Ollama's Linux service
+MAX_TEXT_NBYTES = 4 << 20  # of every file but weights: manifest, config, template, licence, …
+DEFAULT_HOST = "registry.ollama.ai"
+DEFAULT_NAMESPACE = "library"
+DEFAULT_TAG = "latest"
 
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+_NAME_PARTS = {  # the rule for each part of a name, as a pattern and in words
+    "host": (r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,349}", "350 letters, digits or _ - . :"),
+    "namespace": (r"[A-Za-z0-9_][A-Za-z0-9_-]{0,79}", "80 letters, digits or _ -"),
+    "model": (r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}", "80 letters, digits or _ - ."),
+    "tag": (r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}", "80 letters, digits or _ - ."),
+}
 _IMAGE = "application/vnd.ollama.image."
 _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
 _CONFIG_KEYS: dict[type[Any], tuple[str, ...]] = {
@@ -40,6 +49,49 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class ModelName:
+    """A complete and valid model name; `str` returns the short form that Ollama shows."""
+
+    host: str
+    namespace: str
+    model: str
+    tag: str
+
+    def __post_init__(self) -> None:
+        for part, (rule, letters) in _NAME_PARTS.items():
+            value = getattr(self, part)
+            if not re.fullmatch(rule, value):
+                shown = repr(value if len(value) <= 60 else value[:60] + "…")
+                raise InputError(
+                    f"Not a model name: its {part} {shown} must be 1 to {letters}, the first a "
+                    "letter, digit or _. Write [HOST/][NAMESPACE/]MODEL[:TAG], as in 'gemma4:e2b'."
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> "ModelName":
+        """Parse `[scheme://][HOST/][NAMESPACE/]MODEL[:TAG]`; missing parts take their defaults."""
+        host, namespace, tag = DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG
+        if text.rfind(":") > text.rfind("/"):
+            text, _, tag = text.rpartition(":")
+        text, slash, model = text.rpartition("/")
+        if slash:
+            text, slash, namespace = text.rpartition("/")
+            if slash:
+                host = _SCHEME.sub("", text)
+        return cls(host, namespace, model, tag)
+
+    def __str__(self) -> str:
+        name = f"{self.model}:{self.tag}"
+        if self.host != DEFAULT_HOST:
+            return f"{self.host}/{self.namespace}/{name}"
+        return name if self.namespace == DEFAULT_NAMESPACE else f"{self.namespace}/{name}"
+
+    def folded(self) -> tuple[str, ...]:
+        """Return the parts in lower case: Ollama compares names without regard to case."""
+        return tuple(part.lower() for part in astuple(self))
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One blob of a model, as its manifest describes it; the file may still be missing."""
 
@@ -52,12 +104,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class OllamaModel:
-    """A model of the store. Its files are looked at when they are asked for."""
+    """A model of the store. Its files are checked when a property returns them."""
 
     name: ModelName
     manifest_path: Path
     layers: tuple[Layer, ...]
-    config: dict[str, Any]  # the keys that Ollama knows have the types that Ollama gives them
+    config: dict[str, Any]  # the keys that Ollama defines have the types that it defines
     digest: str  # sha256 of the manifest in hex; its first 12 digits are the ID in `ollama list`
     config_digest: str
     modified_seconds: float  # since 1970
@@ -65,7 +117,7 @@ class OllamaModel:
 
     @property
     def path(self) -> Path:
-        """The model's GGUF file, present and of the right size."""
+        """The path of the GGUF file, which exists and has the right size; GgufError otherwise."""
         if remote := self.config.get("remote_host") or self.config.get("remote_model"):
             raise GgufError(
                 f"{self.name} runs on {remote!r} and has no weights on this machine: "
@@ -75,15 +127,15 @@ class OllamaModel:
         if self.config.get("model_format") == "safetensors" or (tensors and not models):
             raise GgufError(
                 f"{self.name} is stored as safetensors and webgemma reads GGUF: "
-                "pull a tag that Ollama keeps as GGUF."
+                "pull a tag that Ollama stores as GGUF."
             )
         if not models:
             raise GgufError(f"{self.name} has no model file in its manifest: pull it again.")
-        return _intact(models[-1], f"The model file of {self.name}")
+        return _blob_path(models[-1], f"The model file of {self.name}")
 
     @property
     def projectors(self) -> tuple[Path, ...]:
-        """GGUF files of the image and sound towers; empty when the model file holds them."""
+        """GGUF files of the vision and audio encoders; empty if the model file contains them."""
         return self._files("projector")
 
     @property
@@ -93,17 +145,17 @@ class OllamaModel:
 
     @property
     def draft(self) -> Path | None:
-        """The GGUF file of the small model that guesses ahead."""
+        """The GGUF file of the draft model for speculative decoding, if there is one."""
         return (self._files("draft") or (None,))[-1]
 
     @property
     def template(self) -> str:
-        """The Go template of the prompt; "" when there is none."""
+        """The Go template of the prompt, or ""."""
         return (self._texts("template", "prompt") or ("",))[-1]
 
     @property
     def system(self) -> str:
-        """The system message; "" when there is none."""
+        """The system message, or ""."""
         return (self._texts("system") or ("",))[-1]
 
     @property
@@ -113,20 +165,20 @@ class OllamaModel:
 
     @property
     def params(self) -> dict[str, Any]:
-        """Options for sampling and running, as Ollama names them; their values are not checked."""
+        """Options of the sampler and the engine under Ollama's names; values are not checked."""
         where = f"The params file of {self.name}"
         text = (self._texts("params") or ("{}",))[-1]
-        return _typed(_parse_json(text, where), dict, where)
+        return _checked(_parse_json(text, where), dict, where)
 
     @property
     def messages(self) -> tuple[dict[str, Any], ...]:
-        """The messages that open every conversation; `role` and `content` are texts."""
+        """The first messages of every conversation; `role` and `content` are strings."""
         where = f"The messages file of {self.name}"
         text = (self._texts("messages") or ("[]",))[-1]
-        messages = _typed(_parse_json(text, where), list, where)
+        messages = _checked(_parse_json(text, where), list, where)
         for message in messages:
             for key in ("role", "content"):
-                _typed(_typed(message, dict, where).get(key), str, f"{where}, {key!r}")
+                _checked(_checked(message, dict, where).get(key), str, f"{where}, {key!r}")
         return tuple(messages)
 
     def _layers(self, *kinds: str) -> tuple[Layer, ...]:
@@ -134,23 +186,23 @@ class OllamaModel:
 
     def _files(self, kind: str) -> tuple[Path, ...]:
         where = f"The {kind} file of {self.name}"
-        return tuple(_intact(layer, where) for layer in self._layers(kind))
+        return tuple(_blob_path(layer, where) for layer in self._layers(kind))
 
     def _texts(self, *kinds: str) -> tuple[str, ...]:
         where = f"The {kinds[0]} file of {self.name}"
-        return tuple(_read(_intact(layer, where), where) for layer in self._layers(*kinds))
+        return tuple(_read(_blob_path(layer, where), where) for layer in self._layers(*kinds))
 
 
 class OllamaStore:
-    """The models that Ollama has on this machine. Nothing here writes."""
+    """The models that Ollama has on this machine, read-only."""
 
     def __init__(self, root: Path | None = None) -> None:
-        """`root` is the folder with `manifests` and `blobs`; by default the one Ollama uses."""
+        """Use `root`, the folder with `manifests` and `blobs`; by default the one Ollama uses."""
         self.root = default_root() if root is None else Path(root)
-        self.problems: tuple[str, ...] = ()  # of the last listing, a sentence each
+        self.problems: tuple[str, ...] = ()  # of the last `list`, one sentence each
 
     def list(self) -> list[OllamaModel]:
-        """All models by name. Those that cannot be read are left out and stand in `problems`."""
+        """Return all models, sorted by name. `problems` describes those that cannot be read."""
         manifests, problems = _manifests(self.root)
         models = []
         for name, path in manifests.items():
@@ -162,19 +214,22 @@ class OllamaStore:
         return sorted(models, key=lambda model: str(model.name))
 
     def find(self, name: str) -> OllamaModel:
-        """The model of this name, written in any case; the exact spelling wins."""
+        """Return the model of this name in any case; the exact spelling is preferred.
+
+        Raises ModelNotFoundError, which lists the most similar names.
+        """
         wanted = ModelName.parse(name)
         manifests, problems = _manifests(self.root)
         if wanted not in manifests:
-            same = [found for found in manifests if found.folded() == wanted.folded()]
-            if not same:
+            matches = [other for other in manifests if other.folded() == wanted.folded()]
+            if not matches:
                 raise ModelNotFoundError(_not_found(wanted, manifests, problems, self.root))
-            wanted = same[0]
+            wanted = matches[0]
         return _load(wanted, manifests[wanted], self.root / "blobs")
 
 
 def default_root() -> Path:
-    """Where Ollama keeps its models: $OLLAMA_MODELS, else the user's store, else the service's."""
+    """Return Ollama's folder of models: $OLLAMA_MODELS, else the user's, else the service's."""
     configured = os.environ.get("OLLAMA_MODELS", "").strip().strip("\"'")
     if configured:
         return Path(configured)
@@ -183,15 +238,15 @@ def default_root() -> Path:
 
 
 def parse_digest(text: str) -> str:
-    """The 64 hex digits, in lower case, of `sha256:…` or `sha256-…`."""
-    found = _DIGEST.fullmatch(text)
-    if not found:
+    """Return the 64 hex digits of `sha256:…` or `sha256-…` in lower case, or raise GgufError."""
+    match = _DIGEST.fullmatch(text)
+    if not match:
         raise GgufError(f"{text[:80]!r} is not a digest: sha256: and 64 hex digits are expected.")
-    return found[1].lower()
+    return match[1].lower()
 
 
 def sha256_file(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """The sha256 of a file in hex; `progress` hears how many bytes are done."""
+    """Return the sha256 of a file in hex; `progress` is called with the bytes done so far."""
     digest, done = hashlib.sha256(), 0
     try:
         with open(path, "rb", buffering=0) as file:
@@ -209,40 +264,40 @@ def _exists(path: Path) -> bool:
     try:
         os.stat(path)
     except PermissionError:
-        return True  # there, though not for us: the listing will say so
+        return True  # it exists but cannot be read, which the listing reports
     except OSError:
         return False
     return True
 
 
 def _manifests(root: Path) -> tuple[dict[ModelName, Path], list[str]]:
-    """The manifest of every model, and what is wrong with the others."""
+    """Return the manifest of every model, and a sentence about each invalid one."""
     manifests: dict[ModelName, Path] = {}
     problems: list[str] = []
     for path in _walk(root / "manifests", 4, problems):
         try:
             manifests[ModelName(*path.parts[-4:])] = path
         except InputError as error:
-            problems.append(f"{str(path)!r} is left out. {error}")
+            problems.append(f"{str(path)!r} is skipped. {error}")
     return manifests, problems
 
 
 def _walk(folder: Path, depth: int, problems: list[str]) -> Iterator[Path]:
-    """The files `depth` levels down. Links are not followed: they could lead anywhere."""
+    """Yield the files `depth` levels down. Links are not followed: they may lead anywhere."""
     try:
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
+        with os.scandir(folder) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
         for entry in entries:
             if entry.name.startswith("."):
-                continue  # no name starts so, but .DS_Store does
+                continue  # hidden files such as .DS_Store; no model name starts with a dot
             if entry.is_symlink():
-                problems.append(f"{entry.path!r} is left out: it is a symbolic link.")
+                problems.append(f"{entry.path!r} is skipped: it is a symbolic link.")
             elif depth > 1 and entry.is_dir():
                 yield from _walk(folder / entry.name, depth - 1, problems)
             elif depth == 1 and entry.is_file():
                 yield folder / entry.name
     except FileNotFoundError:
-        pass  # an empty store
+        pass  # the store is empty
     except OSError as error:
         problems.append(f"{str(folder)!r} cannot be read: {error.strerror}.")
 
@@ -250,23 +305,25 @@ def _walk(folder: Path, depth: int, problems: list[str]) -> Iterator[Path]:
 def _not_found(
     wanted: ModelName, present: Iterable[ModelName], problems: list[str], root: Path
 ) -> str:
-    def likeness(name: str) -> float:
+    """Return the message for a missing model, with the most similar names first."""
+
+    def similarity(name: str) -> float:
         return SequenceMatcher(None, name.lower(), str(wanted).lower()).ratio()
 
-    names = sorted(sorted(map(str, present)), key=likeness, reverse=True)
+    names = sorted(sorted(map(str, present)), key=similarity, reverse=True)
     if names:
         more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-        hint = f"There are {', '.join(names[:10])}{more}."
+        hint = f"Available: {', '.join(names[:10])}{more}."
     else:
-        hint = "There are none at all: if Ollama keeps them elsewhere, set OLLAMA_MODELS."
-    sentence = f"Ollama has no {wanted} in {str(root)!r}: `ollama pull {wanted}` gets it."
-    return " ".join([sentence, hint, *problems[:3]])
+        hint = "The store is empty: if Ollama's models are elsewhere, set OLLAMA_MODELS."
+    problem = f"Ollama has no {wanted} in {str(root)!r}: download it with `ollama pull {wanted}`."
+    return " ".join([problem, hint, *problems[:3]])
 
 
 def _load(name: ModelName, path: Path, blobs: Path) -> OllamaModel:
     where = f"The manifest of {name}"
     text = _read(path, where)
-    manifest = _typed(_parse_json(text, where), dict, where)
+    manifest = _checked(_parse_json(text, where), dict, where)
     entries = _field(manifest, "layers", list, where)
     layers = [_layer(entry, blobs, f"{where}, layer {i}") for i, entry in enumerate(entries)]
     config: dict[str, Any] = {}
@@ -288,7 +345,7 @@ def _load(name: ModelName, path: Path, blobs: Path) -> OllamaModel:
 
 
 def _layer(entry: Any, blobs: Path, where: str) -> Layer:
-    entry = _typed(entry, dict, where)
+    entry = _checked(entry, dict, where)
     digest = _field(entry, "digest", str, where)
     try:
         hex_digits = parse_digest(digest)
@@ -301,29 +358,30 @@ def _layer(entry: Any, blobs: Path, where: str) -> Layer:
         kind=_field(entry, "mediaType", str, where).removeprefix(_IMAGE),
         digest=f"sha256:{hex_digits}",
         nbytes=nbytes,
-        path=blobs / digest.replace(":", "-"),  # in the manifest's case, as Ollama does
+        path=blobs / digest.replace(":", "-"),  # in the case that the manifest uses, as Ollama does
         name=_field(entry, "name", str, where),
     )
 
 
 def _config(layer: Layer, where: str) -> dict[str, Any]:
-    config = _typed(_parse_json(_read(_intact(layer, where), where), where), dict, where)
+    config = _checked(_parse_json(_read(_blob_path(layer, where), where), where), dict, where)
     for kind, keys in _CONFIG_KEYS.items():
         for key in keys:
             value = _field(config, key, kind, where)
             for item in value if kind is list else ():
-                _typed(item, str, f"{where}, {key!r}")
+                _checked(item, str, f"{where}, {key!r}")
     return {key: value for key, value in config.items() if value is not None}
 
 
 def _field(entry: dict[str, Any], key: str, kind: type[T], where: str) -> T:
-    """A value of the right type; absent and null are its empty value, as for Ollama."""
+    """Return a value of type `kind`; missing and null become its empty value, as in Ollama."""
     value = entry.get(key)
-    return kind() if value is None else _typed(value, kind, f"{where}, {key!r}")
+    return kind() if value is None else _checked(value, kind, f"{where}, {key!r}")
 
 
-def _typed(value: Any, kind: type[T], where: str) -> T:
-    if type(value) is not kind:  # not isinstance: true is no number
+def _checked(value: Any, kind: type[T], where: str) -> T:
+    """Return the value; raise GgufError unless it has exactly the type `kind`."""
+    if type(value) is not kind:  # isinstance would accept true as an int
         raise GgufError(
             f"{where} is damaged: {kind.__name__} is expected, not {type(value).__name__}: "
             "pull the model again."
@@ -332,32 +390,32 @@ def _typed(value: Any, kind: type[T], where: str) -> T:
 
 
 def _parse_json(text: str, where: str) -> Any:
-    def refuse(constant: str) -> None:
+    def reject(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
     try:
-        value = json.loads(text, parse_constant=refuse)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair fails here
+        value = json.loads(text, parse_constant=reject)
+        json.dumps(value, ensure_ascii=False).encode()  # fails on half a surrogate pair
     except (ValueError, RecursionError) as error:
         raise GgufError(f"{where} is damaged: {error}: pull the model again.") from None
     return value
 
 
 def _stat(path: Path, where: str) -> os.stat_result:
-    """Size and time of a plain file; anything else, a pipe say, is refused without opening it."""
+    """Return the status of a plain file; raise GgufError for anything else, such as a pipe."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         raise GgufError(f"{where} is missing ({path}): pull the model again.") from None
     except OSError as error:
         raise GgufError(f"{where} cannot be read ({path}): {error.strerror}.") from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise GgufError(f"{where} is not a plain file ({path}): pull the model again.")
-    return found
+    return status
 
 
-def _intact(layer: Layer, where: str) -> Path:
-    """The path of a layer's blob, which is there and has the size that the manifest says."""
+def _blob_path(layer: Layer, where: str) -> Path:
+    """Return the path of a layer's blob; raise GgufError if it is missing or has another size."""
     nbytes = _stat(layer.path, where).st_size
     if nbytes != layer.nbytes:
         raise GgufError(f"{where} has {nbytes} of {layer.nbytes} bytes: pull it again.")
@@ -365,11 +423,12 @@ def _intact(layer: Layer, where: str) -> Path:
 
 
 def _read(path: Path, where: str) -> str:
-    if _stat(path, where).st_size > TEXT_LIMIT_NBYTES:
-        raise GgufError(f"{where} is larger than {TEXT_LIMIT_NBYTES >> 20} MiB: it is not read.")
+    """Return the content of a small text file."""
+    if _stat(path, where).st_size > MAX_TEXT_NBYTES:
+        raise GgufError(f"{where} is larger than {MAX_TEXT_NBYTES >> 20} MiB: it is not read.")
     try:
         with open(path, "rb") as file:
-            return file.read(TEXT_LIMIT_NBYTES).decode()
+            return file.read(MAX_TEXT_NBYTES).decode()
     except OSError as error:
         raise GgufError(f"{where} cannot be read ({path}): {error.strerror}.") from error
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""A GGUF file, or all files of a split model: metadata, tensors and their bytes."""
+"""Reader of a GGUF file, or of all files of a split model: metadata, tensors and their bytes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from webgemma.sync import run_sync
 __all__ = ["Gguf", "TensorInfo", "Value"]
 
 _FIRST_WINDOW_NBYTES = 1 << 20
-_LOCAL_WINDOW_NBYTES = 20 << 20  # more than the header of a Gemma: it is then parsed once
-_MAX_FETCHED_HEADER_NBYTES = 1 << 28  # sixteen times the header of a Gemma
+_LOCAL_WINDOW_NBYTES = 20 << 20  # more than the header of a Gemma, which is then parsed once
+_MAX_FETCHED_HEADER_NBYTES = 1 << 28  # sixteen times as long as the header of a Gemma
 _SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
+    """One file of a model."""
+
     source: Source
-    head: memoryview  # the first bytes of the file, all of them when it is in memory
+    head: memoryview  # the first bytes of the file; all of them if it is in memory
     header: Header
 
 
 class Gguf:
-    """What a GGUF file says. The metadata of a split model is that of its first file."""
+    """An open GGUF model. The metadata of a split model is that of its first file."""
 
     def __init__(self, parts: list[_Part]) -> None:
         first = parts[0]
@@ -45,12 +47,12 @@ class Gguf:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Gguf:
-        """Opens a local file; for a split model the first of its files, the others beside it."""
+        """Open a local file; of a split model the first, with the others in the same folder."""
         return run_sync(cls.aopen(FileSource(path)))
 
     @classmethod
     async def aopen(cls, source: Source) -> Gguf:
-        """Opens any source and owns it from then on; of a remote file it fetches the header."""
+        """Open any source and take ownership of it; only the header of a remote file is fetched."""
         sources = [source]
         try:
             first = await _open_part(source)
@@ -65,15 +67,17 @@ class Gguf:
             raise
 
     async def read(self, tensor: TensorInfo, offset: int = 0, nbytes: int | None = None) -> Bytes:
-        """Bytes of a tensor: all, or `nbytes` of them from `offset` on."""
+        """Return the bytes of a tensor: all, or `nbytes` of them from `offset` on."""
         part, start, end = self._locate(tensor, offset, nbytes)
         if end <= len(part.head):
             return part.head[start:end]
         return await part.source.read(start, end - start)
 
     async def read_raw(self, tensor: TensorInfo, offset: int, nbytes: int) -> Any:
-        """The same in the form that costs the source least, for a device that takes it: in a
-        browser an array of JavaScript, which lasts until the next read."""
+        """Return the same bytes in the source's cheapest form, for a device that accepts it.
+
+        In a browser that is a JavaScript array that stays valid until the next read.
+        """
         part, start, end = self._locate(tensor, offset, nbytes)
         raw = getattr(part.source, "raw", None)
         if raw is None or end <= len(part.head):
@@ -81,7 +85,7 @@ class Gguf:
         return await raw(start, nbytes)
 
     def data(self, tensor: TensorInfo, offset: int = 0, nbytes: int | None = None) -> Bytes:
-        """The same without waiting, for local files."""
+        """Return the same bytes synchronously; GgufError unless the file is local or in memory."""
         part, start, end = self._locate(tensor, offset, nbytes)
         local = isinstance(part.source, BytesSource | FileSource)
         if not local:
@@ -91,11 +95,11 @@ class Gguf:
         return run_sync(part.source.read(start, end - start))
 
     def value_type(self, key: str) -> str:
-        """The type of a value as the file has it: UINT32, STRING, FLOAT32[262144]."""
+        """Return the type of a value as stored in the file: UINT32, STRING, FLOAT32[262144]."""
         return self._metadata.value_type(key)
 
     def close(self) -> None:
-        """Lets go of the files; bytes handed out before stay valid."""
+        """Close the files; bytes returned earlier stay valid."""
         self._metadata.attach(None)
         while self._parts:
             self._parts.pop().source.close()
@@ -109,21 +113,22 @@ class Gguf:
     def _locate(
         self, tensor: TensorInfo, offset: int, nbytes: int | None
     ) -> tuple[_Part, int, int]:
+        """Return the file that has these bytes of a tensor, and where they start and end in it."""
         if tensor.part >= len(self._parts):
-            raise GgufError(f"{self.name} is closed, or {short(tensor.name)} is not of this file.")
+            raise GgufError(f"{self.name} is closed, or {short(tensor.name)} is not in this file.")
         if nbytes is None:
             nbytes = tensor.nbytes - offset
         if not 0 <= offset <= offset + nbytes <= tensor.nbytes:
             raise GgufError(
                 f"{self.name}: bytes {offset} to {offset + nbytes} of tensor {short(tensor.name)} "
-                f"were asked for, but it has {tensor.nbytes}."
+                f"were requested, but it has {tensor.nbytes}."
             )
         start = tensor.offset + offset
         return self._parts[tensor.part], start, start + nbytes
 
 
 async def _open_part(source: Source) -> _Part:
-    """Fetches the head of a file in growing windows, no byte twice, until it holds the header."""
+    """Read a file in growing windows, no byte twice, until they contain the header."""
     head = await source.read(0, min(_first_window(source), source.nbytes))
     while True:
         try:
@@ -133,12 +138,12 @@ async def _open_part(source: Source) -> _Part:
             end = more.end
         if end > _MAX_FETCHED_HEADER_NBYTES:
             raise GgufError(
-                f"{source.name}: its header reaches to byte {end}: too long to be real."
+                f"{source.name}: its header extends to byte {end}: too long to be real."
             )
         end = min(max(end, 2 * len(head)), source.nbytes)
         head = bytes(head) + bytes(await source.read(len(head), end - len(head)))
     view = memoryview(head).toreadonly()
-    if isinstance(source, FileSource):  # its tensors are read when they are needed, from the file
+    if isinstance(source, FileSource):  # its tensors are read from the file when they are needed
         view = view[: min((info.offset for info in header.tensors.values()), default=len(view))]
     header.metadata.attach(view)
     return _Part(source, view, header)
@@ -150,11 +155,11 @@ def _first_window(source: Source) -> int:
     return _LOCAL_WINDOW_NBYTES if isinstance(source, FileSource) else _FIRST_WINDOW_NBYTES
 
 
-# Split models: NAME-00001-of-00003.gguf and its siblings
+# Split models: NAME-00001-of-00003.gguf and the other parts
 
 
 def _other_names(part: _Part) -> list[str]:
-    """The names of the files that belong to this one, if it is the first of a split model."""
+    """Return the names of the other files of a split model; `part` must be the first file."""
     file = part.source.name
     count = _split_number(part, "split.count", default=1)
     number = _split_number(part, "split.no", default=0)
@@ -163,13 +168,13 @@ def _other_names(part: _Part) -> list[str]:
     match = _SPLIT_NAME.fullmatch(re.split(r"[/\\]", file)[-1])
     fits = match is None or (int(match[2]), int(match[3])) == (number + 1, count)
     if not (0 <= number < count and fits):
-        raise GgufError(f"{file} says it is part {number + 1} of {count}: rename it accordingly.")
+        raise GgufError(f"{file} is marked as part {number + 1} of {count}: rename it accordingly.")
     stem = match[1] if match else "NAME"
     first = f"{stem}-00001-of-{count:05}.gguf"
     if number > 0:
         raise GgufError(f"{file} is part {number + 1} of {count}: open {first} instead.")
     if match is None:
-        raise GgufError(f"{file} is part 1 of {count}: name it {first} to find the others.")
+        raise GgufError(f"{file} is part 1 of {count}: rename it to {first} to find the others.")
     return [f"{stem}-{index:05}-of-{count:05}.gguf" for index in range(2, count + 1)]
 
 
@@ -178,21 +183,21 @@ async def _find_sibling(first: _Part, number: int, name: str) -> Source:
         return await first.source.sibling(name)
     except ModelNotFoundError as error:
         raise GgufError(
-            f"{first.source.name}: part {number + 1} is missing: {name} must stand beside it."
+            f"{first.source.name}: part {number + 1} is missing: {name} must be in the same folder."
         ) from error
 
 
 async def _open_sibling(first: _Part, number: int, source: Source) -> _Part:
     part = await _open_part(source)
     count = _split_number(first, "split.count", default=1)
-    said = (
+    marked = (
         _split_number(part, "split.no", default=-1),
         _split_number(part, "split.count", default=0),
     )
-    if said != (number, count):
+    if marked != (number, count):
         raise GgufError(
-            f"{source.name} should be part {number + 1} of {count} but says it is "
-            f"{said[0] + 1} of {said[1]}: the parts do not belong together."
+            f"{source.name} should be part {number + 1} of {count} but is marked as "
+            f"{marked[0] + 1} of {marked[1]}: the parts do not belong together."
         )
     return part
 
@@ -202,7 +207,7 @@ def _split_number(part: _Part, key: str, *, default: int) -> int:
     if key not in metadata:
         return default
     if not re.fullmatch(r"U?INT\d+", metadata.value_type(key)):
-        raise GgufError(f"{file}: {key} is of type {metadata.value_type(key)}, not an integer.")
+        raise GgufError(f"{file}: {key} has type {metadata.value_type(key)}, not an integer.")
     value = metadata[key]
     assert isinstance(value, int)
     return value
@@ -220,10 +225,10 @@ def _merge_tensors(parts: list[_Part]) -> dict[str, TensorInfo]:
             tensors[name] = replace(info, part=number)
     first = parts[0]
     key = "split.tensors.count"
-    promised = _split_number(first, key, default=len(tensors))
-    if promised != len(tensors):
+    expected = _split_number(first, key, default=len(tensors))
+    if expected != len(tensors):
         raise GgufError(
-            f"{first.source.name}: {key} is {promised}, but the {len(parts)} parts hold "
+            f"{first.source.name}: {key} is {expected}, but the {len(parts)} parts have "
             f"{len(tensors)} tensors: they do not belong together."
         )
     return tensors

@@ -1,4 +1,4 @@
-"""Safetensors, the files of Hugging Face: a JSON header and plain tensors, read and written."""
+"""Reader and writer of safetensors, Hugging Face's format: a JSON header and plain tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 from webgemma.errors import GgufError, InputError
 from webgemma.gguf.metadata import short
 from webgemma.gguf.sources import Bytes, FileSource, Source
-from webgemma.gguf.writer import write_whole
+from webgemma.gguf.writer import write_atomically
 from webgemma.sync import run_sync
 
 DTYPE_NBYTES = (
@@ -22,14 +22,14 @@ DTYPE_NBYTES = (
     | dict.fromkeys(("F16", "BF16", "I16", "U16"), 2)
     | dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1)
 )
-_MAX_HEADER_NBYTES = 100_000_000  # the limit of the format
+_MAX_HEADER_NBYTES = 100_000_000  # limit of the format
 _MAX_DIMS = 8
 _DAMAGED = "the file is damaged: get it again"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a file: its shape has the slowest dimension first."""
+    """One tensor of a file; its shape has the slowest dimension first."""
 
     name: str
     dtype: str
@@ -39,7 +39,7 @@ class StoredTensor:
 
 
 class Safetensors:
-    """What a safetensors file says; the bytes of a tensor are read when they are asked for."""
+    """An open safetensors file; the bytes of a tensor are read on request."""
 
     def __init__(
         self, source: Source, tensors: dict[str, StoredTensor], metadata: dict[str, str]
@@ -51,17 +51,17 @@ class Safetensors:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Safetensors:
-        """Opens a local file."""
+        """Open a local file."""
         return run_sync(cls.aopen(FileSource(path)))
 
     @classmethod
     async def aopen(cls, source: Source) -> Safetensors:
-        """Opens any source and owns it from then on."""
+        """Open any source and take ownership of it."""
         try:
             header, start = await _header(source)
             metadata = _metadata(source.name, header.pop("__metadata__", {}))
             tensors = {name: _tensor(source, name, entry, start) for name, entry in header.items()}
-            _check_apart(source.name, tensors)
+            _check_overlap(source.name, tensors)
         except BaseException:
             source.close()
             raise
@@ -73,30 +73,30 @@ class Safetensors:
         return list(self.tensors)
 
     def dtype(self, name: str) -> str:
-        """What the elements of a tensor are: F32, BF16, …"""
+        """Return the type of a tensor's elements: F32, BF16, …"""
         return self._find(name).dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, its slowest dimension first."""
+        """Return the shape of a tensor, slowest dimension first."""
         return self._find(name).shape
 
     def read(self, name: str, offset: int = 0, nbytes: int | None = None) -> Bytes:
-        """Bytes of a tensor: all, or `nbytes` of them from `offset` on."""
+        """Return the bytes of a tensor: all, or `nbytes` of them from `offset` on."""
         return run_sync(self.aread(name, offset, nbytes))
 
     async def aread(self, name: str, offset: int = 0, nbytes: int | None = None) -> Bytes:
-        """The same for a source that makes us wait."""
+        """Return the same bytes from an asynchronous source."""
         tensor = self._find(name)
         nbytes = tensor.nbytes - offset if nbytes is None else nbytes
         if not 0 <= offset <= offset + nbytes <= tensor.nbytes:
             raise GgufError(
                 f"{self.name}: bytes {offset} to {offset + nbytes} of tensor {short(name)} "
-                f"were asked for, but it has {tensor.nbytes}."
+                f"were requested, but it has {tensor.nbytes}."
             )
         return await self._source.read(tensor.offset + offset, nbytes)
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         self._source.close()
 
     def __enter__(self) -> Safetensors:
@@ -112,36 +112,36 @@ class Safetensors:
 
 
 async def _header(source: Source) -> tuple[dict[str, Any], int]:
-    """The header as JSON has it, and where the data starts."""
+    """Return the parsed header and the offset of the data."""
     if source.nbytes < 8:
         raise GgufError(f"{source.name} has {source.nbytes} bytes: {_DAMAGED}.")
     (nbytes,) = struct.unpack("<Q", bytes(await source.read(0, 8)))
     if nbytes > min(_MAX_HEADER_NBYTES, source.nbytes - 8):
         raise GgufError(
-            f"{source.name}: a header of {nbytes} bytes does not fit; it is no safetensors file, "
-            "or was cut short."
+            f"{source.name}: a header of {nbytes} bytes does not fit: this is not a "
+            "safetensors file, or it was cut short."
         )
     text = bytes(await source.read(8, nbytes))
     try:
-        header = json.loads(text, object_pairs_hook=_once)
+        header = json.loads(text, object_pairs_hook=_unique_dict)
     except (ValueError, RecursionError) as error:  # JSONDecodeError, UnicodeDecodeError
-        raise GgufError(f"{source.name}: its header is no JSON ({error}): {_DAMAGED}.") from None
+        raise GgufError(f"{source.name}: its header is not JSON ({error}): {_DAMAGED}.") from None
     if not isinstance(header, dict):
-        raise GgufError(f"{source.name}: its header is no JSON object: {_DAMAGED}.")
+        raise GgufError(f"{source.name}: its header is not a JSON object: {_DAMAGED}.")
     return header, 8 + nbytes
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+def _unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise ValueError("a name occurs twice")
-    return made
+    return values
 
 
 def _metadata(file: str, entry: object) -> dict[str, str]:
     if isinstance(entry, dict) and all(isinstance(value, str) for value in entry.values()):
         return entry
-    raise GgufError(f"{file}: its __metadata__ is no map of texts: {_DAMAGED}.")
+    raise GgufError(f"{file}: its __metadata__ is not a map of strings: {_DAMAGED}.")
 
 
 def _tensor(source: Source, name: str, entry: object, start: int) -> StoredTensor:
@@ -150,14 +150,14 @@ def _tensor(source: Source, name: str, entry: object, start: int) -> StoredTenso
         raise GgufError(f"{what} is not described by a JSON object: {_DAMAGED}.")
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in DTYPE_NBYTES:
-        raise GgufError(f"{what} has the dtype {short(str(dtype))}, which webgemma does not know.")
-    if not _counts(shape) or len(shape) > _MAX_DIMS:
-        raise GgufError(f"{what} has no usable shape: {_DAMAGED}.")
-    if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise GgufError(f"{what} does not say where it begins and ends: {_DAMAGED}.")
+        raise GgufError(f"{what} has the dtype {short(str(dtype))}, which is not supported.")
+    if not _is_counts(shape) or len(shape) > _MAX_DIMS:
+        raise GgufError(f"{what} has no valid shape: {_DAMAGED}.")
+    if not _is_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise GgufError(f"{what} has no valid data_offsets: {_DAMAGED}.")
     first, end = offsets
     if end > source.nbytes - start:
-        raise GgufError(f"{what} would end after the file does: it was cut short, get it again.")
+        raise GgufError(f"{what} ends after the end of the file: it was cut short, get it again.")
     if prod(shape) * DTYPE_NBYTES[dtype] != end - first:
         raise GgufError(
             f"{what} of shape {tuple(shape)} as {dtype} cannot have {end - first} bytes: "
@@ -166,11 +166,13 @@ def _tensor(source: Source, name: str, entry: object, start: int) -> StoredTenso
     return StoredTensor(name, dtype, tuple(shape), start + first, end - first)
 
 
-def _counts(value: Any) -> TypeGuard[list[int]]:
+def _is_counts(value: Any) -> TypeGuard[list[int]]:
+    """Return whether a JSON value is a list of integers from 0 to 2^63 - 1."""
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
-def _check_apart(file: str, tensors: dict[str, StoredTensor]) -> None:
+def _check_overlap(file: str, tensors: dict[str, StoredTensor]) -> None:
+    """Raise GgufError if two tensors overlap."""
     last: StoredTensor | None = None
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.offset + t.nbytes)):
         if last and tensor.offset < last.offset + last.nbytes:
@@ -182,8 +184,8 @@ def _check_apart(file: str, tensors: dict[str, StoredTensor]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class NewStored:
-    """A tensor to write: its shape with the slowest dimension first, its bytes as stored."""
+class NewSafetensor:
+    """A tensor to write: its shape, slowest dimension first, and its bytes as stored."""
 
     name: str
     dtype: str
@@ -191,12 +193,12 @@ class NewStored:
     data: Bytes
 
 
-def safetensors_pieces(
-    tensors: Iterable[NewStored], metadata: Mapping[str, str] | None = None
+def safetensors_chunks(
+    tensors: Iterable[NewSafetensor], metadata: Mapping[str, str] | None = None
 ) -> list[Bytes]:
-    """A file in pieces, none of the tensor data copied."""
+    """Return the content of a file as chunks; tensor data are not copied."""
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    datas, at = [], 0
+    chunks, at = [], 0
     for tensor in tensors:
         data = memoryview(tensor.data).cast("B")
         nbytes = prod(tensor.shape) * DTYPE_NBYTES.get(tensor.dtype, 0)
@@ -209,17 +211,17 @@ def safetensors_pieces(
         header[tensor.name] = {
             "dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets,
         }  # fmt: skip
-        datas.append(data)
+        chunks.append(data)
         at += nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data is to start at a multiple of 8
-    return [struct.pack("<Q", len(text)), text, *datas]
+    text += b" " * (-len(text) % 8)  # so that the data start at a multiple of 8
+    return [struct.pack("<Q", len(text)), text, *chunks]
 
 
 def write_safetensors(
     path: str | os.PathLike[str],
-    tensors: Iterable[NewStored],
+    tensors: Iterable[NewSafetensor],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes a file: whole and under its name, or not at all."""
-    write_whole(path, safetensors_pieces(tensors, metadata))
+    """Write a file atomically: after a failure there is no incomplete file."""
+    write_atomically(path, safetensors_chunks(tensors, metadata))

@@ -1,4 +1,4 @@
-"""Where the bytes of a model come from: a file, memory, or a web server that answers ranges."""
+"""Sources of a model's bytes: the Source protocol, local files and bytes in memory."""
 
 from __future__ import annotations
 
@@ -8,49 +8,45 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 from webgemma.errors import GgufError, ModelNotFoundError
-
-if TYPE_CHECKING:
-    from webgemma.gguf.http import HttpSource
-
-__all__ = ["Bytes", "BytesSource", "FileSource", "HttpSource", "Source", "check_range"]
+from webgemma.sync import on_event_loop
 
 Bytes = bytes | bytearray | memoryview
-_PIECE_NBYTES = 1 << 30  # that one call of the system reads at most; macOS refuses two of them
+_MAX_READ_NBYTES = 1 << 30  # of one system call; macOS rejects reads of 2 GiB
 
 
 class Source(Protocol):
-    """A file that can be read anywhere, without saying where it is."""
+    """A file that is read by offset, wherever it is stored."""
 
     name: str  # for messages: a file name or a URL
     nbytes: int
 
     async def read(self, offset: int, nbytes: int) -> Bytes:
-        """Exactly `nbytes` bytes from `offset` on, or a GgufError."""
+        """Return exactly `nbytes` bytes from `offset` on, or raise GgufError."""
         ...
 
     async def sibling(self, name: str) -> Source:
-        """The file `name` that stands beside this one (split models)."""
+        """Open the file `name` next to this one, another part of a split model."""
         ...
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         ...
 
 
 def check_range(source: Source, offset: int, nbytes: int) -> None:
-    """Refuses to read outside the file."""
+    """Raise GgufError unless the bytes are inside the file."""
     if not 0 <= offset <= offset + nbytes <= source.nbytes:
         raise GgufError(
-            f"{source.name}: bytes {offset} to {offset + nbytes} were asked for, "
+            f"{source.name}: bytes {offset} to {offset + nbytes} were requested, "
             f"but it has {source.nbytes}."
         )
 
 
 class BytesSource:
-    """A file in memory; reading it copies nothing."""
+    """A file in memory; reads return views, not copies."""
 
     def __init__(
         self,
@@ -65,25 +61,25 @@ class BytesSource:
         self._siblings = siblings or {}
 
     async def read(self, offset: int, nbytes: int) -> memoryview:
-        """A view of the bytes."""
+        """Return a read-only view of the bytes, or raise GgufError."""
         check_range(self, offset, nbytes)
         if self._view is None:
             raise GgufError(f"{self.name} is closed.")
         return self._view[offset : offset + nbytes]
 
     async def sibling(self, name: str) -> Source:
-        """The one of the siblings that has this name."""
+        """Return the sibling with this name, or raise ModelNotFoundError."""
         if name not in self._siblings:
             raise ModelNotFoundError(f"There is no {name} beside {self.name}.")
         return BytesSource(self._siblings[name], name, self._siblings)
 
     def close(self) -> None:
-        """Forgets the bytes; views handed out before stay valid."""
+        """Release the bytes; views returned earlier stay valid."""
         self._view = None
 
 
 class FileSource:
-    """A local file. It is read, not mapped: a map of a file that is cut kills the process."""
+    """A local file. It is read, not memory-mapped: truncating a mapped file kills the process."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -95,7 +91,7 @@ class FileSource:
         self._lock = threading.Lock()
 
     async def read(self, offset: int, nbytes: int) -> bytes:
-        """The bytes, if the file is still as it was when it was opened."""
+        """Return the bytes; raise GgufError if the file has changed since it was opened."""
         check_range(self, offset, nbytes)
         if not self._close.alive:
             raise GgufError(f"{self.name} is closed.")
@@ -110,35 +106,35 @@ class FileSource:
         if size < self.nbytes or len(data) < nbytes:
             raise GgufError(
                 f"{self.path} became shorter while it was read: it had {self.nbytes} bytes and "
-                f"has {size}; bring the whole file back, then load the model again."
+                f"has {size}; restore the complete file, then load the model again."
             )
         if stamp != self._stamp:
             raise GgufError(f"{self.path} was written to while it was read: load the model again.")
         return data
 
     def _read(self, offset: int, nbytes: int) -> bytes:
-        """So many bytes, or fewer where the file ends; it may be cut at any moment."""
-        pieces = []
-        while nbytes > 0 and (piece := self._piece(offset, min(nbytes, _PIECE_NBYTES))):
-            pieces.append(piece)
-            offset, nbytes = offset + len(piece), nbytes - len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        """Read `nbytes` bytes, or fewer if the file ends: it may be truncated at any moment."""
+        chunks = []
+        while nbytes > 0 and (chunk := self._read_once(offset, min(nbytes, _MAX_READ_NBYTES))):
+            chunks.append(chunk)
+            offset, nbytes = offset + len(chunk), nbytes - len(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def _piece(self, offset: int, nbytes: int) -> bytes:
+    def _read_once(self, offset: int, nbytes: int) -> bytes:
         if hasattr(os, "pread"):
             return os.pread(self._file.fileno(), nbytes, offset)
-        with self._lock:  # Windows
+        with self._lock:  # Windows has no pread
             self._file.seek(offset)
             return self._file.read(nbytes)
 
     async def sibling(self, name: str) -> Source:
-        """The file `name` in the same folder."""
+        """Open the file `name` in the same folder."""
         if Path(name).name != name:
             raise GgufError(f"{self.name}: {name!r} is not a file name.")
         return FileSource(self.path.with_name(name))
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._close()
 
 
@@ -146,8 +142,8 @@ def _open_file(path: Path) -> BinaryIO:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            raise GgufError(f"{path} is a folder: name the GGUF file in it.")
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+            raise GgufError(f"{path} is a folder: give the GGUF file in it.")
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would block
             raise GgufError(f"{path} is not a regular file.")
         if status.st_size == 0:
             raise GgufError(f"{path} is empty: download it again.")
@@ -161,15 +157,28 @@ def _open_file(path: Path) -> BinaryIO:
 
 
 def _stamp(file: BinaryIO) -> tuple[int, int]:
-    """The file's size and the time of its last change."""
+    """Return the file's size and modification time in nanoseconds."""
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
 
 
-def __getattr__(name: str) -> object:
-    # asyncio and http.client take longer to import than a local model to open.
-    if name == "HttpSource":
-        from webgemma.gguf.http import HttpSource
+class LoopSource:
+    """A source that suspends, such as one over a network, read on the caller's event loop.
 
-        return HttpSource
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    The model itself is computed in another thread."""
+
+    def __init__(self, source: Source) -> None:
+        self.name, self.nbytes = source.name, source.nbytes
+        self._source = source
+
+    async def read(self, offset: int, nbytes: int) -> Bytes:
+        """Return exactly `nbytes` bytes from `offset` on, or raise GgufError."""
+        return await on_event_loop(self._source.read(offset, nbytes))
+
+    async def sibling(self, name: str) -> Source:
+        """Open the file `name` next to this one."""
+        return LoopSource(await on_event_loop(self._source.sibling(name)))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()

@@ -1,4 +1,4 @@
-"""Writes GGUF: adapters, small models, and the files of the tests."""
+"""Writer of GGUF files, used for adapters, converted and merged models, and tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ from webgemma.gguf.sources import Bytes
 class NewTensor:
     """A tensor to write: its shape in ggml order, fastest first, and its bytes as stored.
 
-    A function is asked for the bytes when they are written, so that not all need be in memory."""
+    If `data` is a function, it is called when the tensor is written, so that not all tensors need
+    to be in memory at once.
+    """
 
     name: str
     shape: Sequence[int]
@@ -42,7 +44,7 @@ class NewTensor:
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A value with the type to store it as; that of the elements, if the value is a list."""
+    """A value and the type to store it as; of a list, the type of its elements."""
 
     value: object
     type: str
@@ -56,24 +58,24 @@ def write_gguf(
     alignment: int = DEFAULT_ALIGNMENT,
     version: int = 3,
 ) -> None:
-    """Writes a file: whole and under its name, or not at all."""
-    write_whole(path, _pieces(metadata, tensors, alignment, version))
+    """Write a file atomically: after a failure there is no incomplete file."""
+    write_atomically(path, _chunks(metadata, tensors, alignment, version))
 
 
-def write_whole(path: str | os.PathLike[str], pieces: Iterable[Bytes]) -> None:
-    """Writes the pieces one after the other: all under this name, or nothing."""
+def write_atomically(path: str | os.PathLike[str], chunks: Iterable[Bytes]) -> None:
+    """Write the chunks to a temporary file, then rename it; GgufError if that fails."""
     target = Path(path)
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
-        with draft.open("xb") as file:
-            file.writelines(pieces)
+        with temporary.open("xb") as file:
+            file.writelines(chunks)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(target)
+        temporary.replace(target)
     except OSError as error:
         raise GgufError(f"{target} cannot be written: {error.strerror or error}.") from error
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def gguf_bytes(
@@ -83,14 +85,14 @@ def gguf_bytes(
     alignment: int = DEFAULT_ALIGNMENT,
     version: int = 3,
 ) -> bytes:
-    """The same file in memory."""
-    return b"".join(_pieces(metadata, tensors, alignment, version))
+    """Return the bytes of the same file."""
+    return b"".join(_chunks(metadata, tensors, alignment, version))
 
 
-def _pieces(
+def _chunks(
     metadata: Mapping[str, object], tensors: Iterable[NewTensor], alignment: int, version: int
 ) -> Iterator[bytes | memoryview]:
-    """The file in pieces, none of the tensor data copied."""
+    """Return the content of the file as chunks; tensor data are not copied."""
     if version not in VERSIONS:
         raise InputError(f"GGUF version {version} cannot be written, only 2 and 3.")
     values = _with_alignment(metadata, alignment)
@@ -105,10 +107,10 @@ def _pieces(
         header.append(_tensor_info(tensor, offset))
         offset += nbytes + -nbytes % alignment
     head = b"".join(header)
-    return chain((head, bytes(-len(head) % alignment)), _datas(tensors, sizes, alignment))
+    return chain((head, bytes(-len(head) % alignment)), _data_chunks(tensors, sizes, alignment))
 
 
-def _datas(
+def _data_chunks(
     tensors: list[NewTensor], sizes: list[int], alignment: int
 ) -> Iterator[bytes | memoryview]:
     for tensor, nbytes in zip(tensors, sizes, strict=True):
@@ -121,9 +123,9 @@ def _with_alignment(metadata: Mapping[str, object], alignment: int) -> dict[str,
     key = "general.alignment"
     if not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise InputError(f"alignment={alignment} is not a power of two up to {MAX_ALIGNMENT}.")
-    said = metadata.get(key, alignment)
-    if alignment != (said.value if isinstance(said, Typed) else said):
-        raise InputError(f"{key} is {said} but the file is written with alignment={alignment}.")
+    stated = metadata.get(key, alignment)
+    if alignment != (stated.value if isinstance(stated, Typed) else stated):
+        raise InputError(f"{key} is {stated} but the file is written with alignment={alignment}.")
     values = dict(metadata)
     if key in metadata or alignment != DEFAULT_ALIGNMENT:
         values[key] = Typed(alignment, "UINT32")
@@ -149,7 +151,7 @@ def _value(key: str, value: Any) -> bytes:
     items = list(plain) if is_array else [plain]
     kind = value.type if isinstance(value, Typed) else _kind_of(key, items, is_array)
     if kind not in VALUE_CODES or kind == "ARRAY":
-        raise InputError(f"The value of {key!r}: there is no type {kind!r}.")
+        raise InputError(f"The value of {key!r}: {kind!r} is not a valid type.")
     content = _content(key, kind, items)
     number = VALUE_TYPES.index(kind)
     if not is_array:
@@ -158,7 +160,7 @@ def _value(key: str, value: Any) -> bytes:
 
 
 def _kind_of(key: str, items: list[Any], is_array: bool) -> str:
-    """The type that plain Python values are stored as."""
+    """Return the type that plain Python values are stored as."""
     kinds = {type(item) for item in items}
     if kinds == {bool}:
         return "BOOL"
@@ -169,14 +171,14 @@ def _kind_of(key: str, items: list[Any], is_array: bool) -> str:
     if kinds == {int}:
         low, high = min(items), max(items)
         if low >= -(1 << 31) and high < 1 << 31 and (low < 0 or is_array):
-            return "INT32"  # also arrays from zero up: llama.cpp wants some of them signed
+            return "INT32"  # also arrays without negative numbers: llama.cpp requires some signed
         if low < 0:
             return "INT64"
         return "UINT32" if high < 1 << 32 else "UINT64"
     if not items:
-        raise InputError(f"The value of {key!r} is an empty list: give its type with Typed.")
+        raise InputError(f"The value of {key!r} is an empty list: state its type with Typed.")
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise InputError(f"The value of {key!r} ({names}) has no type in GGUF.")
+    raise InputError(f"The value of {key!r} ({names}) cannot be stored in GGUF.")
 
 
 def _content(key: str, kind: str, items: list[Any]) -> bytes:
@@ -195,11 +197,11 @@ def _content(key: str, kind: str, items: list[Any]) -> bytes:
 
 
 def _check_tensor(tensor: NewTensor) -> int:
-    """How many bytes its data has, or is to have."""
+    """Check a tensor and return the size of its data in bytes."""
     what = f"Tensor {tensor.name!r}"
     shape, fmt = tuple(tensor.shape), FORMATS.get(tensor.format)
     if fmt is None:
-        raise InputError(f"{what}: there is no format {tensor.format!r}.")
+        raise InputError(f"{what}: {tensor.format!r} is not a valid format.")
     if len(shape) > MAX_DIMS or any(dim <= 0 for dim in shape):
         raise InputError(f"{what}: the shape {shape} is not 0 to {MAX_DIMS} positive numbers.")
     width = shape[0] if shape else 1
@@ -212,6 +214,7 @@ def _check_tensor(tensor: NewTensor) -> int:
 
 
 def _check_data(tensor: NewTensor, given: Bytes, nbytes: int) -> memoryview:
+    """Return the data as a view; raise InputError unless it has `nbytes` contiguous bytes."""
     what = f"Tensor {tensor.name!r}"
     try:
         data = memoryview(given).cast("B")
@@ -231,9 +234,11 @@ def _tensor_info(tensor: NewTensor, offset: int) -> bytes:
     return name + pack(f"<I{dims}QIQ", dims, *tensor.shape, fmt.id, offset)
 
 
-def gguf_head(
+def gguf_header(
     metadata: Mapping[str, object], tensors: Iterable[NewTensor], alignment: int
 ) -> list[bytes | memoryview]:
-    """All that stands before the data, for one who writes that himself, piece by piece: each
-    tensor's as many bytes as its format takes, then zeros up to the alignment."""
-    return list(islice(_pieces(metadata, tensors, alignment, 3), 2))
+    """Return the chunks before the data, for callers that write the data themselves.
+
+    The data of each tensor has as many bytes as its format takes, then zeros up to the alignment.
+    """
+    return list(islice(_chunks(metadata, tensors, alignment, 3), 2))

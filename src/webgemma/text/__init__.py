@@ -1,1 +1,1 @@
-"""Words: the tokenizer, the chat format and the parser of the model's replies."""
+"""Text: the tokenizer, the chat template, the reply parser and tool calls."""

@@ -1,4 +1,4 @@
-"""Byte-pair merging: cuts text into words that no merge can join, and words into pieces."""
+"""Byte-pair encoding: splits text into words that merge independently, and words into pieces."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -12,7 +12,7 @@ NEVER = -1  # the rank of a pair that no merge joins
 class Merges:
     """The merge list of a vocabulary: the line "left right" at index r has rank r.
 
-    Pieces never hold U+0020, so a whole line serves as the key of its pair and needs no splitting.
+    Pieces never contain U+0020, so a line is the key of its pair without being split.
     """
 
     def __init__(self, lines: Sequence[str]) -> None:
@@ -20,47 +20,47 @@ class Merges:
         self._word = _word_pattern(lines)
 
     def words(self, text: str) -> list[str]:
-        """Cuts text where no merge can ever reach across, so that each part merges on its own."""
+        """Split text where no merge can join the two sides, so that each word merges on its own."""
         return self._word.findall(text)
 
     def pieces(self, word: str) -> list[str]:
-        """Applies the merges to a word: lowest rank first, leftmost on ties; O(n log n)."""
+        """Apply the merges to a word, lowest rank first, leftmost on ties; O(n log n)."""
         size = len(word)
         ranks = self.ranks
-        pieces = list(word)  # a piece stands where its first character stood; "" elsewhere
+        pieces = list(word)  # each at the index of its first character; "" elsewhere
         before = list(range(-1, size - 1))
         after = list(range(1, size + 1))
-        due = [ranks.get(f"{left} {right}", NEVER) for left, right in pairwise(pieces)]
-        due.append(NEVER)  # due[i]: the rank of the pair that begins at i
-        heap = [rank * size + at for at, rank in enumerate(due) if rank != NEVER]
+        pair_ranks = [ranks.get(f"{left} {right}", NEVER) for left, right in pairwise(pieces)]
+        pair_ranks.append(NEVER)  # pair_ranks[i]: the rank of the pair that starts at i
+        heap = [rank * size + at for at, rank in enumerate(pair_ranks) if rank != NEVER]
         heapify(heap)
         while heap:
             rank, at = divmod(heappop(heap), size)
-            if due[at] != rank:
-                continue  # one of the two has since been merged with another neighbour
-            gone = after[at]
-            pieces[at] += pieces[gone]
-            pieces[gone] = ""
-            due[at] = due[gone] = NEVER
-            after[at] = end = after[gone]
+            if pair_ranks[at] != rank:
+                continue  # one of the two has been merged with its other neighbour
+            right = after[at]
+            pieces[at] += pieces[right]
+            pieces[right] = ""
+            pair_ranks[at] = pair_ranks[right] = NEVER
+            after[at] = end = after[right]
             if end < size:
                 before[end] = at
-                due[at] = rank = ranks.get(f"{pieces[at]} {pieces[end]}", NEVER)
+                pair_ranks[at] = rank = ranks.get(f"{pieces[at]} {pieces[end]}", NEVER)
                 if rank != NEVER:
                     heappush(heap, rank * size + at)
             start = before[at]
             if start >= 0:
-                due[start] = rank = ranks.get(f"{pieces[start]} {pieces[at]}", NEVER)
+                pair_ranks[start] = rank = ranks.get(f"{pieces[start]} {pieces[at]}", NEVER)
                 if rank != NEVER:
                     heappush(heap, rank * size + start)
         return [piece for piece in pieces if piece]
 
 
 def _word_pattern(lines: Collection[str]) -> re.Pattern[str]:
-    """A pattern whose successive matches are words, whatever the merges are.
+    """Return a pattern whose successive matches are words, for any merges.
 
-    A cut between characters a and b is exact if no merge joins "…a" to "b…". Text is cut before a
-    space, unless the character ahead of it is joined to spaces by some merge, and around runs of
+    A split between characters a and b is exact if no merge joins "…a" to "b…". Text is split
+    before a space, unless some merge joins the character before it to spaces, and around runs of
     newlines, unless some merge joins a newline to anything else.
     """
     glue = {SPACE} | {line[line.index(f" {SPACE}") - 1] for line in lines if f" {SPACE}" in line}

@@ -1,4 +1,4 @@
-"""The syntax of a tool call in the model's reply, `call:NAME{key:value,…}`, and its repairs."""
+"""Parser of a tool call in the model's reply, `call:NAME{key:value,…}`, with repairs."""
 
 import json
 import re
@@ -11,10 +11,10 @@ from webgemma.text.tools import MAX_DEPTH
 
 PREFIX = "call:"
 
-# Nothing here backtracks over what it has matched, so that every pass is linear.
-_JSON_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'  # an unclosed one reaches to the end
+# No pattern backtracks over what it has matched, so that every pass is linear.
+_JSON_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'  # an unclosed one extends to the end
 _QUOTED = r'<\|"\|>.*?(?:<\|"\|>|\Z)'
-_KEY = r"[\w$@.-]++"  # the template writes keys bare, whatever a schema calls them
+_KEY = r"[\w$@.-]++"  # the template writes all keys without quotes
 
 _BARE_KEY = re.compile(rf"{_JSON_STRING}|([{{,]\s*+)({_KEY})(?=\s*+:)", re.DOTALL)
 _BRACKET = re.compile(rf"{_JSON_STRING}|([\[{{])|([\]}}])", re.DOTALL)
@@ -32,14 +32,14 @@ Schemas = Mapping[str, Mapping[str, Any]]  # the properties of each declared fun
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function the model wants called."""
+    """A function call requested by the model."""
 
     name: str
     arguments: dict[str, Any]
 
 
 def parse_call(text: str, schemas: Schemas) -> ToolCall | None:
-    """The call between two call tags, repaired if need be; None if it makes no sense."""
+    """Return the call between two call tags, repaired if necessary; None if it is not valid."""
     head, brace, rest = text.removeprefix(PREFIX).partition("{")
     name = head.strip()
     if not (text.startswith(PREFIX) and brace and name):
@@ -51,34 +51,34 @@ def parse_call(text: str, schemas: Schemas) -> ToolCall | None:
 
 
 def _repair(text: str, properties: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments after the usual slips are mended, or None.
+    """Return the arguments after repairing the model's usual mistakes, or None.
 
-    A closing brace is added only where something else was mended too: by itself, a missing brace
-    rather means that the reply was cut off, and a number before it may be half a number.
+    A closing brace is added only if something else was repaired too: a missing brace alone rather
+    means that the reply was cut off, and a number before it may be incomplete.
     """
-    mended = _close_string(_quote_apostrophes(text))
-    if mended != text:
-        arguments = _decode(_close_brace(mended))
+    repaired = _close_string(_quote_apostrophes(text))
+    if repaired != text:
+        arguments = _decode(_close_brace(repaired))
         if arguments is not None:
             return arguments
-    wrapped = _quote_bare_strings(text, properties)
-    if wrapped == text:
+    quoted = _quote_bare_strings(text, properties)
+    if quoted == text:
         return None
-    return _decode(_close_brace(_close_string(_quote_apostrophes(wrapped))))
+    return _decode(_close_brace(_close_string(_quote_apostrophes(quoted))))
 
 
 def _decode(text: str) -> dict[str, Any] | None:
-    """The arguments as they stand, read as JSON once strings and keys are put in JSON's quotes."""
-    pieces = text.split(QUOTE)
-    if len(pieces) % 2 == 0:  # an odd number of quotes
+    """Parse arguments as JSON, after writing strings and keys in JSON's quotes; None if invalid."""
+    fields = text.split(QUOTE)  # those at odd indices are strings
+    if len(fields) % 2 == 0:  # an odd number of quotes
         return None
-    for at, piece in enumerate(pieces):
-        pieces[at] = json.dumps(piece) if at % 2 else _BARE_KEY.sub(_quote_key, piece)
-    as_json = "".join(pieces)
+    for at, field in enumerate(fields):
+        fields[at] = json.dumps(field) if at % 2 else _BARE_KEY.sub(_quote_key, field)
+    as_json = "".join(fields)
     if _too_deep(as_json):
         return None
     try:
-        decoded = json.loads(as_json, parse_float=_finite, parse_constant=_refuse)
+        decoded = json.loads(as_json, parse_float=_finite, parse_constant=_reject)
     except (ValueError, RecursionError):  # integers of thousands of digits are a ValueError too
         return None
     return decoded if isinstance(decoded, dict) else None
@@ -89,7 +89,7 @@ def _quote_key(match: re.Match[str]) -> str:
 
 
 def _too_deep(as_json: str) -> bool:
-    """Whether brackets nest too deep, found before a recursive decoder meets them."""
+    """Return whether brackets nest too deep for a recursive decoder."""
     depth = 0
     for match in _BRACKET.finditer(as_json):
         if match[1]:
@@ -108,12 +108,12 @@ def _finite(digits: str) -> float:
     return number
 
 
-def _refuse(constant: str) -> NoReturn:
+def _reject(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
 def _quote_apostrophes(text: str) -> str:
-    """Values in apostrophes become strings; a quote token left over behind one goes."""
+    """Turn values in apostrophes into strings and drop a stray quote token after one."""
 
     def quote(match: re.Match[str]) -> str:
         return match[0] if match[2] is None else f"{match[1]}{QUOTE}{match[2]}{QUOTE}"
@@ -122,7 +122,7 @@ def _quote_apostrophes(text: str) -> str:
 
 
 def _close_string(text: str) -> str:
-    """The quote that is missing from an odd number, put at the end, before a final bracket."""
+    """Add the missing one of an odd number of quotes at the end, before a final bracket."""
     if text.count(QUOTE) % 2 == 0:
         return text
     body = text.rstrip()
@@ -136,9 +136,9 @@ def _close_brace(text: str) -> str:
 
 
 def _quote_bare_strings(text: str, properties: Mapping[str, Any]) -> str:
-    """Bare values become strings where the schema says the property is one.
+    """Turn unquoted values into strings where the schema declares a string.
 
-    Such a value reaches to the next key the schema knows, or to the end.
+    Such a value extends to the next key of the schema, or to the end.
     """
     written: list[str] = []
     start = 0
@@ -160,7 +160,7 @@ def _bare_end(text: str, start: int, properties: Mapping[str, Any]) -> int:
 
 
 def _takes_string(schema: object) -> bool:
-    """Whether a property may be a string: by its type, one of its types, or one alternative."""
+    """Return whether a property may be a string: its type, one of its types, or in its anyOf."""
     if not isinstance(schema, Mapping):
         return False
     choices = schema.get("anyOf")

@@ -1,4 +1,4 @@
-"""From messages to the prompt Gemma 4 expects, as Google's chat template writes it."""
+"""Gemma 4's chat template: messages and tools become the prompt, as Google's template writes it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ SYSTEM_ROLES = ("system", "developer")
 
 
 class SpecialTokenizer(Protocol):
-    """What `Chat.encode` needs of a tokenizer."""
+    """The part of a tokenizer that `Chat.encode` needs."""
 
     @property
     def special_ids(self) -> Mapping[str, int]: ...
@@ -45,7 +45,7 @@ class SpecialTokenizer(Protocol):
 
 
 def encode_parts(tokenizer: SpecialTokenizer, parts: Iterable[Part]) -> list[int]:
-    """The ids of a prompt: markup becomes special tokens, everything else ordinary ones."""
+    """Return the ids of a prompt: markup becomes special tokens, plain strings ordinary ones."""
     ids: list[int] = []
     for part in parts:
         if not isinstance(part, Markup):
@@ -61,15 +61,16 @@ def encode_parts(tokenizer: SpecialTokenizer, parts: Iterable[Part]) -> list[int
 
 
 def opens_thought(parts: Sequence[Part]) -> bool:
-    """Whether a prompt ends inside a thought: the reply is then parsed with `in_thought`."""
+    """Return whether a prompt ends inside a thought; its reply is then parsed with `in_thought`."""
     markup = [part for part in parts if isinstance(part, Markup)]
     return bool(markup) and markup[-1] == CHANNEL_OPEN
 
 
 class Chat:
-    """The chat format of one model size.
+    """The chat template of one model size.
 
-    The sizes differ in one thing: with thinking off, a large model is given an empty thought.
+    The sizes differ in one way: with thinking off, the prompt of a large model ends with an empty
+    thought.
     """
 
     def __init__(self, size: Size = "small") -> None:
@@ -88,7 +89,7 @@ class Chat:
         add_generation_prompt: bool = True,
         continue_last: bool = False,
     ) -> str:
-        """The prompt as one string; to tokenise, use `encode`, which no user text can fool."""
+        """Return the prompt as one string; use `encode` for ids, where text cannot forge markup."""
         return "".join(
             self.parts(
                 messages,
@@ -109,7 +110,7 @@ class Chat:
         add_generation_prompt: bool = True,
         continue_last: bool = False,
     ) -> list[int]:
-        """The prompt's token ids; text that spells a special token stays text."""
+        """Return the prompt's token ids; text that spells a special token stays text."""
         parts = self.parts(
             messages,
             tools,
@@ -128,17 +129,17 @@ class Chat:
         add_generation_prompt: bool = True,
         continue_last: bool = False,
     ) -> list[Part]:
-        """The prompt in pieces: `Markup` for special tokens, plain strings between them.
+        """Return the prompt in parts: `Markup` for special tokens, plain strings between them.
 
         `continue_last` leaves the turn of the last message, an assistant's, open for the model to
-        go on: the text keeps its right end, a thought stays open unless content follows it, and
-        no generation prompt is added.
+        continue: the text keeps its trailing white space, a thought stays open unless content
+        follows it, and no generation prompt is added.
         """
-        read, declared = read_messages(messages), read_tools(tools)
+        checked, declared = read_messages(messages), read_tools(tools)
         if continue_last:
-            _check_continues(read)
+            _check_continues(checked)
             add_generation_prompt = False
-        return merge(self._write(read, declared, think, add_generation_prompt, continue_last))
+        return merge(self._write(checked, declared, think, add_generation_prompt, continue_last))
 
     def _write(
         self,
@@ -174,10 +175,10 @@ class Chat:
             yield from self._empty_thought(think)
 
     def _open_turn(self, message: Message, may_think: bool) -> Iterator[Part]:
-        """A model turn to be continued, in the state the model would have left it in.
+        """Yield a model turn to be continued, as if the model had just generated it.
 
-        So a large model that was not to think has its empty thought here, which the template
-        leaves out of finished turns.
+        Therefore a large model with thinking off has its empty thought here, which the template
+        omits from finished turns.
         """
         content = merge(_content(message, keep_end=True))
         if message.thinking:
@@ -194,7 +195,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A message that is not a tool's, with the tools' responses that belong to it."""
+    """A message that is not a tool's, with the responses to its calls."""
 
     role: str
     message: Message
@@ -203,7 +204,7 @@ class _Turn:
 
 
 def _turns(messages: Sequence[Message]) -> list[_Turn]:
-    """The messages with each tool's answer at the call it answers; stray answers are dropped."""
+    """Return the messages, tool messages attached to the calls they answer; others are dropped."""
     turns: list[_Turn] = []
     for message in messages:
         if message.role != "tool":
@@ -211,20 +212,20 @@ def _turns(messages: Sequence[Message]) -> list[_Turn]:
             called = {call.id: call.name for call in message.calls if call.id}
             turns.append(_Turn(role, message, list(message.responses), called))
         elif turns and turns[-1].message.calls and not turns[-1].message.responses:
-            name = _answered(turns[-1], message)
+            name = _function_name(turns[-1], message)
             where = f"{message.where}.content"
             turns[-1].responses.append(Response(name, message.result, where, message.content))
     return turns
 
 
-def _answered(turn: _Turn, message: Message) -> str:
-    """The function a tool message answers for: by id, by its own word, or by its place."""
-    calls, place = turn.message.calls, len(turn.responses)
+def _function_name(turn: _Turn, message: Message) -> str:
+    """Return the function that a tool message answers: by call id, tool name or position."""
+    calls, index = turn.message.calls, len(turn.responses)
     if message.call_id in turn.called:
         return turn.called[message.call_id]
     if message.call_id or message.tool_name:
         return message.tool_name or "unknown"
-    return calls[place].name if place < len(calls) and not calls[place].id else "unknown"
+    return calls[index].name if index < len(calls) and not calls[index].id else "unknown"
 
 
 def _check_continues(messages: Sequence[Message]) -> None:
@@ -232,7 +233,7 @@ def _check_continues(messages: Sequence[Message]) -> None:
         raise InputError("There is no message to continue.")
     last = messages[-1]
     if last.role != "assistant":
-        raise InputError(f"To be continued, {last.where} must have the role assistant.")
+        raise InputError(f"{last.where} must have the role assistant to be continued.")
     if last.calls or last.responses:
         raise InputError(f"{last.where} has tool calls, so its text cannot be continued.")
 
@@ -243,7 +244,7 @@ def _system_turn(system: Message | None, tools: list[Tool], think: bool) -> Iter
         yield from (THINK, "\n")
     for part in system.content if system else ():
         if isinstance(part, Markup):
-            raise InputError("messages[0] opens as a system message, which takes text only.")
+            raise InputError("messages[0] is a system message, which may contain text only.")
         yield part.strip()
         yield " " if system and system.in_parts else ""
     for tool in tools:
@@ -252,7 +253,7 @@ def _system_turn(system: Message | None, tools: list[Tool], think: bool) -> Iter
 
 
 def _closed_turn(turn: _Turn, after: _Turn | None, keep_thought: bool) -> Iterator[Part]:
-    """Thought, calls, responses and only then the content: the template's order."""
+    """Yield a finished turn in the template's order: thought, calls, responses, content."""
     message = turn.message
     if message.thinking and keep_thought:
         yield from (CHANNEL_OPEN, THOUGHT, message.thinking, "\n", CHANNEL_CLOSE)
@@ -263,15 +264,15 @@ def _closed_turn(turn: _Turn, after: _Turn | None, keep_thought: bool) -> Iterat
     content = merge(_content(message))
     yield from content
     if message.calls and not turn.responses:
-        yield RESPONSE_OPEN  # where the model stopped to wait
+        yield RESPONSE_OPEN  # the model stopped here to wait for the result
     elif turn.role == "model" and after and after.role == "model":
-        pass  # the next message goes on in the same turn
+        pass  # the next message continues the same turn
     elif content or after or not turn.responses:
         yield from (TURN_CLOSE, "\n")
 
 
 def _content(message: Message, keep_end: bool = False) -> Iterator[Part]:
-    """The content's parts, each trimmed; an assistant's without the thoughts spelled in it."""
+    """Yield the trimmed parts of the content; an assistant's without thoughts in its text."""
     last = len(message.content) - 1
     for at, part in enumerate(message.content):
         if isinstance(part, Markup):
@@ -282,4 +283,4 @@ def _content(message: Message, keep_end: bool = False) -> Iterator[Part]:
 
 
 def _without_thoughts(text: str) -> str:
-    return "".join(piece.partition(CHANNEL_OPEN)[0] for piece in text.split(CHANNEL_CLOSE))
+    return "".join(span.partition(CHANNEL_OPEN)[0] for span in text.split(CHANNEL_CLOSE))

@@ -1,7 +1,8 @@
-"""What strangers hand in, read with care: typed messages and tools, or a sentence naming the place.
+"""Validation of messages and tools: untrusted input becomes typed values or an InputError.
 
-Messages may be written the OpenAI way (content parts, `tool_call_id`, arguments as JSON text), the
-Ollama way (`images`, `thinking`, `tool_name`) or the template's own older way (`tool_responses`).
+Messages may be in OpenAI's form (content parts, `tool_call_id`, arguments as JSON text), in
+Ollama's form (`images`, `thinking`, `tool_name`) or in an older form of the template
+(`tool_responses`). The strings called `where` are paths such as `messages[0].content`, for errors.
 """
 
 import json
@@ -22,7 +23,7 @@ MEDIA = {
     "video": VIDEO,
     "video_url": VIDEO,
 }
-SOURCE_FIELDS = {  # where a part may have its picture, sound or film
+SOURCE_FIELDS = {  # fields of a content part that may contain the source of its media
     IMAGE: ("image", "path", "url", "image_url"),
     AUDIO: ("audio", "path", "url", "audio_url", "input_audio"),
     VIDEO: ("video", "path", "url", "video_url"),
@@ -32,7 +33,7 @@ THINKING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function the model may call, as it was declared."""
+    """A function that the model may call, as declared by the caller."""
 
     where: str
     name: str
@@ -41,7 +42,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call the model made earlier in the conversation."""
+    """A tool call that the model made earlier in the conversation."""
 
     id: str
     name: str
@@ -50,7 +51,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a tool returned: any JSON value, and the media that came with it."""
+    """The result of a tool: any JSON value, and media."""
 
     name: str
     value: object
@@ -60,7 +61,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of the conversation, checked; text stands as it was given."""
+    """One validated message of the conversation; its text is unchanged."""
 
     where: str
     role: str
@@ -69,71 +70,71 @@ class Message:
     thinking: str = ""
     calls: Sequence[Call] = ()
     responses: Sequence[Response] = ()
-    result: object = None  # of a tool message: what the tool returned
+    result: object = None  # of a tool, in a tool message
     call_id: str = ""
     tool_name: str = ""
 
 
-def wrong(value: object, where: str, wanted: str) -> InputError:
-    """The error for a value of the wrong type."""
-    found = "nothing" if value is None else type(value).__name__
-    return InputError(f"{where} must be {wanted}, not {found}.")
+def wrong_type(value: object, where: str, expected: str) -> InputError:
+    """Return the error for a value of the wrong type."""
+    actual = "nothing" if value is None else type(value).__name__
+    return InputError(f"{where} must be {expected}, not {actual}.")
 
 
 def as_text(value: object, where: str) -> str:
-    """The string at this place; a missing one counts as empty."""
+    """Return a string; None counts as empty."""
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise wrong(value, where, "a string")
+        raise wrong_type(value, where, "a string")
     return value
 
 
 def as_name(value: object, where: str) -> str:
-    """The string at this place, which must be there and not be empty."""
+    """Return a string that is neither missing nor empty."""
     if not isinstance(value, str):
-        raise wrong(value, where, "a string")
+        raise wrong_type(value, where, "a string")
     if not value:
         raise InputError(f"{where} must not be empty.")
     return value
 
 
 def as_list(value: object, where: str) -> Sequence[Any]:
-    """The list at this place; a missing one counts as empty."""
+    """Return a list or tuple; None counts as empty."""
     if value is None:
         return ()
     if not isinstance(value, list | tuple):
-        raise wrong(value, where, "a list")
+        raise wrong_type(value, where, "a list")
     return value
 
 
 def as_mapping(value: object, where: str) -> Mapping[str, Any]:
-    """The mapping at this place, with strings for keys."""
+    """Return a mapping whose keys are strings."""
     if not isinstance(value, Mapping):
-        raise wrong(value, where, "an object (a mapping)")
+        raise wrong_type(value, where, "an object (a mapping)")
     for key in value:
         if not isinstance(key, str):
-            raise wrong(key, f"A key of {where}", "a string")
+            raise wrong_type(key, f"A key of {where}", "a string")
     return value
 
 
 def read_tools(tools: object) -> list[Tool]:
-    """The tools, given as bare functions or as `{"type": "function", "function": …}`."""
-    read = []
+    """Return the tools, given as bare functions or as `{"type": "function", "function": …}`."""
+    result = []
     for index, given in enumerate(as_list(tools, "tools")):
         where = f"tools[{index}]"
         function = as_mapping(given, where)
         if "function" in function:
             where += ".function"
             function = as_mapping(function["function"], where)
-        read.append(Tool(where, as_name(function.get("name"), f"{where}.name"), function))
-    return read
+        result.append(Tool(where, as_name(function.get("name"), f"{where}.name"), function))
+    return result
 
 
 def read_messages(messages: object) -> list[Message]:
-    """The messages, every field that is used checked."""
+    """Return the messages after checking every field that is used."""
     if not isinstance(messages, list | tuple):
-        raise wrong(messages, "messages", "a list of messages")
+        raise wrong_type(messages, "messages", "a list of messages")
     return [_message(given, f"messages[{index}]") for index, given in enumerate(messages)]
 
 
@@ -173,7 +174,7 @@ def _message(given: object, where: str) -> Message:
 def _tool_message(
     message: Mapping[str, Any], where: str, content: object, images: list[Part]
 ) -> Message:
-    """A tool's message, whose content may be any JSON value; a list is one of content parts."""
+    """Return a tool's message: its content is a list of content parts or any other JSON value."""
     result, media = content, images
     if isinstance(content, list | tuple):
         parts = _content(content, f"{where}.content")
@@ -197,7 +198,7 @@ def _content(content: object, where: str) -> list[Part]:
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list | tuple):
-        raise wrong(content, where, "a string or a list of parts")
+        raise wrong_type(content, where, "a string or a list of parts")
     return [part for at, given in enumerate(content) for part in _part(given, f"{where}[{at}]")]
 
 
@@ -207,11 +208,11 @@ def _part(given: object, where: str) -> list[Part]:
     if kind == "text":
         return [as_text(part.get("text"), f"{where}.text")]
     if kind not in MEDIA:
-        return []  # the template passes over parts it does not know
+        return []  # the template ignores parts of other types
     names = SOURCE_FIELDS[MEDIA[kind]]
     field = next((name for name in names if part.get(name) is not None), "")
     source = part.get(field)
-    if field.endswith("_url") and isinstance(source, Mapping):  # OpenAI's
+    if field.endswith("_url") and isinstance(source, Mapping):  # as in OpenAI's API
         source = source.get("url")
     return [Media(MEDIA[kind], source, field, f"{where}.{field}" if field else where, part)]
 

@@ -1,4 +1,4 @@
-"""The special tokens that give a conversation its form, kept apart from ordinary text."""
+"""Special tokens of the chat template, as a type distinct from ordinary text."""
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
@@ -6,13 +6,13 @@ from typing import Any, Self, TypeAlias
 
 
 class Markup(str):
-    """The spelling of one special token, written by us and never by a user."""
+    """The spelling of one special token. Text from users is never of this type."""
 
     __slots__ = ()
 
 
 class Media(Markup):
-    """The placeholder of a picture or a sound, with what was handed in for it."""
+    """The placeholder token of an image, audio or video, with the caller's source for it."""
 
     __slots__ = ("field", "given", "source", "where")
 
@@ -24,12 +24,12 @@ class Media(Markup):
         where: str,
         given: Mapping[str, Any] | None = None,
     ) -> Self:
-        made = super().__new__(cls, markup)
-        made.source = source  # as it was given; None: nothing was
-        made.field = field  # what it was called
-        made.where = where
-        made.given = given or {}  # what else was said of it
-        return made
+        media = super().__new__(cls, markup)
+        media.source = source  # as given; None if it is missing
+        media.field = field  # name of the field with the source
+        media.where = where  # path of that field, for messages
+        media.given = given or {}  # all fields of the content part
+        return media
 
     source: object
     field: str
@@ -51,11 +51,11 @@ IMAGE_OPEN, IMAGE_CLOSE = Markup("<|image>"), Markup("<image|>")
 AUDIO_OPEN, AUDIO_CLOSE = Markup("<|audio>"), Markup("<audio|>")
 IMAGE, AUDIO, VIDEO = Markup("<|image|>"), Markup("<|audio|>"), Markup("<|video|>")
 
-THOUGHT = "thought\n"  # the name of the channel that holds the model's thinking
+THOUGHT = "thought\n"  # name of the channel for the model's thinking
 
 
 def merge(parts: Iterable[Part]) -> list[Part]:
-    """The same parts with neighbouring plain strings joined and empty ones dropped."""
+    """Return the parts with adjacent plain strings joined and empty ones dropped."""
     merged: list[Part] = []
     for is_markup, run in groupby(parts, lambda part: isinstance(part, Markup)):
         if is_markup:

@@ -1,4 +1,4 @@
-"""From the model's raw reply to content, thinking and tool calls, in one go or as it streams."""
+"""Parser of the model's raw reply into content, thinking and tool calls, also as a stream."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ __all__ = ["Reply", "ReplyParser", "ToolCall", "parse_reply"]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model said, what it thought and what it wants called; or a piece of that."""
+    """Content, thinking and tool calls of a reply, or of one piece of a streamed reply."""
 
     content: str = ""
     thinking: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-_NOTHING = Reply()
+_EMPTY = Reply()
 
 
 class _State(Enum):
@@ -38,28 +38,28 @@ class _State(Enum):
     CALL = auto()
 
 
-# The tags that end each state; any other tag is text there.
+# The tags that end each state; other tags are text in that state.
 _TAGS = {
     _State.CONTENT: re.compile(rf"<\|channel>(?:{THOUGHT})?|<\|tool_call>"),
     _State.THOUGHT: re.compile(r"<channel\|>"),
     _State.CALL: re.compile(r"<tool_call\|>"),
 }
-# What may follow a thought or a call and means nothing: the model tends to repeat the end of a
-# call, and stops with the opening of a response.
+# Text after a thought or a call that is ignored: the model tends to repeat the end of a call, and
+# stops with the opening of a response.
 _AFTER_THOUGHT = re.compile(r"\s*+")
 _AFTER_CALL = re.compile(r"(?:\s++|<tool_call\|>|<\|tool_response>)*+")
 
 _CALL_NOISE = (CALL_CLOSE, RESPONSE_OPEN)
-_WHOLE_TAGS = (CHANNEL_OPEN + THOUGHT, CHANNEL_CLOSE, CALL_OPEN, *_CALL_NOISE)
-_UNFINISHED_TAGS = frozenset(tag[:end] for tag in _WHOLE_TAGS for end in range(1, len(tag)))
-_LONGEST_TAG = max(map(len, _WHOLE_TAGS))
+_TAG_SPELLINGS = (CHANNEL_OPEN + THOUGHT, CHANNEL_CLOSE, CALL_OPEN, *_CALL_NOISE)
+_INCOMPLETE_TAGS = frozenset(tag[:end] for tag in _TAG_SPELLINGS for end in range(1, len(tag)))
+_LONGEST_TAG = max(map(len, _TAG_SPELLINGS))
 
 
 class ReplyParser:
-    """Reads a reply piece by piece; however it is cut, the pieces add up to the same.
+    """Streaming parser of a reply: any split into pieces gives the same result in total.
 
-    White space next to a tag is dropped, so white space is held back until something follows it.
-    Each character is looked at a few times at most, however long a thought or a call grows.
+    White space next to a tag is dropped, so white space is buffered until something follows it.
+    The time per character is constant, however long a thought or a call grows.
     """
 
     def __init__(
@@ -69,12 +69,15 @@ class ReplyParser:
         *,
         in_thought: bool = False,
     ) -> None:
-        """`in_thought`: the prompt has opened a thought; without `think`, thoughts are dropped."""
+        """Start inside a thought if the prompt opened one (`in_thought`).
+
+        Without `think`, thoughts are dropped. `tools` are needed to repair calls.
+        """
         self._think = think
         self._schemas = _schemas(tools)
         self._state = _State.THOUGHT if in_thought else _State.CONTENT
-        self._noise: re.Pattern[str] | None = None  # to be passed over before anything else
-        self._partial = ""  # perhaps the start of a tag, never a whole one
+        self._noise: re.Pattern[str] | None = None  # to be skipped before anything else
+        self._partial = ""  # possibly the start of a tag, never a complete one
         self._spaces: list[str] = []  # dropped if a tag follows
         self._call: list[str] = []
         self._content: list[str] = []
@@ -82,15 +85,15 @@ class ReplyParser:
         self._calls: list[ToolCall] = []
 
     def feed(self, text: str) -> Reply:
-        """What became certain with this piece of the reply."""
+        """Parse the next piece of the reply and return what is certain after it."""
         text = self._partial + as_text(text, "The reply")
-        end = _unfinished_tag(text)
+        end = _incomplete_tag(text)
         self._partial = text[end:]
         self._read(text[:end])
         return self._take()
 
     def finish(self) -> Reply:
-        """The rest, now that nothing follows."""
+        """End the reply and return the rest of it."""
         rest, self._partial = self._partial, ""
         if self._noise is not _AFTER_CALL or not any(tag.startswith(rest) for tag in _CALL_NOISE):
             self._read(rest)
@@ -102,7 +105,7 @@ class ReplyParser:
         return self._take()
 
     def _read(self, text: str) -> None:
-        """Read a text that does not end within a tag."""
+        """Parse a text that does not end inside a tag."""
         start = 0
         while True:
             if self._noise:
@@ -115,7 +118,7 @@ class ReplyParser:
             self._write(text[start : tag.start() if tag else len(text)])
             if not tag:
                 return
-            self._pass_tag(tag[0])
+            self._enter_state(tag[0])
             start = tag.end()
 
     def _write(self, text: str) -> None:
@@ -136,7 +139,7 @@ class ReplyParser:
         elif self._think:
             self._thinking += pieces
 
-    def _pass_tag(self, tag: str) -> None:
+    def _enter_state(self, tag: str) -> None:
         self._spaces = []
         if self._state is _State.CONTENT:
             self._state = _State.CALL if tag == CALL_OPEN else _State.THOUGHT
@@ -155,7 +158,7 @@ class ReplyParser:
 
     def _take(self) -> Reply:
         if not (self._content or self._thinking or self._calls):
-            return _NOTHING
+            return _EMPTY
         reply = Reply("".join(self._content), "".join(self._thinking), tuple(self._calls))
         self._content, self._thinking, self._calls = [], [], []
         return reply
@@ -164,7 +167,7 @@ class ReplyParser:
 def parse_reply(
     text: str, think: bool = False, tools: Sequence[Mapping[str, Any]] | None = None
 ) -> Reply:
-    """A whole reply, special tokens spelled out; calls that make no sense are dropped."""
+    """Parse a complete reply, its special tokens spelled out; invalid calls are dropped."""
     parser = ReplyParser(think, tools)
     start, end = parser.feed(text), parser.finish()
     return Reply(
@@ -174,18 +177,17 @@ def parse_reply(
     )
 
 
-def _unfinished_tag(text: str) -> int:
-    """Where a tag starts that the text ends within; the text's end if there is none."""
+def _incomplete_tag(text: str) -> int:
+    """Return the index of an incomplete tag at the end of the text, or the text's length."""
     start = text.rfind("<", max(0, len(text) - _LONGEST_TAG))
-    return start if start >= 0 and text[start:] in _UNFINISHED_TAGS else len(text)
+    return start if start >= 0 and text[start:] in _INCOMPLETE_TAGS else len(text)
 
 
 def _schemas(tools: Sequence[Mapping[str, Any]] | None) -> Schemas:
-    """The properties of each function; of two with one name, the first."""
+    """Return the properties of each function; of two with the same name, the first."""
     schemas: dict[str, Mapping[str, Any]] = {}
     for tool in read_tools(tools):
         parameters = tool.function.get("parameters")
         properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-        known = properties if isinstance(properties, Mapping) else {}
-        schemas.setdefault(tool.name, known)
+        schemas.setdefault(tool.name, properties if isinstance(properties, Mapping) else {})
     return schemas

@@ -1,4 +1,4 @@
-"""Gemma 4's tokenizer: text to token ids and back, built from the vocabulary of a GGUF file."""
+"""Gemma 4's tokenizer: encodes text as token ids and decodes ids, from a GGUF vocabulary."""
 
 import codecs
 import re
@@ -9,18 +9,18 @@ from typing import Protocol, cast
 from webgemma.errors import GgufError, InputError
 from webgemma.text.bpe import SPACE, Merges
 
-SPECIAL_KINDS = frozenset({2, 3, 4})  # of token_type: unknown, control, user-defined
-END_SPELLINGS = ("<eos>", "<turn|>", "<|tool_response>")  # what ends the model's turn
+SPECIAL_TYPES = frozenset({2, 3, 4})  # values of token_type: unknown, control, user-defined
+END_SPELLINGS = ("<eos>", "<turn|>", "<|tool_response>")  # tokens that end the model's turn
 BYTE_SPELLINGS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 PREFIX = "tokenizer.ggml."
 
 CACHED_WORDS = 1 << 15
-CACHED_CHARACTERS = 32  # a longer word is hardly met twice
+CACHED_CHARACTERS = 32  # longer words rarely occur twice
 
 
 class HasMetadata(Protocol):
-    """What the tokenizer needs of a GGUF file."""
+    """The part of a GGUF file that the tokenizer needs."""
 
     @property
     def name(self) -> str: ...
@@ -29,17 +29,17 @@ class HasMetadata(Protocol):
 
 
 class Tokenizer:
-    """Text to token ids and back.
+    """Encoder and decoder of token ids.
 
-    A token is special if its kind is control, user-defined or unknown: `<bos>`, `<|turn>`, …
-    `ends` are the ids that end the model's turn, `suppressed` those it must never give.
+    A token is special if its type is control, user-defined or unknown: `<bos>`, `<|turn>`, …
+    `ends` are the ids that end the model's turn, `suppressed` those it must never generate.
     """
 
     def __init__(
         self,
         tokens: Sequence[str],
         merges: Sequence[str],
-        kinds: Sequence[int],
+        token_types: Sequence[int],
         *,
         bos: int,
         eos: int,
@@ -56,12 +56,14 @@ class Tokenizer:
         self._ids = dict(zip(tokens, range(len(tokens)), strict=True))
         spelled = {self._ids[spelling] for spelling in END_SPELLINGS if spelling in self._ids}
         self.ends = frozenset({eos, *ends, *spelled})
-        self._special = frozenset(at for at, kind in enumerate(kinds) if kind in SPECIAL_KINDS)
+        self._special = frozenset(
+            at for at, token_type in enumerate(token_types) if token_type in SPECIAL_TYPES
+        )
         self.special_ids: Mapping[str, int] = {
             tokens[at]: at for at in sorted(self._special) if tokens[at]
         }
-        # Taken out of the map, special and byte tokens are beyond the reach of merges: whatever a
-        # text spells, and whatever merges a file has, plain text cannot become one of them.
+        # Special and byte tokens are removed from the map, so that plain text cannot become one of
+        # them, whatever it spells and whatever merges the file has.
         for spelling in self.special_ids:
             del self._ids[spelling]
         self._byte_ids = [self._ids.pop(spelling, None) for spelling in BYTE_SPELLINGS]
@@ -74,7 +76,7 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, gguf: HasMetadata) -> "Tokenizer":
-        """The tokenizer of a GGUF file; GgufError if its vocabulary is missing or unsound."""
+        """Return the tokenizer of a GGUF file; GgufError if its vocabulary is not valid."""
         keys = _Keys(gguf)
         tokens = keys.strings("tokens")
         keys.size = len(tokens)
@@ -82,9 +84,9 @@ class Tokenizer:
         return cls(
             tokens,
             keys.strings("merges"),
-            keys.kinds("token_type"),
-            bos=keys.needed_id("bos_token_id"),
-            eos=keys.needed_id("eos_token_id"),
+            keys.token_types("token_type"),
+            bos=keys.required_id("bos_token_id"),
+            eos=keys.required_id("eos_token_id"),
             pad=keys.id("padding_token_id"),
             unknown=keys.id("unknown_token_id"),
             ends=keys.ids("eos_token_ids") + ([] if eot is None else [eot]),
@@ -92,10 +94,10 @@ class Tokenizer:
         )
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """The ids of a text; no `<bos>` is added.
+        """Return the ids of a text; no `<bos>` is added.
 
-        Without `special`, no spelling in the text becomes a special token, so what a user types
-        cannot forge a turn. Lone surrogates are read as U+FFFD, paired ones as their character.
+        Without `special`, no spelling in the text becomes a special token, so that a user's text
+        cannot forge a turn. Lone surrogates count as U+FFFD, paired ones as their character.
         """
         text = _without_surrogates(text)
         if not special:
@@ -109,16 +111,16 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], special: bool = True) -> str:
-        """The text of the ids; special tokens are spelled out, or left out without `special`."""
+        """Return the text of the ids; special tokens are spelled out only with `special`."""
         stream = self.stream(special)
         return "".join([stream.feed(token) for token in ids]) + stream.finish()
 
     def stream(self, special: bool = True) -> "TokenStream":
-        """A decoder that takes one id at a time."""
+        """Return a decoder that takes one id at a time."""
         return TokenStream(self, special)
 
     def piece(self, token: int) -> str:
-        """The token's spelling in the vocabulary: ▁ for a space, <0xXX> for a byte."""
+        """Return the token's spelling in the vocabulary: ▁ for a space, <0xXX> for a byte."""
         if not 0 <= token < self.size:
             raise InputError(
                 f"Token id {token} is outside the vocabulary, which has ids 0 to {self.size - 1}; "
@@ -137,26 +139,26 @@ class Tokenizer:
         for piece in self._merges.pieces(word):
             token = self._ids.get(piece)
             if token is None:
-                ids += self._spelled(piece)
+                ids += self._byte_tokens(piece)
             else:
                 ids.append(token)
         return tuple(ids)
 
-    def _spelled(self, piece: str) -> list[int]:
-        """A piece the vocabulary lacks: its bytes, or the unknown token where bytes lack too."""
+    def _byte_tokens(self, piece: str) -> list[int]:
+        """Return the byte tokens of a piece without a token, or the unknown token."""
         ids = [self._byte_ids[byte] for byte in piece.encode()]
         if None not in ids:
             return cast(list[int], ids)
         if self.unknown is None:
             raise InputError(
-                f"The vocabulary has no token for {piece!r}, for its bytes, or for the unknown; "
-                "leave it out of the text or use a complete model file."
+                f"The vocabulary has no token for {piece!r} or its bytes, and no unknown token; "
+                "remove it from the text or use a complete model file."
             )
         return [self.unknown]
 
 
 class TokenStream:
-    """Decodes ids one at a time and holds back bytes until they make a whole character."""
+    """Decoder of one id at a time; bytes are buffered until they form a character."""
 
     def __init__(self, tokenizer: Tokenizer, special: bool) -> None:
         self._tokenizer = tokenizer
@@ -164,7 +166,7 @@ class TokenStream:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
-        """The text that this id completes."""
+        """Return the text that this id completes."""
         tokenizer = self._tokenizer
         byte = tokenizer._bytes.get(token)
         if byte is not None:
@@ -175,65 +177,65 @@ class TokenStream:
         return self.finish() + piece if self._special else ""
 
     def finish(self) -> str:
-        """What was held back: a broken character, as U+FFFD."""
+        """Return U+FFFD for buffered bytes of an incomplete character, or an empty string."""
         return self._utf8.decode(b"", final=True)
 
 
 class _Keys:
-    """Checked access to the `tokenizer.ggml.` keys of a file."""
+    """Validated access to the `tokenizer.ggml.` keys of a file."""
 
     def __init__(self, gguf: HasMetadata) -> None:
         self.gguf = gguf
-        self.size = 0  # of the vocabulary, once it is known
+        self.size = 0  # of the vocabulary; set after its tokens are read
 
     def strings(self, key: str) -> list[str]:
         values = self._array(key)
         if set(map(type, values)) - {str}:
-            raise self._wrong(key, "must be an array of strings")
+            raise self._error(key, "must be an array of strings")
         return cast(list[str], values)
 
-    def kinds(self, key: str) -> Sequence[int]:
+    def token_types(self, key: str) -> Sequence[int]:
         values = self._array(key)
         if len(values) != self.size:
-            raise self._wrong(key, f"has {len(values)} entries for {self.size} tokens")
+            raise self._error(key, f"has {len(values)} entries for {self.size} tokens")
         if set(map(type, values)) - {int}:
-            raise self._wrong(key, "must be an array of whole numbers")
+            raise self._error(key, "must be an array of integers")
         return cast(Sequence[int], values)
 
     def ids(self, key: str) -> list[int]:
-        """The ids under a key that a file may lack."""
+        """Return the ids of an optional key, or []."""
         if PREFIX + key not in self.gguf.metadata:
             return []
         return [self._checked(key, value) for value in self._array(key)]
 
     def id(self, key: str) -> int | None:
-        """The id under a key that a file may lack."""
+        """Return the id of an optional key, or None."""
         value = self.gguf.metadata.get(PREFIX + key)
         return None if value is None else self._checked(key, value)
 
-    def needed_id(self, key: str) -> int:
-        return self._checked(key, self._needed(key))
+    def required_id(self, key: str) -> int:
+        return self._checked(key, self._required(key))
 
     def _checked(self, key: str, value: object) -> int:
         if type(value) is not int or not 0 <= value < self.size:
-            raise self._wrong(key, f"names token {value!r}, but ids run from 0 to {self.size - 1}")
+            raise self._error(key, f"has the id {value!r}, but ids are 0 to {self.size - 1}")
         return value
 
     def _array(self, key: str) -> Sequence[object]:
-        values = self._needed(key)
+        values = self._required(key)
         if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-            raise self._wrong(key, "must be an array")
+            raise self._error(key, "must be an array")
         return values
 
-    def _needed(self, key: str) -> object:
+    def _required(self, key: str) -> object:
         value = self.gguf.metadata.get(PREFIX + key)
         if value is None:
-            raise self._wrong(key, "is missing")
+            raise self._error(key, "is missing")
         return value
 
-    def _wrong(self, key: str, what: str) -> GgufError:
+    def _error(self, key: str, problem: str) -> GgufError:
         return GgufError(
-            f"{self.gguf.name}: {PREFIX}{key} {what}, so the file has no usable tokenizer; "
+            f"{self.gguf.name}: {PREFIX}{key} {problem}, so the file has no usable tokenizer; "
             "download or convert the model again."
         )
 

@@ -1,11 +1,20 @@
-"""How tools, their calls and what they return are written in a prompt."""
+"""Tool declarations, calls and responses in the syntax of the prompt."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
 from webgemma.errors import InputError
-from webgemma.text.inputs import Call, Response, Tool, as_list, as_mapping, as_name, as_text, wrong
+from webgemma.text.inputs import (
+    Call,
+    Response,
+    Tool,
+    as_list,
+    as_mapping,
+    as_name,
+    as_text,
+    wrong_type,
+)
 from webgemma.text.markup import (
     CALL_CLOSE,
     CALL_OPEN,
@@ -17,12 +26,12 @@ from webgemma.text.markup import (
     Part,
 )
 
-MAX_DEPTH = 64  # of nested values and schemas, written or read
+MAX_DEPTH = 64  # of nested values and schemas, in prompts and replies
 SCHEMA_KEYS = frozenset({"description", "type", "properties", "required", "nullable"})
 
 
 def call_parts(call: Call, where: str) -> Iterator[Part]:
-    """A call the model made: `call:NAME{key:value,…}`."""
+    """Yield a call of the model: `call:NAME{key:value,…}`."""
     yield CALL_OPEN
     yield f"call:{call.name}"
     yield from value_parts(call.arguments, where)
@@ -30,7 +39,7 @@ def call_parts(call: Call, where: str) -> Iterator[Part]:
 
 
 def response_parts(response: Response) -> Iterator[Part]:
-    """What a tool returned: a mapping's members, or a single `value`; then its media."""
+    """Yield the result of a tool: the members of a mapping or a single `value`; then its media."""
     result = response.value
     yield RESPONSE_OPEN
     yield f"response:{response.name}"
@@ -44,12 +53,12 @@ def response_parts(response: Response) -> Iterator[Part]:
 def value_parts(
     given: object, where: str, *, quote_keys: bool = False, depth: int = 0
 ) -> Iterator[Part]:
-    """A JSON value. Strings stand between quote tokens, unescaped; keys only in schemas."""
+    """Yield a JSON value. Strings, and keys with `quote_keys`, are unescaped in quote tokens."""
     _check_depth(depth, where)
     if given is None:
         yield "null"
     elif isinstance(given, str):
-        yield from quoted(given)
+        yield from _quoted(given)
     elif isinstance(given, bool):
         yield "true" if given else "false"
     elif isinstance(given, int | float):
@@ -57,29 +66,29 @@ def value_parts(
     elif isinstance(given, Mapping):
         members = (
             chain(
-                quoted(key) if quote_keys else [key],
+                _quoted(key) if quote_keys else [key],
                 [":"],
                 value_parts(item, where, quote_keys=quote_keys, depth=depth + 1),
             )
-            for key, item in by_name(given, where)
+            for key, item in _sorted_items(given, where)
         )
-        yield from enclosed("{", members, "}")
+        yield from _enclosed("{", members, "}")
     elif isinstance(given, list | tuple):
         items = (value_parts(item, where, quote_keys=quote_keys, depth=depth + 1) for item in given)
-        yield from enclosed("[", items, "]")
+        yield from _enclosed("[", items, "]")
     else:
-        raise wrong(given, f"A value in {where}", "a JSON value")
+        raise wrong_type(given, f"A value in {where}", "a JSON value")
 
 
 def declaration_parts(tool: Tool) -> Iterator[Part]:
-    """One tool as the model is told of it.
+    """Yield the declaration of a tool.
 
-    The template's habit is kept: the brace that closes `parameters` comes with `type` only.
+    As in the template, the brace that closes `parameters` is written only after a `type`.
     """
     function, where = tool.function, tool.where
     yield TOOL_OPEN
     yield f"declaration:{tool.name}{{description:"
-    yield from quoted(as_text(function.get("description"), f"{where}.description"))
+    yield from _quoted(as_text(function.get("description"), f"{where}.description"))
     if function.get("parameters"):
         inside = f"{where}.parameters"
         parameters = as_mapping(function["parameters"], inside)
@@ -94,7 +103,7 @@ def declaration_parts(tool: Tool) -> Iterator[Part]:
             yield ","
         if kind := _type(parameters, inside):
             yield "type:"
-            yield from quoted(kind)
+            yield from _quoted(kind)
             yield "}"
     if function.get("response") is not None:
         yield from _response_schema(function["response"], f"{where}.response")
@@ -107,11 +116,11 @@ def _response_schema(given: object, where: str) -> Iterator[Part]:
     yield ",response:{"
     if schema.get("description"):
         yield "description:"
-        yield from quoted(as_text(schema["description"], f"{where}.description"))
+        yield from _quoted(as_text(schema["description"], f"{where}.description"))
         yield ","
     if _type(schema, where) == "OBJECT":
         yield "type:"
-        yield from quoted("OBJECT")
+        yield from _quoted("OBJECT")
         yield "}"
 
 
@@ -119,13 +128,13 @@ def _properties(
     given: object, where: str, depth: int = 0, without: frozenset[str] = frozenset()
 ) -> Iterator[Part]:
     _check_depth(depth, where)
-    named = by_name(as_mapping(given, where), where)
+    named = _sorted_items(as_mapping(given, where), where)
     members = (
         [name, ":", *_property(schema, f"{where}.{name}", depth)]
         for name, schema in named
         if name not in without
     )
-    yield from enclosed("{", members, "}")
+    yield from _enclosed("{", members, "}")
 
 
 def _property(given: object, where: str, depth: int) -> Iterator[Part]:
@@ -135,7 +144,7 @@ def _property(given: object, where: str, depth: int) -> Iterator[Part]:
     fields: list[Iterable[Part]] = []
     if schema.get("description"):
         text = as_text(schema["description"], f"{where}.description")
-        fields.append(["description:", *quoted(text)])
+        fields.append(["description:", *_quoted(text)])
     if kind == "STRING" and schema.get("enum"):
         fields.append(["enum:", *value_parts(schema["enum"], f"{where}.enum", quote_keys=True)])
     items = schema.get("items")
@@ -146,38 +155,38 @@ def _property(given: object, where: str, depth: int) -> Iterator[Part]:
     if kind == "OBJECT":
         if isinstance(schema.get("properties"), Mapping):
             inner = _properties(schema["properties"], f"{where}.properties", depth + 1)
-        else:  # the template then takes the schema's own unknown keys for properties
+        else:  # the template then reads the schema's other keys as properties
             inner = _properties(schema, where, depth + 1, without=SCHEMA_KEYS)
         fields.append(["properties:", *inner])
         if schema.get("required"):
             fields.append(["required:", *_names(schema["required"], f"{where}.required")])
-    fields.append(["type:", *quoted(kind)])
-    yield from enclosed("{", fields, "}")
+    fields.append(["type:", *_quoted(kind)])
+    yield from _enclosed("{", fields, "}")
 
 
 def _items(schema: Mapping[str, Any], where: str, depth: int) -> Iterator[Part]:
     fields: list[Iterable[Part]] = []
-    for key, item in by_name(schema, where):
+    for key, item in _sorted_items(schema, where):
         inside = f"{where}.{key}"
         if item is None:
             continue
         if key == "properties":
-            known = item if isinstance(item, Mapping) else {}
-            written: Iterable[Part] = _properties(known, inside, depth + 1)
+            properties = item if isinstance(item, Mapping) else {}
+            written: Iterable[Part] = _properties(properties, inside, depth + 1)
         elif key == "required":
             written = _names(item, inside)
         elif key == "type" and isinstance(item, str):
-            written = quoted(item.upper())
+            written = _quoted(item.upper())
         elif key == "type":
             written = _names([kind.upper() for kind in _strings(item, inside)], inside)
         else:
             written = value_parts(item, inside, quote_keys=True, depth=depth + 1)
         fields.append([key, ":", *written])
-    yield from enclosed("{", fields, "}")
+    yield from _enclosed("{", fields, "}")
 
 
 def _type(schema: Mapping[str, Any], where: str) -> str:
-    """A schema's type in capitals; a union looks like a Python list, as the template prints it."""
+    """Return a schema's type in capitals; a union as a Python list, as the template prints it."""
     kind = schema.get("type")
     if isinstance(kind, list | tuple):
         return str(_strings(kind, f"{where}.type")).upper()
@@ -189,34 +198,34 @@ def _strings(given: object, where: str) -> list[str]:
 
 
 def _names(given: object, where: str) -> Iterator[Part]:
-    yield from enclosed("[", map(quoted, _strings(given, where)), "]")
+    yield from _enclosed("[", map(_quoted, _strings(given, where)), "]")
 
 
 def _number(given: float, where: str) -> str:
     try:
         return str(given)
-    except ValueError:  # Python refuses to spell out integers of thousands of digits
-        raise InputError(f"{where} holds a number with too many digits.") from None
+    except ValueError:  # Python does not print integers of thousands of digits
+        raise InputError(f"{where} has a number with too many digits.") from None
 
 
 def _check_depth(depth: int, where: str) -> None:
     if depth > MAX_DEPTH:
-        place = where if len(where) <= 80 else where[:80] + "…"
-        raise InputError(f"{place} is nested more than {MAX_DEPTH} levels deep.")
+        path = where if len(where) <= 80 else where[:80] + "…"
+        raise InputError(f"{path} is nested more than {MAX_DEPTH} levels deep.")
 
 
-def quoted(text: str) -> list[Part]:
-    """A string between quote tokens."""
+def _quoted(text: str) -> list[Part]:
+    """Return a string between quote tokens."""
     return [QUOTE, text, QUOTE]
 
 
-def by_name(given: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
-    """The members of a mapping in the template's order: by name, capitals or not."""
+def _sorted_items(given: Mapping[str, Any], where: str) -> list[tuple[str, Any]]:
+    """Return the items of a mapping in the template's order: by name, ignoring case."""
     return sorted(as_mapping(given, where).items(), key=lambda member: member[0].lower())
 
 
-def enclosed(left: str, members: Iterable[Iterable[Part]], right: str) -> Iterator[Part]:
-    """The members between brackets, commas between them."""
+def _enclosed(left: str, members: Iterable[Iterable[Part]], right: str) -> Iterator[Part]:
+    """Yield the members, separated by commas, between brackets."""
     yield left
     for index, member in enumerate(members):
         if index:
