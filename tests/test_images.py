@@ -1,4 +1,4 @@
-"""Sizes and resizing of pictures, against transformers' rule and Pillow."""
+"""Sizes and resizing of images, against transformers and Pillow."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ from PIL import Image
 from webgemma import InputError
 from webgemma.gemma.encoder_config import VisionConfig
 from webgemma.images import BUDGETS, WEIGHT_BITS, RgbImage, resize_taps, soft_tokens, target_size
-from webgemma.reference.pictures import patches, pixel_values, resize
+from webgemma.reference.images import patches, pixel_values, resize
 
-EYES = VisionConfig(
+VISION = VisionConfig(
     width=64,
     layers=1,
     heads=1,
@@ -27,8 +27,8 @@ EYES = VisionConfig(
 
 
 def test_sizes_agree_with_transformers() -> None:
-    for width, height, budget, *wanted in np.load(FIXTURES / "mm" / "sizes.npy").tolist():
-        assert target_size(width, height, budget) == tuple(wanted), (width, height, budget)
+    for width, height, budget, *expected in np.load(FIXTURES / "mm" / "sizes.npy").tolist():
+        assert target_size(width, height, budget) == tuple(expected), (width, height, budget)
 
 
 @given(st.integers(1, 30000), st.integers(1, 30000), st.sampled_from(BUDGETS))
@@ -41,45 +41,45 @@ def test_every_size_fits_the_budget(width: int, height: int, budget: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("size", "wanted"),
+    ("size", "expected"),
     [((1, 1), (768, 768)), ((1, 5000), (48, 13440)), ((20000, 3), (13440, 48))],
     ids=str,
 )
-def test_odd_sizes(size: tuple[int, int], wanted: tuple[int, int]) -> None:
+def test_extreme_sizes_are_resized(size: tuple[int, int], expected: tuple[int, int]) -> None:
     width, height = size
-    assert target_size(width, height) == wanted
+    assert target_size(width, height) == expected
     grey = RgbImage(width, height, bytes([99]) * (3 * width * height))
-    pixels = pixel_values(grey, EYES)
-    assert pixels.shape == (wanted[1] // 16, wanted[0] // 16, 768)
+    pixels = pixel_values(grey, VISION)
+    assert pixels.shape == (expected[1] // 16, expected[0] // 16, 768)
     assert (pixels == np.float32(99) / 255).all()
 
 
 @pytest.mark.parametrize("args", [(0, 5), (5, -1), (5, 5, 100), (5, 5, 0)], ids=str)
-def test_impossible_sizes_get_a_sentence(args: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match="picture"):
+def test_invalid_sizes_and_budgets_raise_an_error(args: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="image"):
         target_size(*args)
 
 
 def noise(rng: np.random.Generator, width: int, height: int, hard: bool) -> np.ndarray:
-    """A picture of noise; where it is hard, the cubic overshoots and is cut."""
+    """Return an image of noise; a hard one has values 0 and 255, so that the cubic overshoots."""
     rgb = rng.integers(0, 256, (height, width, 3), np.uint8)
     return (rgb > 127).astype(np.uint8) * np.uint8(255) if hard else rgb
 
 
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("budget", [70, None])
-def test_resizing_equals_pillows(seed: int, budget: int | None) -> None:
-    """To the size that a tower wants, and to any other."""
+def test_resizing_equals_that_of_pillow(seed: int, budget: int | None) -> None:
+    """Both to the target size of a budget and to arbitrary sizes."""
     rng = np.random.default_rng(seed)
     width, height, *size = rng.integers(1, 500, 4).tolist()
     size = target_size(width, height, budget) if budget else tuple(size)
     rgb = noise(rng, width, height, hard=seed % 2 == 1)
-    wanted = Image.fromarray(rgb).resize(size, Image.Resampling.BICUBIC)
-    np.testing.assert_array_equal(resize(rgb, *size), np.asarray(wanted))
+    expected = Image.fromarray(rgb).resize(size, Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(resize(rgb, *size), np.asarray(expected))
 
 
 @given(st.integers(1, 3000), st.integers(1, 300))
-def test_taps_stay_inside_and_add_up(source: int, target: int) -> None:
+def test_taps_are_inside_the_line_and_sum_to_one(source: int, target: int) -> None:
     for first, weights in resize_taps(source, target):
         assert 0 <= first < first + len(weights) <= source
         assert sum(weights) == pytest.approx(1 << WEIGHT_BITS, abs=len(weights))
@@ -93,7 +93,7 @@ def test_resizing_to_the_same_size_changes_nothing(size: int) -> None:
 
 
 def test_patches_keep_rows_columns_and_colours_in_order() -> None:
-    """A pixel's value tells its place: row · 100 + column · 10 + colour, below 256."""
+    """The value of a pixel encodes its position: row · 100 + column · 10 + colour, below 256."""
     y, x, colour = np.mgrid[:2, :4, :3]
     rgb = (100 * y + 10 * x + colour).astype(np.uint8)
     cut = np.rint(patches(rgb, 2) * 255).astype(int)
@@ -102,7 +102,7 @@ def test_patches_keep_rows_columns_and_colours_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "sentence"),
+    ("size", "message"),
     [
         ((47, 48), "multiples of 48"),
         ((48, 100), "multiples of 48"),
@@ -110,7 +110,7 @@ def test_patches_keep_rows_columns_and_colours_in_order() -> None:
         ((1632, 1632), "more than 1120"),
     ],
 )
-def test_sides_that_must_be_resized(size: tuple[int, int], sentence: str) -> None:
-    picture = RgbImage(*size, bytes(3 * size[0] * size[1]))
-    with pytest.raises(InputError, match=sentence):
-        pixel_values(picture, EYES, resized=False)
+def test_images_that_must_be_resized_raise_an_error(size: tuple[int, int], message: str) -> None:
+    image = RgbImage(*size, bytes(3 * size[0] * size[1]))
+    with pytest.raises(InputError, match=message):
+        pixel_values(image, VISION, resized=False)

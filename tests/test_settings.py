@@ -1,0 +1,93 @@
+"""Generation settings: declared once, and everything that derives from the declaration."""
+
+import inspect
+import json
+import math
+from types import SimpleNamespace
+from typing import Any, get_type_hints
+
+import pytest
+from helpers.command import webgemma
+
+from webgemma import Gemma
+from webgemma.cli.run import run
+from webgemma.errors import InputError
+from webgemma.kernels import host_struct
+from webgemma.models import FoundModel
+from webgemma.settings import SETTINGS, Settings, applicable, resolve
+from webgemma.web.site import page_settings
+
+
+def test_every_setting_is_declared_with_a_help_and_a_default_in_its_range() -> None:
+    assert SETTINGS.keys() == get_type_hints(Settings).keys()
+    for name, setting in SETTINGS.items():
+        assert setting.name == name
+        assert setting.help.endswith(".")
+        if setting.default is None:
+            assert setting.optional
+        setting.check(setting.default)
+
+
+def test_everything_is_resolved_from_given_values_defaults_and_gemmas_own() -> None:
+    resolved = resolve({"top_k": 5}, {"top_k": 6, "temperature": 0.5, "steps": 3})
+    assert (resolved["top_k"], resolved["temperature"], resolved["top_p"]) == (5, 0.5, 0.95)
+    assert resolved.keys() == applicable(diffusion=False).keys()
+    assert resolve({"steps": 3}, diffusion=True).keys() == applicable(diffusion=True).keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("top_p", 1.5, "top_p is 1.5; it must be a number between 0 and 1"),
+        ("top_p", math.nan, "top_p is nan"),
+        ("top_k", 1.0, "top_k is 1.0; it must be a whole number between 0 and"),
+        ("top_k", True, "top_k is True"),
+        ("temperature", "hot", "temperature is 'hot'"),
+        ("temperature", None, "temperature is None"),
+        ("seed", -1, "seed is -1"),
+        ("max_tokens", -1, "max_tokens is -1; it must be a whole number of at least 0"),
+        ("logit_bias", {-1: 1.0}, "logit_bias token is -1"),
+        ("logit_bias", {3: "much"}, "logit_bias of 3 is 'much'"),
+        ("steps", 3, "steps does not apply to a model that samples tokens"),
+        ("warmth", 1, "There is no setting 'warmth'; there are: max_tokens"),
+    ],
+)
+def test_a_wrong_value_gets_a_sentence(name: str, value: Any, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        resolve({name: value})  # type: ignore[misc]
+    assert message in str(error.value)
+
+
+def test_the_api_takes_every_setting_as_a_keyword() -> None:
+    for method in (Gemma.chat, Gemma.achat, Gemma.generate, Gemma.agenerate):
+        keywords = inspect.signature(method).parameters["settings"].annotation
+        assert keywords.__args__ == (Settings,)
+
+
+def test_the_command_line_has_an_option_for_every_setting() -> None:
+    options = inspect.signature(run).parameters
+    assert SETTINGS.keys() - options.keys() == {"logit_bias"}  # a table, not one value
+    text = webgemma("run", "--help").output
+    for name in SETTINGS.keys() - {"logit_bias"}:
+        assert f"--{name.replace('_', '-')}" in text
+
+
+def test_the_page_offers_settings_with_their_ranges() -> None:
+    listed = {entry["name"]: entry for entry in page_settings()}
+    assert list(listed) == [name for name, setting in SETTINGS.items() if setting.on_page]
+    assert listed["top_k"]["integer"]
+    json.dumps(page_settings(), allow_nan=False)
+
+
+def test_the_gpus_table_holds_settings_by_their_names() -> None:
+    """Only those that kernels read in another form have another name there."""
+    names = {name for name, _ in host_struct("lib/sampling_settings/table", "Settings").fields}
+    assert names - SETTINGS.keys() == {"min_p_log", "bias_count"}
+
+
+def test_ollamas_parameters_become_settings() -> None:
+    params = {"min_p": 0.5, "repeat_penalty": 1.1, "num_predict": -1, "mirostat": 2}
+    ollama: Any = SimpleNamespace(params=params, system="", messages=())
+    found = FoundModel("a model", None, ollama=ollama)
+    expected = {"min_p": 0.5, "repetition_penalty": 1.1, "max_tokens": None}
+    assert found.defaults().settings == expected
