@@ -1,47 +1,47 @@
-"""How close is close enough: every bound, in one place. Loosening one needs a reason."""
+"""Numerical tolerances of all tests. Loosening one needs a reason in the same commit."""
 
-# Our reference against transformers, absolute; the logits' standard deviation is about 4.
+# The reference against transformers, absolute; the standard deviation of the logits is about 4.
 LOGITS_OF_TRANSFORMERS = 5e-4
 HIDDEN_OF_TRANSFORMERS = 5e-4
-MEL_OF_TRANSFORMERS = 1e-4  # of logarithms; its transform is a float32 one: 4e-5 was measured
-HEARD_OF_TRANSFORMERS = 2e-5  # soft tokens, whose standard deviation is about 1
+MEL_OF_TRANSFORMERS = 1e-4  # log-mel; transformers' FFT is in float32: 4e-5 was measured
+AUDIO_TOKENS_OF_TRANSFORMERS = 2e-5  # soft tokens, whose standard deviation is about 1
 
-# A canvas's logits and the encoder's states, absolute: 3.6e-4 was measured.
+# Logits of a canvas and states of DiffusionGemma's encoder, absolute: 3.6e-4 was measured.
 CANVAS_OF_TRANSFORMERS = 1e-3
 
 # Soft tokens of the reference against transformers, absolute; their standard deviation is about 1.
-# A tower's features before the projector: relative to the largest.
+# Pooled features before the projection, relative to the largest value.
 SOFT_TOKENS_OF_TRANSFORMERS = 2e-5
 POOLED_OF_TRANSFORMERS = 2e-5
-# Random networks amplify what soft tokens differ by: 3.5e-4 was measured.
+# Networks of random weights amplify the differences of soft tokens: 3.5e-4 was measured.
 SOFT_LOGITS_OF_TRANSFORMERS = 1e-3
-# What a tower makes on the GPU in float32, of the largest value.
+# Soft tokens of the GPU's encoders in float32, relative to the largest value.
 GPU_SOFT_TOKENS = 2e-5
-# Logarithms of mel bins on the GPU, absolute: 5e-5 was measured. Of a pure tone the silent bins are
-# rounding alone; there, the bins themselves are compared, relative to the loudest.
+# Log-mel bins on the GPU, absolute: 5e-5 was measured. The silent bins of a pure tone hold rounding
+# errors only; there, the mel bins are compared, relative to the loudest.
 GPU_MEL = 1e-4
 GPU_MEL_OF_A_TONE = 1e-6
-GPU_SOFT_LOGITS = 2e-3  # of transformers; random networks amplify what differs in the soft tokens
+GPU_SOFT_LOGITS = 2e-3  # against transformers; random weights amplify differences of soft tokens
 
-# The reference with a cache against itself in one go: only the order of float32 sums differs.
+# The reference with a cache against itself in one call: only the order of float32 sums differs.
 LOGITS_INCREMENTAL = 5e-4
 
-# Tones through the resampler, of full scale: what changes below 7 kHz, what is left above 8.2.
+# Tones through the resampler, of full scale: changes below 7 kHz, remainders above 8.2 kHz.
 RESAMPLED = 5e-6
 
 # Kernels against the reference or numpy, relative to the largest value.
 F32_KERNEL = 1e-5
 DECODED = 1e-6  # of each weight
-F16_ROUNDING = 1e-3  # of a value that is kept in float16: one unit in its last place
+F16_ROUNDING = 1e-3  # of a value stored in float16: one unit in the last place
 ROUNDING = {"int16": 1e-4, "int8": 2e-2}  # of a product with activations as integers
 
-# The GPU engine against transformers (absolute, float32 cache) and our reference (relative).
+# The GPU engine against transformers (absolute, float32 cache) and the reference (relative).
 GPU_LOGITS_OF_TRANSFORMERS = 5e-3
 GPU_LOGITS = 1e-3
-GPU_LOGITS_OF_ITSELF = 1e-5  # in parts or whole: only the order of float32 sums differs
+GPU_LOGITS_OF_ITSELF = 1e-5  # in several calls or one: only the order of float32 sums differs
 # With keys and values in float16, absolute: 0.04 to 0.12 was measured, of logits up to 16.
 F16_LOGITS_OF_TRANSFORMERS = 0.2
-# With activations as integers: root mean square, of the logits' standard deviation.
+# With activations as integers: root mean square, relative to the logits' standard deviation.
 INT8_LOGITS = 0.1
 # Networks of random weights amplify rounding: 1e-3 and 0.29 were measured token by token.
 RANDOM_LOGITS = {"int16": 3e-3, "int8": 0.4}
@@ -50,12 +50,13 @@ RANDOM_LOGITS = {"int16": 3e-3, "int8": 0.4}
 LOGPROB = 1e-4
 QUANTILE = 1e-5
 
-# Gradients of adapters. Slopes of the loss in float64; transformers and autograd in float32, of the
-# largest gradient of the tensor.
+# Gradients of adapters: finite differences of the loss in float64; transformers and autograd in
+# float32, relative to the largest gradient of the tensor.
 FINITE_DIFFERENCES = 1e-5
 GRADIENTS_OF_TRANSFORMERS = 1e-3
-# Logits of llama.cpp with its own float16 GELUs, absolute: 4e-3 was measured.
+# Logits of llama.cpp with its float16 GELU, absolute: 4e-3 was measured.
 LOGITS_OF_LLAMA_CPP = 1e-2
-# On the GPU, of the largest gradient of the tensor: against the reference; in parts or whole.
+# On the GPU, relative to the largest gradient of the tensor: against the reference, and against
+# itself in several calls or one.
 GPU_GRADIENTS = 1e-3
 GPU_GRADIENTS_OF_ITSELF = 1e-4

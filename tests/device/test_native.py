@@ -1,4 +1,4 @@
-"""WebGPU through wgpu: plans that run again and again, reading back, and a device that is lost."""
+"""WebGPU through wgpu: plans that run repeatedly, reading results, and a device that is lost."""
 
 import struct
 import subprocess
@@ -10,10 +10,10 @@ import pytest
 from helpers.gpu import device, get, put
 from numpy import arange, float32
 
-from webgemma.device import Kernel, Plan
-from webgemma.device.native import NativeDevice, adapters
+from webgemma.device import Dispatch, Kernel, Plan
+from webgemma.device.native import NativeDevice, list_gpus
 from webgemma.errors import DeviceError
-from webgemma.graph import Recorder, Tensor
+from webgemma.graph import Tensor
 from webgemma.sync import run_sync
 
 COUNT = """
@@ -22,31 +22,35 @@ struct Params { step: u32 }
 @group(0) @binding(1) var<storage, read_write> total: array<u32>;
 @compute @workgroup_size(1) fn main() { total[0] += params.step; }
 """
+KERNEL = Kernel("count", COUNT, ("uniform", "write"))
 
 
 def counter(on: NativeDevice, step: int) -> tuple[Plan, Tensor]:
-    """A plan that adds to a number, and the number."""
+    """Return a plan that adds a step to a number, and the number."""
     total = Tensor((4,), 16, on.buffer(16, "total"))
-    recorder = Recorder(on)
-    recorder.call(Kernel("count", COUNT, ("uniform", "write")), (1,), [step], total)
-    return recorder.plan(), total
+    params = on.buffer(16, "params")
+    on.write(params, struct.pack("<4I", step, 0, 0, 0))
+    pipeline = on.pipeline(KERNEL)
+    group = on.bind(pipeline, [(params, 0, 16), (total.buffer, 0, 16)])
+    return Plan([Dispatch("count", pipeline, group, (1, 1, 1))], buffers=[params]), total
 
 
 @pytest.fixture(scope="module")
 def eager() -> Iterator[NativeDevice]:
-    """A device whose plans are recorded ahead, as real GPUs' are."""
-    made = NativeDevice(adapters()[0])
-    made._commands._ahead = True
-    yield made
-    made.close()
+    """Open a device whose plans are recorded ahead, as on hardware GPUs."""
+    opened = NativeDevice(list_gpus()[0])
+    opened._commands._ahead = True
+    yield opened
+    opened.close()
 
 
 def number(on: NativeDevice, total: Tensor) -> int:
+    """Read the number."""
     return int.from_bytes(run_sync(on.read(total.buffer, 0, 4).bytes()), "little")
 
 
-def test_a_plan_runs_as_often_as_it_is_told(eager: NativeDevice) -> None:
-    """From the second time on its commands are recorded ahead."""
+def test_a_plan_runs_as_often_as_it_is_submitted(eager: NativeDevice) -> None:
+    """Check results from the second run on too, whose commands are recorded ahead."""
     plan, total = counter(eager, 3)
     for times in range(1, 8):
         reading = eager.run(plan, (total.buffer, 0, 4))
@@ -55,7 +59,7 @@ def test_a_plan_runs_as_often_as_it_is_told(eager: NativeDevice) -> None:
     assert eager.recording_seconds > 0
 
 
-def test_results_that_are_read_late_and_in_any_order(eager: NativeDevice) -> None:
+def test_results_may_be_read_late_and_in_any_order(eager: NativeDevice) -> None:
     plan, total = counter(eager, 1)
     readings = [eager.run(plan, (total.buffer, 0, 4)) for _ in range(5)]
     for times in (5, 1, 3, 2, 4):
@@ -64,7 +68,7 @@ def test_results_that_are_read_late_and_in_any_order(eager: NativeDevice) -> Non
         assert int.from_bytes(run_sync(reading.bytes()), "little") == times
 
 
-def test_plans_that_take_turns(eager: NativeDevice) -> None:
+def test_plans_may_alternate(eager: NativeDevice) -> None:
     (one, total_one), (two, total_two) = counter(eager, 1), counter(eager, 10)
     for _ in range(4):
         eager.run(one)
@@ -84,39 +88,39 @@ def test_memory_is_freed_while_commands_are_recorded_ahead(eager: NativeDevice) 
     assert eager.nbytes == before
 
 
-def test_a_plan_that_goes_while_a_step_of_it_is_recorded_ahead(eager: NativeDevice) -> None:
-    """With its buffers, and after one of them has gone."""
-    for first in (False, True):
+def test_a_plan_is_closed_while_a_run_of_it_is_recorded_ahead(eager: NativeDevice) -> None:
+    """Close it while its buffers exist, and after one of them was freed."""
+    for freed_before in (False, True):
         plan, total = counter(eager, 1)
         for _ in range(3):
             eager.run(plan)
-        if first:
+        if freed_before:
             eager.free(total.buffer)
         plan.close(eager)
         assert plan.ready is None
-        if not first:
-            assert number(eager, total) == 4  # once more, for nobody
+        if not freed_before:
+            assert number(eager, total) == 4  # the run that was recorded ahead, unused
 
 
-def test_a_large_reading_and_a_part_of_one() -> None:
+def test_a_large_buffer_and_a_part_of_one_are_read() -> None:
     values = put(arange(1 << 16, dtype=float32))
     assert (get(values) == arange(1 << 16, dtype=float32)).all()
     part = run_sync(device().read(values.buffer, 4 * 100, 8).bytes())
     assert struct.unpack("<2f", part) == (100, 101)
 
 
-@pytest.mark.parametrize("ask", ["run", "run ahead", "read", "write", "buffer", "pipeline"])
-def test_a_lost_device_gets_a_sentence(ask: str) -> None:
-    """The library would end the process when something is submitted to it."""
-    lost = NativeDevice(adapters()[0])
+@pytest.mark.parametrize("operation", ["run", "run ahead", "read", "write", "buffer", "pipeline"])
+def test_a_lost_device_raises_an_error(operation: str) -> None:
+    """Expect the error before anything is submitted, which would end the process."""
+    lost = NativeDevice(list_gpus()[0])
     lost._commands._ahead = True
     plan, total = counter(lost, 1)
-    if ask == "run ahead":
+    if operation == "run ahead":
         for _ in range(3):
             lost.run(plan)
         number(lost, total)
     lost._device.destroy()
-    asked = {
+    operations = {
         "run": lambda: lost.run(plan),
         "run ahead": lambda: lost.run(plan),
         "read": lambda: number(lost, total),
@@ -125,22 +129,22 @@ def test_a_lost_device_gets_a_sentence(ask: str) -> None:
         "pipeline": lambda: lost.pipeline(Kernel("count", COUNT + "\n", ("uniform", "write"))),
     }
     with pytest.raises(DeviceError, match=r"was lost: .* Load the model again"):
-        asked[ask]()
+        operations[operation]()
 
 
 def test_another_device_works_after_one_was_lost() -> None:
-    lost = NativeDevice(adapters()[0])
+    lost = NativeDevice(list_gpus()[0])
     lost._device.destroy()
     with pytest.raises(DeviceError):
         lost.buffer(16)
-    other = NativeDevice(adapters()[0])
+    other = NativeDevice(list_gpus()[0])
     plan, total = counter(other, 2)
     other.run(plan)
     assert number(other, total) == 2
     other.close()
 
 
-def test_threads_that_shuffle_are_found_by_trying() -> None:
+def test_shuffling_threads_are_found_by_trying() -> None:
     names = {name for name in device().features if name.startswith("shuffle")}
     sizes = sorted(int(name.removeprefix("shuffle")) for name in names)
     assert sizes == [4, 8, 16, 32][: len(sizes)]
@@ -148,12 +152,12 @@ def test_threads_that_shuffle_are_found_by_trying() -> None:
     assert "shuffle8" not in device(frozenset({"shuffle8"})).features
 
 
-def test_no_thread_is_left_when_a_device_is_closed() -> None:
-    """A process that has closed its device ends."""
+def test_closing_a_device_ends_its_thread() -> None:
+    """Check that a process ends once it has closed its device."""
     program = (
-        "from webgemma.device.native import NativeDevice, adapters\n"
+        "from webgemma.device.native import NativeDevice, list_gpus\n"
         "from test_native import counter\n"
-        "device = NativeDevice(adapters()[0])\n"
+        "device = NativeDevice(list_gpus()[0])\n"
         "device._commands._ahead = True\n"
         "plan, _ = counter(device, 1)\n"
         "for _ in range(4): device.run(plan)\n"

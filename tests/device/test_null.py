@@ -1,19 +1,20 @@
-"""The device without a GPU: what it refuses, and what a real model costs, counted with it."""
+"""The device without a GPU: what it rejects, and the memory and dispatches of a real model."""
 
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from helpers.blank import BlankGguf, a4b, e2b
+from helpers.blank import BlankGguf, a4b, e2b, op_counts
 
 from webgemma.device import Buffer, Dispatch, Kernel, Plan
 from webgemma.device.null import DEFAULT_LIMITS, NullDevice
-from webgemma.engine.session import BATCHES, Session
+from webgemma.engine.plans import PlanKey
+from webgemma.engine.session import PLAN_ROWS, Session
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Config
-from webgemma.gemma.stacks import weights_nbytes
-from webgemma.gemma.weights import Model
-from webgemma.sampler import Chosen, Sampling
+from webgemma.gemma.weights import Model, weights_nbytes
+from webgemma.sampler import SampledToken
+from webgemma.settings import resolve
 from webgemma.sync import run_sync
 
 COPY = Kernel("copy", "", ("uniform", "read", "write"))
@@ -29,7 +30,7 @@ def test_memory_is_counted_until_it_is_freed() -> None:
     assert device.nbytes == 0
 
 
-def test_what_is_read_is_zero() -> None:
+def test_reading_returns_zeros() -> None:
     device = NullDevice()
     buffer = device.buffer(16)
     device.write(buffer, b"abcd", 8)
@@ -51,30 +52,32 @@ def test_plans_are_kept() -> None:
 
 
 def bound(device: NullDevice, buffer: Buffer, offset: int, nbytes: int) -> None:
+    """Bind a part of a buffer three times."""
     device.bind(COPY, [(buffer, offset, nbytes)] * 3)
 
 
 def dispatched(device: NullDevice, buffer: Buffer, x: int) -> None:
+    """Run a dispatch of so many workgroups."""
     device.run(Plan([Dispatch("copy", COPY, ((buffer, 0, 16),), (x, 1, 1))]))
 
 
-REFUSED: dict[str, tuple[Callable[[NullDevice, Buffer], object], str]] = {
+REJECTED: dict[str, tuple[Callable[[NullDevice, Buffer], object], str]] = {
     "large buffer": (lambda d, _: d.buffer((256 << 20) + 1, "all"), "no 268435472 bytes for all"),
     "no memory left": (lambda d, _: d.buffer(200 << 20, "more"), "no 209715200 bytes for more"),
-    "odd write": (lambda d, b: d.write(b, b"abc"), "no whole words"),
-    "odd offset": (lambda d, b: d.write(b, b"abcd", 2), "no whole words"),
-    "write too far": (lambda d, b: d.write(b, bytes(8), 1020), "1020 to 1028 are not among them"),
+    "odd write": (lambda d, b: d.write(b, b"abc"), "are not whole words"),
+    "odd offset": (lambda d, b: d.write(b, b"abcd", 2), "are not whole words"),
+    "write too far": (lambda d, b: d.write(b, bytes(8), 1020), "1020 to 1028 are outside"),
     "read too far": (lambda d, b: d.read(b, 0, 1025), "has 1024 bytes"),
     "copy too far": (lambda d, b: d.copy(b, d.buffer(16, "small"), 32), "small has 16 bytes"),
-    "foreign buffer": (lambda d, _: d.read(Buffer("mine", 4)), "mine is not of this device"),
-    "freed twice": (lambda d, b: (d.free(b), d.free(b)), "or freed"),
-    "freed and run": (lambda d, b: (d.free(b), dispatched(d, b, 1)), "or freed"),
-    "binding offset": (lambda d, b: bound(d, b, 16, 16), "cannot see 16 bytes at 16"),
-    "empty binding": (lambda d, b: bound(d, b, 0, 0), "cannot see 0 bytes"),
+    "foreign buffer": (lambda d, _: d.read(Buffer("mine", 4)), "mine belongs to another device"),
+    "freed twice": (lambda d, b: (d.free(b), d.free(b)), "or is freed"),
+    "freed and run": (lambda d, b: (d.free(b), dispatched(d, b, 1)), "or is freed"),
+    "binding offset": (lambda d, b: bound(d, b, 16, 16), "cannot bind 16 bytes at 16"),
+    "empty binding": (lambda d, b: bound(d, b, 0, 0), "cannot bind 0 bytes"),
     "binding too far": (lambda d, b: bound(d, b, 768, 512), "768 to 1280"),
     "large binding": (
         lambda d, _: bound(d, d.buffer(129 << 20), 0, 129 << 20),
-        "copy cannot see 135266304 bytes",
+        "copy cannot bind 135266304 bytes",
     ),
     "bindings": (lambda d, b: d.bind(COPY, [(b, 0, 16)]), "has 3 bindings, not 1"),
     "too many bindings": (
@@ -86,48 +89,50 @@ REFUSED: dict[str, tuple[Callable[[NullDevice, Buffer], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_what_webgpu_refuses(kind: str) -> None:
+@pytest.mark.parametrize("kind", REJECTED)
+def test_what_webgpu_rejects_is_rejected(kind: str) -> None:
     device = NullDevice(memory_nbytes=200 << 20)
-    attempt, sentence = REFUSED[kind]
-    with pytest.raises(DeviceError, match=sentence):
+    attempt, message = REJECTED[kind]
+    with pytest.raises(DeviceError, match=message):
         attempt(device, device.buffer(1024))
 
 
-def loaded(config: Config) -> Model:
+def load(config: Config) -> Model:
+    """Load a model of zeros."""
     return run_sync(Model.load(BlankGguf(config), config, NullDevice()))
 
 
 @pytest.fixture(scope="module")
 def e2b_session() -> Session:
-    return Session(loaded(e2b()), 32768)
+    return Session(load(e2b()), 32768)
 
 
 def test_dispatches_of_an_e2b_decode_step(e2b_session: Session) -> None:
-    """Few enough that launching them costs less than reading the weights."""
-    plan = e2b_session._plan("decode greedy", 1)
+    """Expect so few that launching them costs less than reading the weights."""
+    plan = e2b_session.plans.get(PlanKey("decode", greedy=True))
     table = e2b_session.model.matrices["per_layer_token_embd.weight"]
     parts = len(table.parts) - 1  # a device with larger bindings needs none of these
     assert 35 * 10 < len(plan.dispatches) - parts <= 35 * 12
-    assert Counter(d.name for d in plan.dispatches)["attention"] == 35
+    assert op_counts(plan)["attention_decode"] == 35
 
 
-@pytest.mark.parametrize("kind", ["greedy", "sample"])
-def test_the_likeliest_tokens_cost_one_dispatch_if_asked_for(
-    e2b_session: Session, kind: str
-) -> None:
-    plain, asked = (
-        Counter(d.name for d in e2b_session._plan(f"decode {kind}{top}", 1).dispatches)
-        for top in ("", " top")
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sample"])
+def test_top_logprobs_cost_one_dispatch_if_requested(e2b_session: Session, greedy: bool) -> None:
+    without, requested = (
+        op_counts(e2b_session.plans.get(key))
+        for key in (
+            PlanKey("decode", greedy=greedy),
+            PlanKey("decode", greedy=greedy, top_logprobs=True),
+        )
     )
-    assert asked - plain == Counter({"top": 1})
-    assert plain["top"] == 0
+    assert requested - without == Counter({"top_logprobs": 1})
+    assert without["top_logprobs"] == 0
 
 
 def test_memory_of_e2b_on_the_device() -> None:
-    """The bytes of the file, and a little for aligning planes; no chunk stays."""
+    """Expect the bytes of the file and a few for aligning planes; no chunk stays."""
     config = e2b()
-    model = loaded(config)
+    model = load(config)
     table, rest = weights_nbytes(BlankGguf(config), config)
     assert table == 262144 * 35 * 210
     assert table + rest <= model.device.nbytes < table + rest + 200_000
@@ -141,35 +146,38 @@ def test_memory_of_e2b_on_the_device() -> None:
 def test_cache_of_a_session(context: int, kv: str, element_nbytes: int) -> None:
     config = e2b()
     session = Session(Model(config, NullDevice()), context, kv=kv)
-    cached = [buffer for buffer in session.device.buffers if buffer.raw == "cache"]
-    wanted = config.kv_nbytes(context, element_nbytes=element_nbytes)
-    assert sum(buffer.nbytes for buffer in cached) == wanted
+    cached = [buffer for buffer in session.device.buffers if buffer.raw == "KV cache"]
+    expected = config.kv_nbytes(context, element_nbytes=element_nbytes)
+    assert sum(buffer.nbytes for buffer in cached) == expected
 
 
 @pytest.mark.parametrize("make", [e2b, a4b])
-def test_every_plan_keeps_to_the_limits_that_all_devices_have(make: Callable[[], Config]) -> None:
-    model = loaded(make())
+def test_every_plan_stays_within_the_limits_of_every_device(make: Callable[[], Config]) -> None:
+    model = load(make())
     assert model.device.limits == DEFAULT_LIMITS
     session = Session(model, 8192)
     run_sync(session.logits([2] * 600))
-    for kind in ("read", "greedy", "sample", "greedy top", "sample top"):
-        for batch in BATCHES:
-            model.device.run(session._plan(kind, batch))
-    for kind in ("decode greedy", "decode sample", "decode greedy top", "decode sample top"):
-        model.device.run(session._plan(kind, 1))
+    sampling = [
+        PlanKey(kind, greedy=greedy, top_logprobs=top_logprobs)
+        for kind in ("sample", "decode")
+        for greedy in (True, False)
+        for top_logprobs in (True, False)
+    ]
+    for key in (*(PlanKey("read", rows) for rows in PLAN_ROWS), *sampling):
+        model.device.run(session.plans.get(key))
 
 
 def test_a_conversation_without_a_gpu(e2b_session: Session) -> None:
-    """Zeros decode to token 0, with a log-probability of 0."""
+    """Expect token 0 with a log-probability of 0, which is what zeros decode to."""
 
-    async def first(count: int) -> list[Chosen]:
+    async def first(count: int) -> list[SampledToken]:
         found = []
-        async for piece in (stream := e2b_session.generate([2, 5], Sampling(top_k=1), 1)):
-            found.append(piece)
+        async for token in (stream := e2b_session.generate([2, 5], resolve({"top_k": 1}), 1)):
+            found.append(token)
             if len(found) == count:
                 break
         await stream.aclose()
         return found
 
-    assert run_sync(first(5)) == [Chosen(0, 0.0)] * 5
+    assert run_sync(first(5)) == [SampledToken(0, 0.0)] * 5
     assert e2b_session.tokens[:4] == [2, 5, 0, 0]

@@ -1,18 +1,20 @@
-"""Models of the true shapes whose weights are zeros that nobody stores: with a NullDevice, the
+"""Models of the real shapes whose weights are zeros that are never stored: with a NullDevice, the
 memory and the dispatches of a real model are counted on any machine."""
 
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
-from webgemma.gemma.config import Config, Diffusion, Experts, Layer
-from webgemma.gemma.tensors import text_tensors
+from webgemma.device import Plan
+from webgemma.gemma.config import Config, Diffusion, Experts, Layer, text_tensors
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import TensorInfo
 
 
 def q4_k_m(name: str) -> str:
-    """How llama.cpp's Q4_K_M stores a matrix, roughly."""
+    """Return the format in which llama.cpp's Q4_K_M stores a matrix, roughly."""
     if name.endswith("_gate_inp.weight"):
         return "F32"
     if name in ("token_embd.weight", "per_layer_token_embd.weight"):
@@ -23,7 +25,7 @@ def q4_k_m(name: str) -> str:
 
 
 class BlankGguf:
-    """What `Model.load` needs of a Gguf."""
+    """The part of a Gguf that `Model.load` reads."""
 
     name = "blank.gguf"
 
@@ -37,7 +39,7 @@ class BlankGguf:
         self.largest_read_nbytes = 0
 
     async def read(self, tensor: TensorInfo, offset: int = 0, nbytes: int | None = None) -> bytes:
-        """Zeros."""
+        """Return zeros."""
         nbytes = tensor.nbytes - offset if nbytes is None else nbytes
         assert 0 <= offset <= offset + nbytes <= tensor.nbytes
         self.largest_read_nbytes = max(self.largest_read_nbytes, nbytes)
@@ -46,8 +48,13 @@ class BlankGguf:
     read_raw = read
 
 
+def op_counts(plan: Plan) -> Counter[str]:
+    """Return how many dispatches of a plan each op has."""
+    return Counter(re.split("[ /]", dispatch.name)[0] for dispatch in plan.dispatches)
+
+
 def e2b() -> Config:
-    """Gemma 4 E2B: 35 layers, of which the last 20 read the caches of layers 13 and 14."""
+    """Return Gemma 4 E2B: 35 layers, of which the last 20 read the caches of layers 13 and 14."""
     layers = tuple(
         Layer(
             index=i,
@@ -66,7 +73,7 @@ def e2b() -> Config:
 
 
 def a4b() -> Config:
-    """Gemma 4 26B-A4B: 30 layers of 128 experts."""
+    """Return Gemma 4 26B-A4B: 30 layers of 128 experts."""
     layers = tuple(
         Layer(
             index=i,
@@ -86,7 +93,7 @@ def a4b() -> Config:
 
 
 def diffusion() -> Config:
-    """DiffusionGemma: the same layers, and a canvas."""
+    """Return DiffusionGemma: the same layers, and a canvas."""
     canvas = Diffusion(
         canvas=256,
         steps=48,

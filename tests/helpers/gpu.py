@@ -1,4 +1,4 @@
-"""What kernel tests share: a device, tensors from numpy and back."""
+"""The GPU of the tests: a device, and tensors from numpy and back."""
 
 import copy
 import os
@@ -8,33 +8,33 @@ import numpy as np
 
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # the Vulkan loader complains without one
 
-from webgemma.device.native import NativeDevice, adapters
+from webgemma.device.native import NativeDevice, list_gpus
 from webgemma.graph import Tensor
 from webgemma.sync import run_sync
 
 
 @cache
 def device(without: frozenset[str] = frozenset()) -> NativeDevice:
-    """The first adapter of this machine (CI has a software one), without some features if asked.
+    """Return the first GPU of this machine (CI has a software one), without some features.
 
-    WEBGEMMA_GPU=chromium makes it Chromium's."""
+    With WEBGEMMA_GPU=chromium it is Chromium's."""
     if os.environ.get("WEBGEMMA_GPU") == "chromium":
         from browser.page_device import PageDevice
 
         return PageDevice(without)
-    return NativeDevice(adapters()[0], without)
+    return NativeDevice(list_gpus()[0], without)
 
 
 @cache
 def hardware() -> NativeDevice:
-    """The same device, but work is cut up as for a real GPU."""
+    """Return the same device, for which work is divided as for a hardware GPU."""
     same = copy.copy(device())  # with its compiled kernels
     same.software = False
     return same
 
 
 def put(values: np.ndarray, on: NativeDevice | None = None) -> Tensor:
-    """An array on the device."""
+    """Upload an array."""
     data = np.ascontiguousarray(values)
     buffer = (on or device()).buffer(data.nbytes, "test")
     (on or device()).write(buffer, data.tobytes() + bytes(-data.nbytes % 4))
@@ -42,7 +42,7 @@ def put(values: np.ndarray, on: NativeDevice | None = None) -> Tensor:
 
 
 def get(tensor: Tensor, dtype: type = np.float32, on: NativeDevice | None = None) -> np.ndarray:
-    """The array that a tensor holds."""
+    """Read the array of a tensor."""
     nbytes = tensor.nbytes + -tensor.nbytes % 4
     data = run_sync((on or device()).read(tensor.buffer, tensor.offset, nbytes).bytes())
     return np.frombuffer(data[: tensor.nbytes], dtype).reshape(tensor.shape)

@@ -1,4 +1,4 @@
-"""One matrix in any format: as numbers, as a model on the device, and what kernels make of it."""
+"""One matrix in any format: its values, a model that has only it, and its products."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from webgemma.sync import run_sync
 
 
 def matrix(name: str, width: int, rows: int) -> NewTensor:
-    """Random weights in a format, every block with scales of its own."""
+    """Return random weights in a format, every block with its own scales."""
     made = random_tensor(1, name, (width, rows), name)
     blocks = np.frombuffer(made.data, DEQUANTISERS[name][0]).copy()
     rng = np.random.default_rng(rows)
@@ -33,32 +33,32 @@ def matrix(name: str, width: int, rows: int) -> NewTensor:
 
 
 def truth(tensor: NewTensor) -> np.ndarray:
-    """The weights of a matrix: [rows, width]."""
+    """Return the weights of a matrix: [rows, width]."""
     width, rows = tensor.shape
     return dequantise(tensor.data, FORMATS[tensor.format], (rows, width))
 
 
 def load(tensor: NewTensor, on: NativeDevice | None = None) -> Model:
-    """A model of this matrix alone."""
+    """Return a model that has only this matrix."""
     gguf = run_sync(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
     model = Model(e2b(), on or device())
     stack = [gguf.tensors[tensor.name]]
-    model.matrices[tensor.name] = model.room(tensor.name, stack)
-    run_sync(model.fill_matrix(gguf, model.matrices[tensor.name], stack))
+    model.allocate(tensor.name, stack)
+    run_sync(model.load_tensors(gguf, tensor.name, stack))
     return model
 
 
 def recorder(model: Model, ids: list[int]) -> TextRecorder:
-    """Records over a batch with room for one token more than there is."""
-    state = put(np.array([0, len(ids)], np.uint32))
-    inputs = Inputs(state, put(np.array([*ids, 0], np.uint32)), {}, {})
-    return TextRecorder(model, Recorder(model.device), inputs, len(ids) + 1, "kv_f32")
+    """Return a recorder of one row more than the batch has tokens."""
+    batch = put(np.array([0, len(ids)], np.uint32))
+    inputs = Inputs(batch, put(np.array([*ids, 0], np.uint32)), {})
+    return TextRecorder(model, Recorder(model.device), inputs, len(ids) + 1, "f32")
 
 
 def result(text: TextRecorder, out: Tensor) -> np.ndarray:
-    """Runs what was recorded; the rows of `out` that belong to tokens."""
+    """Run what was recorded; return the rows of `out` that belong to tokens."""
     text.model.device.run(text.recorder.plan())
-    return get(out)[: text.batch - 1]
+    return get(out)[: text.rows - 1]
 
 
 def embedded(model: Model, name: str, ids: list[int], scale: float = 1.0) -> np.ndarray:

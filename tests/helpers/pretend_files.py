@@ -1,17 +1,17 @@
-"""files.js without a browser: the same functions over a dictionary, and failures on demand."""
+"""Fake of files.js without a browser: the same functions over a dictionary, with failures."""
 
 from typing import Any
 
 
 class Bytes(bytes):
-    """As JavaScript hands them over."""
+    """Bytes with the method of a JavaScript buffer."""
 
     def to_bytes(self, *_: Any, **__: Any) -> bytes:  # type: ignore[override]
         return bytes(self)
 
 
 class JsError(Exception):
-    """What JavaScript throws: its name tells what it is."""
+    """Error of JavaScript, identified by its name."""
 
     def __init__(self, name: str, message: str = "", status: int = 0) -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class JsError(Exception):
 
 
 class PretendFile:
-    """A file somewhere; `failures` are thrown first, one at each read."""
+    """File or address; each read first raises the next of `failures`."""
 
     tag = None
 
@@ -42,7 +42,7 @@ class PretendFile:
 
 
 class PretendStored:
-    """A file of the private file system, open in a worker."""
+    """File of the origin-private file system, open in a worker."""
 
     def __init__(self, files: "PretendFiles", path: str) -> None:
         self.name = path.split("/")[-1]
@@ -78,14 +78,14 @@ class PretendStored:
 
 
 class PretendFiles:
-    """The functions of files.js."""
+    """Functions of files.js."""
 
     def __init__(self) -> None:
         self.disk: dict[str, bytearray] = {}
         self.servers: dict[str, PretendFile] = {}
         self.locked: set[str] = set()
-        self.full_at: int | None = None  # another program fills the disk meanwhile
-        self.quota: int | None = None  # of one file
+        self.full_at: int | None = None  # size at which the disk is full
+        self.quota: int | None = None  # size limit of one file
         self.free: int | None = None
 
     async def blob(self, file: PretendFile) -> PretendFile:
@@ -118,5 +118,5 @@ class PretendFiles:
         if self.disk.pop(path, None) is None:
             raise JsError("NotFoundError")
 
-    async def room(self) -> int | None:
+    async def available(self) -> int | None:
         return self.free

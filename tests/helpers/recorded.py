@@ -1,4 +1,4 @@
-"""A generation of DiffusionGemma that transformers made and recorded, draw by draw."""
+"""Recorded generation of DiffusionGemma by transformers, with its random draws."""
 
 import atexit
 import shutil
@@ -20,7 +20,7 @@ BLOCKS = 2
 
 @cache
 def converted() -> Path:
-    """The model as a GGUF."""
+    """Return the path of the model, converted to GGUF."""
     folder = mkdtemp()
     atexit.register(shutil.rmtree, folder)
     path = Path(folder) / "diffusion.gguf"
@@ -29,23 +29,25 @@ def converted() -> Path:
 
 
 def opened() -> Gguf:
+    """Open the converted model."""
     return Gguf.open(converted())
 
 
 def array(name: str) -> np.ndarray:
-    """One of the recorded arrays."""
+    """Return a recorded array."""
     return np.load(FOLDER / f"{name}.npy")
 
 
 def prompt() -> list[int]:
+    """Return the ids of the recorded prompt."""
     return [int(word) for word in (FOLDER / "ids.txt").read_text().split()]
 
 
 class Trace:
-    """The draws as they were; `logits` [block, step, canvas, vocab] before temperature.
+    """Recorded draws, and `logits` [block, step, canvas, vocab] before temperature.
 
-    A network of random weights multiplies what differs by about a hundred with each step, so a
-    replay takes each step's logits from the record, once its own were found to be the same."""
+    A network of random weights amplifies differences about a hundredfold with each step, so a
+    replay checks its own logits of each step and continues with the recorded ones."""
 
     def __init__(self) -> None:
         trace = np.load(FOLDER / "generate_trace.npz")
@@ -56,8 +58,10 @@ class Trace:
         self.ids: list[int] = trace["sequences"].tolist()  # prompt and reply
 
     def noise(self, block: int, step: int) -> np.ndarray:
+        """Return the recorded random tokens."""
         return self.noises[block, step]
 
     def sample(self, block: int, step: int, z: np.ndarray) -> np.ndarray:
+        """Return the recorded samples."""
         del z
         return self.samples[block, step - 1]

@@ -1,5 +1,6 @@
-"""What tests of sessions share: a small model, what it says in truth, and how to take tokens."""
+"""Sessions for tests: a small model, its reference, and the first tokens of a generation."""
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import cache
 
@@ -9,12 +10,13 @@ from webgemma.engine.session import Session
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.sampler import Sampling
+from webgemma.sampler import SampledToken
+from webgemma.settings import Settings, resolve
 from webgemma.sync import run_sync
 
-GREEDY = Sampling(temperature=0)
-RANDOM = Sampling(temperature=1.5, top_k=0, top_p=1.0, presence_penalty=0.5)
-# Sliding and full layers, some of which share their caches; SHORT is soon past its rings.
+GREEDY = resolve({"temperature": 0})
+RANDOM = resolve({"temperature": 1.5, "top_k": 0, "top_p": 1.0, "presence_penalty": 0.5})
+# Sliding and full layers, some of which share caches; the rings of SHORT are soon full.
 SHORT = replace(SMALL, pattern="sfsf", shared=2)
 IDS = [2, *(24 + i * 7 % 280 for i in range(1, 120))]
 CHUNK, WINDOW = 16, SHORT.window
@@ -22,26 +24,30 @@ RING = CHUNK + WINDOW
 
 
 def open_tiny(tiny: Tiny) -> tuple[Gguf, Config]:
+    """Open a tiny model; return its file and its configuration."""
     gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
     return gguf, Config.from_gguf(gguf)
 
 
 @cache
 def reference() -> CpuEngine:
+    """Return the reference of SHORT."""
     return CpuEngine(*open_tiny(SHORT))
 
 
 def take(
-    engine: Session | CpuEngine, ids: list[int], count: int, sampling: Sampling = GREEDY
+    engine: Session | CpuEngine, ids: list[int], count: int, settings: Settings = GREEDY
 ) -> list[int]:
-    """The first tokens of a generation, which is then closed."""
-    stream = engine.generate(ids, sampling, 5)
+    """Return the first tokens of a generation, and close it."""
+    stream = engine.generate(ids, settings, 5)
     tokens = [next_token(stream) for _ in range(count)]
-    run_sync(closed(stream))
+    close(stream)
     return tokens
 
 
-def next_token(stream) -> int:
+def next_token(stream: AsyncIterator[SampledToken]) -> int:
+    """Return the next token of a generation."""
+
     async def one() -> int:
         token, logprob, _ = await anext(stream)
         assert logprob <= 0
@@ -50,9 +56,15 @@ def next_token(stream) -> int:
     return run_sync(one())
 
 
-async def closed(stream) -> None:
-    await stream.aclose()
+def close(stream: AsyncIterator[SampledToken]) -> None:
+    """Close a generation."""
+
+    async def one() -> None:
+        await stream.aclose()
+
+    run_sync(one())
 
 
-def truth(ids: list[int], count: int, sampling: Sampling = GREEDY) -> list[int]:
-    return take(reference(), ids, count, sampling)
+def expected(ids: list[int], count: int, settings: Settings = GREEDY) -> list[int]:
+    """Return the first tokens that the reference generates."""
+    return take(reference(), ids, count, settings)

@@ -1,11 +1,11 @@
-"""A small model, made on the spot: a genuine Gemma 4 whose weights know a handful of sentences."""
+"""Stand-in model: a valid Gemma 4 of 512 tokens whose weights produce a handful of sentences."""
 
 import struct
 from collections.abc import Iterator
 
 from webgemma.gguf.writer import NewTensor, gguf_bytes
 
-WIDTH = 512  # and vocabulary: token i is the unit vector i, so that a matrix says what follows
+WIDTH = 512  # also the vocabulary: token i is unit vector i, so a matrix maps tokens to followers
 HEAD_DIMS = {"attn_q": 64, "attn_k": 64, "attn_v": 64}
 NORMAL, USER_DEFINED, CONTROL, BYTE = 1, 4, 3, 6
 
@@ -19,7 +19,7 @@ TAGS = [
     *('<|"|>', "<|channel>", "<channel|>"),
 ]
 
-# What may follow what. Every phrase is one token; START is the opening of the model's turn.
+# Followers of each phrase. Every phrase is one token; START is the beginning of the model's turn.
 SENTENCES: dict[str, tuple[str, ...]] = {
     "START": ("Hello! I am webgemma's stand-in: a Gemma 4 of a few weights, made on the spot.",),
     "Hello! I am webgemma's stand-in: a Gemma 4 of a few weights, made on the spot.": (
@@ -45,7 +45,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
 
 
 def standin_gguf() -> bytes:
-    """The whole file: two layers, attention that adds nothing, one table of what follows."""
+    """Return the bytes of the file: two layers, attention that adds zero, a table of followers."""
     tokens, kinds = _vocabulary()
     metadata: dict[str, object] = {
         "general.architecture": "gemma4",
@@ -94,7 +94,7 @@ def _vocabulary() -> tuple[list[str], list[int]]:
 
 
 def _tensors(tokens: list[str]) -> Iterator[NewTensor]:
-    """Layer 0 turns a token's unit vector into the sum of its followers'; layer 1 adds nothing."""
+    """Yield all tensors: layer 0 maps a token to the sum of its followers, layer 1 adds zero."""
     unit = [[column] for column in range(WIDTH)]
     zeros: list[list[int]] = [[] for _ in range(WIDTH)]
     yield _matrix("token_embd.weight", WIDTH, unit)
@@ -118,7 +118,7 @@ def _tensors(tokens: list[str]) -> Iterator[NewTensor]:
 
 
 def _follows(tokens: list[str]) -> list[list[int]]:
-    """Row t of the table: the tokens that t follows."""
+    """Return the table of followers: row t lists the tokens that t follows."""
     ids = {token: i for i, token in enumerate(tokens)}
     rows: list[list[int]] = [[] for _ in tokens]
     for phrase, followers in SENTENCES.items():
@@ -137,7 +137,9 @@ def _vector(name: str, width: int, value: float) -> NewTensor:
 
 
 def _matrix(name: str, width: int, rows: list[list[int]]) -> NewTensor:
-    """Q8_0 rows of zeros with ones at columns; a block is an f16 scale of 1 and 32 int8."""
+    """Return a Q8_0 matrix that is 1 at the columns listed for each row and 0 elsewhere.
+
+    A block is a float16 scale of 1 and 32 int8."""
     blank = struct.pack("<e32x", 1.0) * (width // 32)
     data = bytearray(blank * len(rows))
     for row, columns in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Build small Ollama stores for tests: `add_model(tmp_path, "gemma4:e2b", gguf=data)`."""
+"""Small Ollama model stores for tests: `add_model(tmp_path, "gemma4:e2b", gguf=data)`."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ CONFIG = {
 
 
 def add_blob(root: Path, data: bytes) -> str:
-    """Write a blob; its digest, "sha256:…"."""
+    """Write a blob; return its digest, "sha256:…"."""
     digest = hashlib.sha256(data).hexdigest()
     path = root / "blobs" / f"sha256-{digest}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,21 +30,21 @@ def add_blob(root: Path, data: bytes) -> str:
 
 
 def layer(root: Path, kind: str, data: bytes | str, **more: Any) -> dict[str, Any]:
-    """Write a blob; its entry for a manifest."""
+    """Write a blob; return its entry for a manifest."""
     data = data.encode() if isinstance(data, str) else data
     media_type = kind if "/" in kind else IMAGE + kind
     return {"mediaType": media_type, "digest": add_blob(root, data), "size": len(data)} | more
 
 
 def manifest_path(root: Path, name: str) -> Path:
-    """Where the manifest of `[[HOST/]NAMESPACE/]MODEL:TAG` belongs."""
+    """Return the path of the manifest of `[[HOST/]NAMESPACE/]MODEL:TAG`."""
     path, tag = name.rsplit(":", 1)
     parts = ["registry.ollama.ai", "library"][: 2 - path.count("/")] + path.split("/")
     return root.joinpath("manifests", *parts, tag)
 
 
 def add_manifest(root: Path, name: str, manifest: Any) -> Path:
-    """Write a manifest, bytes as they are and anything else as JSON; its path."""
+    """Write a manifest, bytes unchanged and anything else as JSON; return its path."""
     path = manifest_path(root, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(manifest if isinstance(manifest, bytes) else json.dumps(manifest).encode())
@@ -59,7 +59,7 @@ def add_model(
     layers: Iterable[tuple[str, bytes | str]] = (),
     config: dict[str, Any] | None = None,
 ) -> Path:
-    """Add a whole model, `layers` being (kind, content); the path of its manifest."""
+    """Add a model with `layers` of (kind, content); return the path of its manifest."""
     contents = [] if gguf is None else [("model", gguf)]
     docker = "application/vnd.docker."
     config_text = json.dumps(CONFIG if config is None else config)

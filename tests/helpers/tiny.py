@@ -1,4 +1,4 @@
-"""Tiny Gemma 4 models whose weights come from a seed and a name: every layer kind, any format."""
+"""Tiny Gemma 4 models of every layer kind and format; seed and tensor name set the weights."""
 
 import hashlib
 import math
@@ -25,28 +25,28 @@ MERGES = ["t h", "th e", "▁ the", "i n", "e r"]
 
 @dataclass(frozen=True)
 class Tiny:
-    """The shape of a model; `formats` says how its matrices are stored, in turn."""
+    """Shape of a model; its matrices are stored in `formats`, in rotation."""
 
-    pattern: str = "ssfssf"  # s: sliding, f: full
+    pattern: str = "ssfssf"  # one letter per layer: s sliding, f full
     width: int = 64
     heads: int = 2
     kv_heads: tuple[int, int] = (1, 1)  # sliding, full
     head_dims: tuple[int, int] = (16, 32)
     ffn: int = 96
-    shared: int = 0
+    shared: int = 0  # trailing layers that share keys and values
     double_wide: bool = False
     window: int = 8
     ple: int = 0
-    k_is_v: bool = False  # on full layers
+    k_is_v: bool = False  # full layers have no value projection
     experts: tuple[int, int, int] | None = None  # count, used, width
     fused: bool = True
     vocab: int = 320
     context: int = 512
     formats: tuple[str, ...] = ("F32",)
     suppressed: tuple[int, ...] = ()
-    canvas: int = 0  # above 0: a DiffusionGemma
+    canvas: int = 0  # above 0 the model is a DiffusionGemma
     seed: int = 3
-    metadata: dict[str, object] = field(default_factory=dict)  # added, or (None) left out
+    metadata: dict[str, object] = field(default_factory=dict)  # entries to add; None removes
 
 
 SMALL = Tiny(ple=16, shared=3, double_wide=True)
@@ -70,12 +70,12 @@ KINDS = {"small": SMALL, "large": LARGE, "moe": MOE, "mixed": MIXED}
 
 
 def tiny_gguf(tiny: Tiny) -> bytes:
-    """The whole file."""
+    """Return the bytes of the file."""
     return gguf_bytes(tiny_metadata(tiny), tiny_tensors(tiny))
 
 
 def tiny_metadata(tiny: Tiny) -> dict[str, object]:
-    """What the file says of itself."""
+    """Return the metadata of the file."""
     number = len(tiny.pattern)
     first_shared = number - tiny.shared
     sliding = [kind == "s" for kind in tiny.pattern]
@@ -130,32 +130,32 @@ def tiny_metadata(tiny: Tiny) -> dict[str, object]:
 
 
 def vocabulary(size: int) -> list[str]:
-    """Gemma 4's special tokens, all bytes, a few letters and merges, then words nobody uses."""
+    """Return Gemma 4's special tokens, all bytes, a few letters and merges, then unused tokens."""
     tokens = [*CONTROLS, *TAGS, *(f"<0x{byte:02X}>" for byte in range(256)), *LETTERS]
     return [*tokens, *(f"<unused{i}>" for i in range(size - len(tokens)))][:size]
 
 
 def tiny_tensors(tiny: Tiny) -> list[NewTensor]:
-    """All weights, the matrices in the model's formats in turn."""
-    made: list[NewTensor] = []
+    """Return all weights, the matrices in the model's formats in rotation."""
+    tensors: list[NewTensor] = []
 
     def matrix(name: str, *shape: int, format: str = "") -> None:
-        made.append(
+        tensors.append(
             random_tensor(
-                tiny.seed, name, shape, format or tiny.formats[len(made) % len(tiny.formats)]
+                tiny.seed, name, shape, format or tiny.formats[len(tensors) % len(tiny.formats)]
             )
         )
 
     def vector(name: str, width: int, spread: float = 0.1, mean: float = 1.0) -> None:
         values = mean * (1 + spread * uniform(tiny.seed, name, width))
-        made.append(NewTensor(name, (width,), "F32", values.astype("<f4").tobytes()))
+        tensors.append(NewTensor(name, (width,), "F32", values.astype("<f4").tobytes()))
 
     width, ple, number = tiny.width, tiny.ple, len(tiny.pattern)
     matrix("token_embd.weight", width, tiny.vocab)
     vector("output_norm.weight", width, mean=5.0)  # logits with a standard deviation of about 4
     half = tiny.head_dims[1] // 2
     factors = np.where(np.arange(half) < half // 4, 1, 1e30).astype("<f4")
-    made.append(NewTensor("rope_freqs.weight", (half,), "F32", factors.tobytes()))
+    tensors.append(NewTensor("rope_freqs.weight", (half,), "F32", factors.tobytes()))
     if ple:
         matrix("per_layer_token_embd.weight", ple * number, tiny.vocab)
         matrix("per_layer_model_proj.weight", width, ple * number)
@@ -167,7 +167,7 @@ def tiny_tensors(tiny: Tiny) -> list[NewTensor]:
         matrix("self_cond_down.weight", tiny.ffn, width)
     for index in range(number):
         _layer(tiny, index, matrix, vector)
-    return made
+    return tensors
 
 
 def _layer(tiny: Tiny, index: int, matrix, vector) -> None:
@@ -224,16 +224,17 @@ def _kind(token: str) -> int:
 
 
 def random_bytes(seed: int, name: str, nbytes: int) -> bytes:
-    """The same bytes for the same seed and name, on any machine and in any version of anything."""
+    """Return bytes that depend on the seed and the name only, on any machine and in any version."""
     return hashlib.shake_128(f"{seed}:{name}".encode()).digest(nbytes)
 
 
 def uniform(seed: int, name: str, count: int) -> np.ndarray:
-    """Numbers between -1 and 1 that float16 and bfloat16 hold only roughly."""
+    """Return numbers between -1 and 1 that float16 and bfloat16 do not represent exactly."""
     return np.frombuffer(random_bytes(seed, name, 4 * count), "<i4") / np.float64(2**31)
 
 
-# Where a block keeps its f16 scales, and how large its integers are: for a sensible spread.
+# By format: (offset of a float16 scale in a block, size of the integers it scales). With these,
+# random bytes become weights of the intended spread. Size -1 marks m, the offset of a "_1" format.
 _SCALES: dict[str, tuple[tuple[int, float], ...]] = {
     "Q4_0": ((0, 8),),
     "Q4_1": ((0, 8), (2, -1)),
@@ -251,7 +252,7 @@ _SCALES: dict[str, tuple[tuple[int, float], ...]] = {
 
 
 def random_tensor(seed: int, name: str, shape: tuple[int, ...], format: str) -> NewTensor:
-    """Weights with a spread of about 1/√width, in any usable format."""
+    """Return random weights with a spread of about 1/√width in any usable format."""
     fmt: Format = FORMATS[format]
     width, rows = shape[0], math.prod(shape[1:])
     spread = 1.4 / math.sqrt(width)

@@ -1,4 +1,4 @@
-"""Tiny adapters whose numbers come from a seed and a name: for any matrix of any tiny model."""
+"""Tiny LoRA adapters for any matrix of a tiny model; seed and tensor name set their numbers."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def tiny_pairs(
     strength: float = 0.3,
     dtype: type = np.float32,
 ) -> dict[str, Pair]:
-    """An adapter for every matrix of these names; the embedding's A is flipped, as in files."""
+    """Return pairs for every matrix of these names; the embedding's A is [vocab, rank]."""
     pairs = {}
 
     def numbers(name: str, *shape: int, spread: float) -> np.ndarray:
@@ -53,13 +53,13 @@ def tiny_pairs(
 
 
 def tiny_adapter(pairs: dict[str, Pair], name: str = "tiny") -> Adapter:
-    """The same as an adapter of the engine."""
-    made = {}
+    """Return the pairs as an adapter of the engine."""
+    stored = {}
     for tensor, (a, b, scale) in pairs.items():
         experts = len(a) if a.ndim == 3 else 1
         rank, inputs = a.shape[-2:][::-1] if tensor == EMBEDDING else a.shape[-2:]
         a_bytes, b_bytes = (x.astype("<f4").tobytes() for x in (a, b))
-        made[tensor] = StoredPair(
+        stored[tensor] = StoredPair(
             a_bytes, b_bytes, int(rank), int(inputs), b.shape[-2], scale, experts
         )
-    return Adapter(name, made)
+    return Adapter(name, stored)

@@ -1,4 +1,4 @@
-"""Activations as integers: every format's products, whoever makes them, and whole models."""
+"""Quantised activations: products of every format, the kernels that store them, whole models."""
 
 import struct
 from dataclasses import replace
@@ -14,9 +14,9 @@ from helpers.integers import (
     LARGEST,
     assert_close,
     inputs_of,
-    integers,
     load,
     numbers,
+    quantised,
     recorder,
     truth,
 )
@@ -27,7 +27,9 @@ from webgemma.device.native import NativeDevice
 from webgemma.engine.session import Session
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
-from webgemma.gemma.record.quantised import Integers, multiplies_integers, pieces_of
+from webgemma.gemma.kv_cache import LayerCache
+from webgemma.gemma.record.matmul import Columns
+from webgemma.gemma.record.quantised import QuantisedTensor, multiplies_integers, providers
 from webgemma.gemma.text import TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
@@ -37,7 +39,7 @@ from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
 from webgemma.reference.text import TextModel, gelu
 from webgemma.reference.weights import Weights
-from webgemma.sampler import Sampling
+from webgemma.settings import resolve
 from webgemma.sync import iterate_sync, run_sync
 
 POISON = 77
@@ -45,33 +47,34 @@ POISON = 77
 PLAIN = frozenset({"subgroups", "shader-f16"})
 
 
-def room(width: int, precision: str = "") -> Tensor:
-    """Poisoned memory for two rows, as integers or floats."""
-    shape = (2, width)
-    tensor = Integers.of(shape, precision) if precision else Tensor(shape, 8 * width)
-    tensor.placed = device().buffer(tensor.nbytes, "kept")
+def poisoned(width: int, precision: str = "") -> Tensor:
+    """Return poisoned memory for two rows, of integers or floats."""
+    tensor = Tensor((2, width), 8 * width)
+    if precision:
+        tensor = QuantisedTensor.scratch(2, width, precision)
+    tensor.allocated = device().buffer(tensor.nbytes, "test")
     device().write(tensor.buffer, bytes([POISON]) * tensor.nbytes)
     return tensor
 
 
-def assert_holds(made: Tensor, x: np.ndarray) -> None:
-    """The first row is x within half a step and says the right sums; the second is untouched."""
-    assert isinstance(made, Integers)
-    data = get(Tensor((2, made.nbytes // 2), made.nbytes, made.buffer), np.int8)
+def assert_holds(stored: Tensor, x: np.ndarray) -> None:
+    """Assert that the first row is x within half a step, with its sums; the second is untouched."""
+    assert isinstance(stored, QuantisedTensor)
+    data = get(Tensor((2, stored.nbytes // 2), stored.nbytes, stored.buffer), np.int8)
     assert (data[1] == POISON).all()
-    size = 32 if made.precision == "int8" else 64
+    size = 32 if stored.precision == "int8" else 64
     groups = data[0].reshape(-1, size + 16)
     v = groups[:, :32].astype(np.int64)
-    if made.precision == "int16":
+    if stored.precision == "int16":
         v = 256 * v + groups[:, 32:64]
-    scale, *sums, nothing = groups[:, size:].copy().view(np.float32).astype(np.float64).T
+    scale, *sums, padding = groups[:, size:].copy().view(np.float32).astype(np.float64).T
     x = x.reshape(-1, 32).astype(np.float64)
     peak = np.abs(x).max(1)
-    np.testing.assert_allclose(scale, peak / LARGEST[made.precision], rtol=F32_KERNEL)
+    np.testing.assert_allclose(scale, peak / LARGEST[stored.precision], rtol=F32_KERNEL)
     assert (np.abs(v * scale[:, None] - x) <= 0.5 * scale[:, None] + 1e-6 * peak[:, None]).all()
-    meant = scale[:, None] * v.reshape(-1, 2, 16).sum(2)
-    np.testing.assert_allclose(np.stack(sums, 1), meant, rtol=1e-6)
-    assert (nothing == 0).all()
+    expected = scale[:, None] * v.reshape(-1, 2, 16).sum(2)
+    np.testing.assert_allclose(np.stack(sums, 1), expected, rtol=1e-6)
+    assert (padding == 0).all()
 
 
 @EVERY_FORMAT
@@ -81,23 +84,23 @@ def test_products_with_integers(name: str, precision: str) -> None:
     model = load(tensor)
     x = numbers(2, 512)
     text = recorder(model, 2, 2)
-    given, meant = integers(x, precision)
-    y = text.linear(given, model.matrices["w"])
+    uploaded, represented = quantised(x, precision)
+    y = text.linear(uploaded, model.matrices["w"])
     model.device.run(text.recorder.plan())
     weights = truth(tensor)
-    assert_close(get(y), meant @ weights.T, F32_KERNEL)
+    assert_close(get(y), represented @ weights.T, F32_KERNEL)
     assert_close(get(y), x.astype(np.float64) @ weights.T, ROUNDING[precision])
 
 
 @EVERY_PRECISION
 def test_products_of_many_rows_and_of_extremes(precision: str) -> None:
-    """Two rows share what is read of x; the largest sums there are do not overflow."""
+    """Two rows share what is read of x; the largest possible sums do not overflow."""
     tensor = random_tensor(6, "w", (64, 1031), "Q8_0")
     weights = truth(tensor)
     x = np.where(weights[:1] < 0, -1, 1).astype(np.float32) * 3
     model = load(tensor)
     text = recorder(model)
-    y = text.linear(integers(x, precision)[0], model.matrices["w"])
+    y = text.linear(quantised(x, precision)[0], model.matrices["w"])
     model.device.run(text.recorder.plan())
     assert_close(get(y)[0], x[0] @ weights.T, F32_KERNEL)
 
@@ -105,12 +108,22 @@ def test_products_of_many_rows_and_of_extremes(precision: str) -> None:
 def test_there_is_a_product_for_every_quantised_format() -> None:
     for name, fmt in FORMATS.items():
         if fmt.usable and multiplies_integers(fmt):
-            kernel = link("matvec", frozenset(), format=name, pieces=("linear", "integer"))
-            assert "fn integer_unit" in kernel.wgsl
+            program = link(
+                "matvec",
+                frozenset(),
+                constants={"THREADS": 64, "LANES": 4, "EACH": 1},
+                providers={
+                    "format": name,
+                    "epilogue": "none",
+                    "input": "integer",
+                    "integer_width": "int16",
+                },
+            )
+            assert "fn integer_unit" in program.kernel.wgsl
 
 
-class Blueprint:
-    """All that a norm asks of a model's configuration."""
+class NormConfig:
+    """All that a norm reads of a model's configuration."""
 
     eps = 1e-6
 
@@ -118,75 +131,87 @@ class Blueprint:
 @EVERY_PRECISION
 @pytest.mark.parametrize("op", ["norm", "residual"])
 @pytest.mark.parametrize("width", [32, 2816])
-def test_norms_make_integers(op: str, width: int, precision: str) -> None:
-    model = Model(Blueprint, device())
+def test_norms_store_integers(op: str, width: int, precision: str) -> None:
+    model = Model(NormConfig, device())
     w, x = numbers(1, width)[0], 1 + numbers(1, width)
     model.vectors = {"w": put(w), "post": put(w[::-1]), "scale": put(np.float32([0.7]))}
-    floats, made = room(width), room(width, precision)
-    for out in (floats, made):
+    floats, integers = poisoned(width), poisoned(width, precision)
+    for out in (floats, integers):
         text = recorder(model)
         if op == "norm":
-            text.norm(put(x), "w", out)
+            text.norm(put(x), model.vector("w"), out)
         else:
             text.residual(put(x), put(x[:, ::-1]), "post", "w", "scale", out)
         model.device.run(text.recorder.plan())
-    assert_holds(made, get(floats)[0])
+    assert_holds(integers, get(floats)[0])
 
 
 @EVERY_PRECISION
 @pytest.mark.parametrize("head_dim", [32, 512])
-def test_attention_makes_integers(head_dim: int, precision: str) -> None:
-    heads, shares = 3, 4
+def test_attention_stores_integers(head_dim: int, precision: str) -> None:
+    heads, splits = 3, 4
     rng = np.random.default_rng(head_dim)
-    parts = numbers(heads * shares, head_dim)
-    sums = rng.uniform(0.5, 3, (heads * shares, 2)).astype(np.float32)
-    fade = np.exp(sums[:, 0].astype(np.float64)).reshape(heads, shares)
-    total = (sums[:, 1].reshape(heads, shares) * fade).sum(1)
-    summed = (parts.reshape(heads, shares, head_dim) * fade[:, :, None]).sum(1)
-    out = room(heads * head_dim, precision)
-    constants = {"THREADS": 64, "HEAD_DIM": head_dim, "SHARES": shares}
-    pieces = ("state", *pieces_of("put", out))
-    kernel = link("attention_merge", device().features, constants=constants, pieces=pieces)
+    parts = numbers(heads * splits, head_dim)
+    sums = rng.uniform(0.5, 3, (heads * splits, 2)).astype(np.float32)
+    factors = np.exp(sums[:, 0].astype(np.float64)).reshape(heads, splits)
+    total = (sums[:, 1].reshape(heads, splits) * factors).sum(1)
+    summed = (parts.reshape(heads, splits, head_dim) * factors[:, :, None]).sum(1)
+    out = poisoned(heads * head_dim, precision)
     calls = Recorder(device())
-    calls.call(kernel, (heads, 2), [heads], inputs_of(1).state, put(parts), put(sums), out)
+    calls.call(
+        "attention_merge",
+        (heads, 2),
+        **providers("store", out),
+        batch=inputs_of(1).batch,
+        parts=put(parts),
+        sums=put(sums),
+        h=out,
+        heads=heads,
+        THREADS=64,
+        HEAD_DIM=head_dim,
+        SPLITS=splits,
+    )
     device().run(calls.plan())
     assert_holds(out, summed / total[:, None])
 
 
 @EVERY_PRECISION
 @pytest.mark.parametrize(("width", "ffn"), [(64, 96), (512, 32), (2048, 64)])
-def test_gate_up_reads_and_makes_integers(width: int, ffn: int, precision: str) -> None:
+def test_gate_up_reads_and_stores_integers(width: int, ffn: int, precision: str) -> None:
     """With 1, 4 and 8 threads for a pair of rows."""
     model = load(random_tensor(9, "w", (width, 2 * ffn), "Q4_0"))
-    given, meant = integers(numbers(2, width), precision)
-    floats, made = room(ffn), room(ffn, precision)
-    for x, out in ((put(meant.astype(np.float32)), floats), (given, made)):
+    uploaded, represented = quantised(numbers(2, width), precision)
+    floats, integers = poisoned(ffn), poisoned(ffn, precision)
+    for x, out in ((put(represented.astype(np.float32)), floats), (uploaded, integers)):
         text = recorder(model, 2)
-        text.gate_up(x, model.matrices["w"], out)
+        text.matmul.gate_up(x, model.matrices["w"], out)
         model.device.run(text.recorder.plan())
-    assert_holds(made, get(floats)[0])
+    assert_holds(integers, get(floats)[0])
 
 
 @EVERY_PRECISION
 @pytest.mark.parametrize("width", [32, 352])
-def test_geglu_makes_integers(width: int, precision: str) -> None:
-    """The same as quantise makes of the floats."""
+def test_geglu_stores_integers(width: int, precision: str) -> None:
+    """The integers are those that quantise makes of the floats."""
     model = load(random_tensor(9, "w", (width, 5), "Q8_0"))
     both = numbers(2, 2 * width)
-    floats, made = room(width), room(width, precision)
+    floats, integers = poisoned(width), poisoned(width, precision)
     text = recorder(model, 2)
-    given = put(both)
-    for out in (floats, made):
-        text.geglu(given, 2 * width, given, 2 * width, width, width, out)
-    text.precision = precision
-    again = text._as_integers(floats, model.matrices["w"])
+    uploaded = put(both)
+    gate, up = Columns(uploaded, 2 * width, 0), Columns(uploaded, 2 * width, width)
+    for out in (floats, integers):
+        text.geglu(gate, up, width, out)
+    text.matmul.precision = precision
+    requantised = text.matmul.quantised(floats, model.matrices["w"])
     model.device.run(text.recorder.plan())
     found = get(floats)[0]
     assert_close(found, gelu(both[0, :width]) * both[0, width:], F32_KERNEL)
-    assert_holds(made, found)
-    nbytes = made.nbytes // 2
-    row, copy = (get(Tensor((nbytes,), nbytes, t.buffer), np.int8) for t in (made, again))
-    assert (row == copy).all()
+    assert_holds(integers, found)
+    nbytes = integers.nbytes // 2
+    row, expected = (
+        get(Tensor((nbytes,), nbytes, tensor.buffer), np.int8) for tensor in (integers, requantised)
+    )
+    assert (row == expected).all()
 
 
 def opened(tiny: Tiny) -> Gguf:
@@ -194,19 +219,18 @@ def opened(tiny: Tiny) -> Gguf:
 
 
 def decoded(gguf: Gguf, ids: list[int], precision: str, on: NativeDevice) -> np.ndarray:
-    """Logits [ids, vocab], each id read by itself."""
+    """Return logits [ids, vocab], each id read by itself."""
     config = Config.from_gguf(gguf)
     model = run_sync(Model.load(gguf, config, on))
     inputs = inputs_of(1, on)
     for layer in config.layers:
         empty = np.zeros((len(ids), layer.kv_heads, layer.head_dim), np.float32)
-        inputs.caches[layer.index] = (put(empty, on), put(empty, on))
-        inputs.ring[layer.index] = len(ids)
-    text = TextRecorder(model, Recorder(on), inputs, 1, "kv_f32", precision)
+        inputs.caches[layer.index] = LayerCache(put(empty, on), put(empty, on), len(ids))
+    text = TextRecorder(model, Recorder(on), inputs, 1, "f32", precision)
     logits = text.softcap(text.head(text.body()))
     plan, rows = text.recorder.plan(), []
     for position, token in enumerate(ids):
-        on.write(inputs.state.buffer, struct.pack("<2I", position, 1))
+        on.write(inputs.batch.buffer, struct.pack("<2I", position, 1))
         on.write(inputs.ids.buffer, struct.pack("<I", token))
         on.run(plan)
         rows.append(get(logits, on=on)[0])
@@ -222,7 +246,7 @@ TINY = {
 
 @pytest.mark.parametrize("without", [frozenset(), PLAIN], ids=["features", "plain"])
 @pytest.mark.parametrize("tiny", TINY.values(), ids=TINY)
-def test_a_model_with_int16_gives_the_logits_of_the_reference(
+def test_a_model_with_int16_has_the_logits_of_the_reference(
     tiny: Tiny, without: frozenset[str]
 ) -> None:
     ids = [2, *range(30, 41)]
@@ -241,9 +265,9 @@ def test_e2b_with_int16_writes_what_transformers_writes() -> None:
     gguf = Gguf.open(E2B / "e2b-Q4_K_M.gguf")
     model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device()))
     session = Session(model, 256, kv="f32", precision="int16")
-    written = iterate_sync(session.generate(saved_ids("ids"), Sampling(temperature=0), 0))
+    written = iterate_sync(session.generate(saved_ids("ids"), resolve({"temperature": 0}), 0))
     expected = saved_ids("Q4_K_M.greedy")[:32]
-    assert [chosen.token for chosen, _ in zip(written, expected, strict=False)] == expected
+    assert [sampled.token for sampled, _ in zip(written, expected, strict=False)] == expected
 
 
 @needs_shared
@@ -257,7 +281,7 @@ def test_logits_are_those_of_transformers(name: str) -> None:
     assert_close(found, expected, GPU_LOGITS)
     np.testing.assert_array_equal(found.argmax(1), expected.argmax(1))
     if name == "moe":
-        return  # rounding to int8 makes tokens of random weights ask other experts
+        return  # rounding to int8 routes tokens of random weights to other experts
     rough = decoded(gguf, ids, "int8", device())
     assert np.sqrt(np.mean((rough - expected) ** 2)) <= INT8_LOGITS * expected.std()
 
@@ -266,15 +290,14 @@ def saved_ids(name: str, folder: Path = E2B) -> list[int]:
     return [int(token) for token in (folder / f"{name}.txt").read_text().replace(",", " ").split()]
 
 
-def products(tiny: Tiny, batch: int, precision: str) -> tuple[int, int]:
-    """How many matrices a step multiplies with floats, and how many with integers."""
+def products(tiny: Tiny, rows: int, precision: str) -> tuple[int, int]:
+    """Return how many matrices a pass multiplies with floats, and how many with integers."""
     gguf = opened(tiny)
     config = Config.from_gguf(gguf)
     model = run_sync(Model.load(gguf, config, hardware()))
-    text = TextRecorder(model, Recorder(hardware()), inputs_of(1), batch, "kv_f32", precision)
+    text = TextRecorder(model, Recorder(hardware()), inputs_of(1), rows, "f32", precision)
     for layer in config.layers:
-        text.inputs.caches[layer.index] = (text.inputs.ids, text.inputs.ids)
-        text.inputs.ring[layer.index] = 1
+        text.inputs.caches[layer.index] = LayerCache(text.inputs.ids, text.inputs.ids, 1)
     text.head(text.body())
     kernels = [call.kernel for call in text.recorder.calls]
     names = ("matvec/", "matmul/", "gate_up/", "expert_up/", "expert_down/", "expert_matmul/")
@@ -283,16 +306,17 @@ def products(tiny: Tiny, batch: int, precision: str) -> tuple[int, int]:
     return len(linked) - with_integers, with_integers
 
 
-def test_all_big_products_are_with_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each of six layers four, and the head; exact: two of per-layer embeddings, one before.
+def test_all_large_products_are_with_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row: with integers four products in each of six layers and the head; with floats the two
+    of per-layer embeddings in each layer, and one before the layers.
 
     A batch multiplies everything with integers; its gate and up are one product, too."""
     tiny = replace(SMALL, ple=32, head_dims=(32, 64), formats=("Q8_0",))
     assert products(tiny, 1, "int16") == (13, 25)
     assert products(tiny, 8, "int16") == (0, 38)
     assert products(tiny, 1, "exact")[1] == products(tiny, 8, "exact")[1] == 0
-    for batch in (1, 8):
-        assert products(replace(tiny, formats=("F16",)), batch, "int16")[1] == 0
+    for rows in (1, 8):
+        assert products(replace(tiny, formats=("F16",)), rows, "int16")[1] == 0
     # In each of two layers four and the experts' two, and the head; the router is float32.
     experts = replace(MOE, pattern="sf", formats=("Q8_0",))
     assert products(experts, 8, "int16") == (2, 13)
@@ -302,7 +326,7 @@ def test_all_big_products_are_with_integers(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_all_but_the_router_of_a_layer_with_experts_is_with_integers() -> None:
-    """In each of five layers six, and the head."""
+    """With integers six products in each of five layers, and the head."""
     tiny = replace(MOE, head_dims=(32, 64), formats=("Q8_0",))
     assert products(tiny, 1, "int16") == (5, 31)
     assert products(tiny, 1, "exact") == (36, 0)
@@ -314,5 +338,5 @@ def test_a_session_chooses_its_precision() -> None:
     assert Session(model, 16).precision == ("exact" if device().software else "int16")
     session = Session(model, 16, precision="int8")
     assert session.precision == session.fork().precision == "int8"
-    with pytest.raises(InputError, match="no precision 'int4'; choose auto, exact, int16 or int8"):
+    with pytest.raises(InputError, match="'int4' does not exist; use auto, exact, int16 or int8"):
         Session(model, 16, precision="int4")

@@ -10,12 +10,11 @@ from helpers.matrices import assert_product, embedded, load, matrix, product, re
 from tolerance import DECODED, F32_KERNEL
 
 from webgemma.device.native import NativeDevice
-from webgemma.gemma.record.loop_limits import LONGEST_ROW
+from webgemma.gemma.record.loop_limits import MAX_ROW
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.writer import NewTensor
-from webgemma.graph import Recorder
-from webgemma.kernels import link
+from webgemma.graph import Recorder, folded
 from webgemma.reference.text import gelu
 
 VOCAB = 262_144
@@ -23,11 +22,11 @@ LONGEST = 21_504  # of any Gemma 4
 DIFFERENT = 1021  # rows of a large matrix; a prime, so that no power of two hides a mistake
 FAMILIES = ["F32", "BF16", "Q8_0", "Q5_1", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4"]
 EVERY_FAMILY = pytest.mark.parametrize("name", FAMILIES)
-EVERY_CUT = pytest.mark.parametrize("on", [device, hardware])
+EVERY_TILING = pytest.mark.parametrize("on", [device, hardware])
 
 
-def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=F32_KERNEL * np.abs(wanted).max())
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=F32_KERNEL * np.abs(expected).max())
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -35,14 +34,14 @@ def numbers(*shape: int) -> np.ndarray:
 
 
 def repeated(small: NewTensor, rows: int) -> NewTensor:
-    """As many rows: those of the small matrix over and over."""
+    """Return a matrix of so many rows: those of the small matrix, repeated."""
     width, count = small.shape
     row_nbytes = FORMATS[small.format].row_nbytes(width)
     data = small.data * (rows // count) + small.data[: rows % count * row_nbytes]
     return replace(small, shape=(width, rows), data=data)
 
 
-@EVERY_CUT
+@EVERY_TILING
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "F16"])
 def test_a_row_for_each_token_of_the_vocabulary(name: str, on: Callable[[], NativeDevice]) -> None:
     small = matrix(name, 256, DIFFERENT)
@@ -54,25 +53,35 @@ def test_a_row_for_each_token_of_the_vocabulary(name: str, on: Callable[[], Nati
     expected = (x.astype(np.float64) @ truth(small).T)[:, rows]
     assert_close(product(model, name, x), expected)
     ids = [0, VOCAB - 1, 131_071, 131_072, 65_535, 65_536, 200_003]
-    got = embedded(model, name, ids)
-    np.testing.assert_allclose(got, truth(small)[rows[ids]], rtol=DECODED, atol=0)
+    found = embedded(model, name, ids)
+    np.testing.assert_allclose(found, truth(small)[rows[ids]], rtol=DECODED, atol=0)
     model.close()
 
 
 def test_more_workgroups_than_one_axis_has_fold() -> None:
     small = matrix("Q8_0", 32, DIFFERENT)
     model = load(repeated(small, VOCAB), hardware())
-    part, x, y = model.matrices["Q8_0"].parts[0], numbers(1, 32), put(np.zeros(VOCAB, np.float32))
-    constants = {"THREADS": 8, "LANES": 8, "EACH": 1}  # a workgroup for a row
-    pieces = ("state", "linear", "lanes", "row_products", "x_float", "finish_plain")
-    kernel = link("matvec", device().features, format="Q8_0", constants=constants, pieces=pieces)
-    record = Recorder(device())
-    params = [1, *part.planes, 0, VOCAB, 1, VOCAB, 0, 0]
-    state = put(np.array([0, 1], np.uint32))
-    grid = recorder(model, [0]).fold(VOCAB)
+    weight, x, y = model.matrices["Q8_0"], numbers(1, 32), put(np.zeros(VOCAB, np.float32))
+    calls = Recorder(device())
+    grid = folded(VOCAB)
     assert grid == (32_768, 8)
-    record.call(kernel, grid, params, part.data, state, put(x), y)
-    device().run(record.plan())
+    calls.call(
+        "matvec",
+        grid,
+        **weight.arguments(weight.parts[0]),
+        batch=put(np.array([0, 1], np.uint32)),
+        x=put(x),
+        y=y,
+        first_row=0,
+        rows=VOCAB,
+        stride=VOCAB,
+        input="float",
+        epilogue="none",
+        THREADS=8,  # a workgroup for a row
+        LANES=8,
+        EACH=1,
+    )
+    device().run(calls.plan())
     expected = (x.astype(np.float64) @ truth(small).T)[0, np.arange(VOCAB) % DIFFERENT]
     assert_close(get(y), expected)
     model.close()
@@ -88,7 +97,7 @@ def test_softcap_of_many_logits() -> None:
     assert_close(get(logits), 30 * np.tanh(values / 30))
 
 
-@EVERY_CUT
+@EVERY_TILING
 @EVERY_FAMILY
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_product_over_the_longest_rows(
@@ -100,8 +109,8 @@ def test_product_over_the_longest_rows(
 
 @pytest.mark.parametrize("name", ["F32", "Q8_0", "Q4_K"])
 @pytest.mark.parametrize("tokens", [1, 3])
-def test_product_over_the_longest_rows_that_software_takes(name: str, tokens: int) -> None:
-    tensor = matrix(name, LONGEST_ROW, 3)
+def test_product_over_the_longest_rows_that_software_supports(name: str, tokens: int) -> None:
+    tensor = matrix(name, MAX_ROW, 3)
     assert_product(tensor, load(tensor), tokens)
 
 
@@ -110,10 +119,10 @@ def test_gate_and_up_over_the_longest_rows(name: str) -> None:
     tensor = matrix(name, LONGEST, 10)
     model = load(tensor, hardware())
     x = numbers(1, LONGEST) / np.float32(LONGEST**0.5)
-    inputs = Inputs(put(np.array([0, 1], np.uint32)), put(np.zeros(1, np.uint32)), {}, {})
-    text = TextRecorder(model, Recorder(device()), inputs, 1, "kv_f32")
+    inputs = Inputs(put(np.array([0, 1], np.uint32)), put(np.zeros(1, np.uint32)), {})
+    text = TextRecorder(model, Recorder(device()), inputs, 1, "f32")
     out = put(np.zeros((1, 5), np.float32))
-    text.gate_up(put(x), model.matrices[name], out)
+    text.matmul.gate_up(put(x), model.matrices[name], out)
     device().run(text.recorder.plan())
     gate, up = np.split(x.astype(np.float64) @ truth(tensor).T, 2, axis=1)
     assert_close(get(out), gelu(gate) * up)

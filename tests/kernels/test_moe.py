@@ -1,4 +1,4 @@
-"""The mixture of experts against the reference: who is asked and what they answer."""
+"""The mixture of experts against the reference: the routing and the experts' sum."""
 
 import copy
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from helpers.gpu import device, get, put
 from helpers.tiny import MOE, Tiny, random_tensor, tiny_metadata, tiny_tensors, uniform
 from tolerance import F32_KERNEL, ROUNDING
 
-from webgemma.device import DeviceError
 from webgemma.device.native import NativeDevice
+from webgemma.errors import DeviceError
 from webgemma.gemma.config import Config, Experts
-from webgemma.gemma.moe import Mixture, feed_forward_with_experts
+from webgemma.gemma.moe import ExpertLayer
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
@@ -29,8 +29,8 @@ MANY = replace(ONE_LAYER, experts=(32, 4, 32))
 LAYER = "blk.0."
 
 
-class Both:
-    """One layer of experts twice: in the reference and on the device."""
+class Case:
+    """One layer of experts, in the reference and on the device."""
 
     def __init__(self, tiny: Tiny, tensors: list[NewTensor] | None = None) -> None:
         data = gguf_bytes(tiny_metadata(tiny), tensors or tiny_tensors(tiny))
@@ -47,13 +47,13 @@ class Both:
         on: NativeDevice | None = None,
         precision: str = "exact",
     ) -> np.ndarray:
-        """What `record` leaves of x [batch, width] when `count` of its tokens are real."""
+        """Return what is recorded for x [rows, width] of which `count` rows are tokens."""
         on = on or device()
         model = run_sync(Model.load(self.gguf, self.config, on))
-        state = put(np.array([0, len(x) if count is None else count], np.uint32), on)
-        inputs = Inputs(state, put(np.zeros(len(x), np.uint32), on), {}, {})
+        batch = put(np.array([0, len(x) if count is None else count], np.uint32), on)
+        inputs = Inputs(batch, put(np.zeros(len(x), np.uint32), on), {})
         recorder = Recorder(on)
-        text = TextRecorder(model, recorder, inputs, len(x), "kv_f32", precision)
+        text = TextRecorder(model, recorder, inputs, len(x), "f32", precision)
         out = record(text, put(x, on))
         on.run(recorder.plan())
         result = get(out, on=on)
@@ -68,50 +68,54 @@ class Both:
         precision: str = "exact",
     ) -> np.ndarray:
         def record(text: TextRecorder, t: Tensor) -> Tensor:
-            mixture = Mixture(text, self.layer)
-            _, m, s = mixture.fork(t, put(0 * x, on))
-            return mixture.answer(m, mixture.scores(s))
+            layer = ExpertLayer(text, text.model, self.layer)
+            _, m, s = layer.fork(t, put(0 * x, on))
+            return layer.record(m, layer.scores(s))
 
         return self.run(x, record, count, on, precision)
 
     def route(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and shares: two of [batch, used]."""
+        """Return ids and shares: two of [rows, used]."""
 
-        def record(text: TextRecorder, t: Tensor, which: int) -> Tensor:
-            mixture = Mixture(text, self.layer)
-            return mixture.route(mixture.scores(mixture.fork(t, put(0 * x))[2]))[which]
+        def record(text: TextRecorder, t: Tensor, name: str) -> Tensor:
+            layer = ExpertLayer(text, text.model, self.layer)
+            routing = layer.route(layer.scores(layer.fork(t, put(0 * x))[2]))
+            return getattr(routing, name)
 
-        ids, shares = (self.run(x, lambda text, t, w=w: record(text, t, w)) for w in (0, 1))
+        ids, shares = (
+            self.run(x, lambda text, t, name=name: record(text, t, name))
+            for name in ("ids", "shares")
+        )
         return ids.view(np.uint32), shares
 
 
-def residual(tiny: Tiny, batch: int) -> np.ndarray:
-    """A residual stream, a little different in size from token to token."""
-    x = uniform(11, "residual", batch * tiny.width).reshape(batch, tiny.width)
-    return (x * np.linspace(1, 5, batch)[:, None]).astype(np.float32)
+def residual(tiny: Tiny, rows: int) -> np.ndarray:
+    """Return a residual stream whose size varies a little from token to token."""
+    x = uniform(11, "residual", rows * tiny.width).reshape(rows, tiny.width)
+    return (x * np.linspace(1, 5, rows)[:, None]).astype(np.float32)
 
 
-def assert_close(found: np.ndarray, wanted: np.ndarray, bound: float = F32_KERNEL) -> None:
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=bound * np.abs(wanted).max())
+def assert_close(found: np.ndarray, expected: np.ndarray, bound: float = F32_KERNEL) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=bound * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("batch", [1, 2, 7, 40])
+@pytest.mark.parametrize("rows", [1, 2, 7, 40])
 @pytest.mark.parametrize("tiny", [ONE_LAYER, MANY], ids=["6", "32"])
-def test_experts_agree_with_the_reference(tiny: Tiny, batch: int) -> None:
-    both, x = Both(tiny), residual(tiny, batch)
-    assert_close(both.experts(x), both.reference.experts(LAYER, x))
+def test_experts_agree_with_the_reference(tiny: Tiny, rows: int) -> None:
+    case, x = Case(tiny), residual(tiny, rows)
+    assert_close(case.experts(x), case.reference.experts(LAYER, x))
 
 
-@pytest.mark.parametrize("batch", [1, 40])
+@pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("used", [1, 3, 4])
-def test_any_number_of_experts_is_used(used: int, batch: int) -> None:
+def test_any_number_of_experts_is_used(used: int, rows: int) -> None:
     tiny = replace(ONE_LAYER, experts=(6, used, 32), fused=False)
-    both, x = Both(tiny), residual(tiny, batch)
-    assert_close(both.experts(x), both.reference.experts(LAYER, x))
+    case, x = Case(tiny), residual(tiny, rows)
+    assert_close(case.experts(x), case.reference.experts(LAYER, x))
 
 
 def in_formats(tiny: Tiny, up: str, down: str) -> list[NewTensor]:
-    """The tiny model with its experts' tensors stored otherwise."""
+    """Return the tiny model with its experts' tensors in other formats."""
     return [
         random_tensor(tiny.seed, t.name, t.shape, down if "_down_" in t.name else up)
         if t.name.endswith("_exps.weight")
@@ -120,34 +124,34 @@ def in_formats(tiny: Tiny, up: str, down: str) -> list[NewTensor]:
     ]
 
 
-@pytest.mark.parametrize("batch", [1, 40])
+@pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize(("up", "down"), [("Q8_0", "Q8_0"), ("Q4_K", "Q8_0")])
-def test_experts_in_blocks(up: str, down: str, batch: int) -> None:
+def test_experts_in_blocks(up: str, down: str, rows: int) -> None:
     tiny = replace(ONE_LAYER, width=256, experts=(6, 2, 96))
-    both, x = Both(tiny, in_formats(tiny, up, down)), residual(tiny, batch)
-    assert_close(both.experts(x), both.reference.experts(LAYER, x))
+    case, x = Case(tiny, in_formats(tiny, up, down)), residual(tiny, rows)
+    assert_close(case.experts(x), case.reference.experts(LAYER, x))
 
 
-@pytest.mark.parametrize("batch", [1, 40])
+@pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("down", ["F32", "Q8_0", "Q4_K"])
-def test_experts_with_long_rows(down: str, batch: int) -> None:
+def test_experts_with_long_rows(down: str, rows: int) -> None:
     tiny = replace(ONE_LAYER, experts=(2, 1, 21504))
-    both, x = Both(tiny, in_formats(tiny, "F32", down)), residual(tiny, batch)
-    assert_close(both.experts(x), both.reference.experts(LAYER, x))
+    case, x = Case(tiny, in_formats(tiny, "F32", down)), residual(tiny, rows)
+    assert_close(case.experts(x), case.reference.experts(LAYER, x))
 
 
-@pytest.mark.parametrize("batch", [1, 40])
+@pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("rows", [16, 64])
-def test_weights_in_parts_that_split_experts(rows: int, fused: bool, batch: int) -> None:
+@pytest.mark.parametrize("part_rows", [16, 64])
+def test_weights_in_parts_that_split_experts(part_rows: int, fused: bool, rows: int) -> None:
     tiny = replace(ONE_LAYER, head_dims=(16, 16), ffn=64, experts=(6, 2, 36), fused=fused)
     small = copy.copy(device())  # with its compiled kernels
-    small.limits = replace(small.limits, binding_nbytes=(rows + 4) * 4 * tiny.width)
-    both, x = Both(tiny), residual(tiny, batch)
-    model = run_sync(Model.load(both.gguf, both.config, small))
+    small.limits = replace(small.limits, binding_nbytes=(part_rows + 4) * 4 * tiny.width)
+    case, x = Case(tiny), residual(tiny, rows)
+    model = run_sync(Model.load(case.gguf, case.config, small))
     assert model.matrices[LAYER + "ffn_down_exps.weight"].parts[1].first_row % tiny.width
     model.close()
-    assert_close(both.experts(x, on=small), both.reference.experts(LAYER, x))
+    assert_close(case.experts(x, on=small), case.reference.experts(LAYER, x))
 
 
 FORMATS = [
@@ -160,40 +164,40 @@ FORMATS = [
 @pytest.mark.parametrize(("up", "down"), FORMATS)
 def test_experts_with_integers(up: str, down: str, precision: str) -> None:
     tiny = replace(ONE_LAYER, width=256, experts=(6, 2, 96), formats=("Q8_0",))
-    both, x = Both(tiny, in_formats(tiny, up, down)), residual(tiny, 1)
-    found, wanted = both.experts(x, precision=precision), both.reference.experts(LAYER, x)
-    assert_close(found, wanted, ROUNDING[precision])
-    assert np.abs(found - both.experts(x)).max() > 0
+    case, x = Case(tiny, in_formats(tiny, up, down)), residual(tiny, 1)
+    found, expected = case.experts(x, precision=precision), case.reference.experts(LAYER, x)
+    assert_close(found, expected, ROUNDING[precision])
+    assert np.abs(found - case.experts(x)).max() > 0
 
 
 @pytest.mark.parametrize("precision", ["int16", "int8"])
 @pytest.mark.parametrize(("up", "down"), [FORMATS[0], *FORMATS[-2:]])
-@pytest.mark.parametrize(("batch", "count", "fused"), [(2, 6, True), (40, 6, True), (19, 3, False)])
+@pytest.mark.parametrize(("rows", "count", "fused"), [(2, 6, True), (40, 6, True), (19, 3, False)])
 def test_batches_with_integers(
-    batch: int, count: int, fused: bool, up: str, down: str, precision: str
+    rows: int, count: int, fused: bool, up: str, down: str, precision: str
 ) -> None:
-    """One by one and gathered; formats of which only one multiplies integers, too."""
+    """Slot by slot and sorted by expert; also formats of which only one multiplies integers."""
     tiny = replace(ONE_LAYER, width=256, experts=(count, 2, 96), fused=fused, formats=("Q8_0",))
-    both, x = Both(tiny, in_formats(tiny, up, down)), residual(tiny, batch)
-    found, wanted = both.experts(x, precision=precision), both.reference.experts(LAYER, x)
-    assert_close(found, wanted, ROUNDING[precision])
-    assert np.abs(found - both.experts(x)).max() > 0
+    case, x = Case(tiny, in_formats(tiny, up, down)), residual(tiny, rows)
+    found, expected = case.experts(x, precision=precision), case.reference.experts(LAYER, x)
+    assert_close(found, expected, ROUNDING[precision])
+    assert np.abs(found - case.experts(x)).max() > 0
 
 
-@pytest.mark.parametrize("batch", [1, 40])
+@pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("fused", [True, False])
-def test_parts_with_integers(fused: bool, batch: int) -> None:
+def test_parts_with_integers(fused: bool, rows: int) -> None:
     tiny = replace(ONE_LAYER, experts=(6, 2, 96), fused=fused, formats=("Q8_0",))
     small = copy.copy(device())
     small.limits = replace(small.limits, binding_nbytes=4096)
-    both, x = Both(tiny), residual(tiny, batch)
-    wanted = both.reference.experts(LAYER, x)
-    assert_close(both.experts(x, on=small, precision="int16"), wanted, ROUNDING["int16"])
-    assert_close(both.experts(x, precision="int16"), wanted, ROUNDING["int16"])
+    case, x = Case(tiny), residual(tiny, rows)
+    expected = case.reference.experts(LAYER, x)
+    assert_close(case.experts(x, on=small, precision="int16"), expected, ROUNDING["int16"])
+    assert_close(case.experts(x, precision="int16"), expected, ROUNDING["int16"])
 
 
 def changed(tiny: Tiny, ending: str, change: Callable[[np.ndarray], None]) -> list[NewTensor]:
-    """The tiny model's tensors, float32, those with this ending changed in place."""
+    """Return the tiny model's tensors in float32, with those of this ending changed in place."""
     tensors = []
     for tensor in tiny_tensors(tiny):
         values = np.frombuffer(tensor.data, np.float32).copy()
@@ -203,68 +207,68 @@ def changed(tiny: Tiny, ending: str, change: Callable[[np.ndarray], None]) -> li
     return tensors
 
 
-@pytest.mark.parametrize("batch", [1, 12])
-def test_experts_nobody_asks_are_never_touched(batch: int) -> None:
-    x = residual(MANY, batch)
-    asked = set(Both(MANY).reference.route(LAYER, x)[0].flat)
-    unasked = [expert for expert in range(32) if expert not in asked]
-    assert unasked
+@pytest.mark.parametrize("rows", [1, 12])
+def test_unrouted_experts_are_never_read(rows: int) -> None:
+    x = residual(MANY, rows)
+    routed = set(Case(MANY).reference.route(LAYER, x)[0].flat)
+    unrouted = [expert for expert in range(32) if expert not in routed]
+    assert unrouted
 
     def poison(values: np.ndarray) -> None:
-        values.reshape(32, -1)[unasked] = np.nan
+        values.reshape(32, -1)[unrouted] = np.nan
 
-    both = Both(MANY, changed(MANY, "_exps.weight", poison))
-    found = both.experts(x)
+    case = Case(MANY, changed(MANY, "_exps.weight", poison))
+    found = case.experts(x)
     assert np.isfinite(found).all()
-    assert_close(found, both.reference.experts(LAYER, x))
+    assert_close(found, case.reference.experts(LAYER, x))
 
 
 @pytest.mark.parametrize(
-    ("tiny", "batch", "count"), [(MANY, 2, 1), (MANY, 40, 19), (ONE_LAYER, 7, 3)]
+    ("tiny", "rows", "count"), [(MANY, 2, 1), (MANY, 40, 19), (ONE_LAYER, 7, 3)]
 )
-def test_tokens_beyond_the_count_do_not_matter(tiny: Tiny, batch: int, count: int) -> None:
-    both, x = Both(tiny), residual(tiny, batch)
+def test_tokens_beyond_the_count_do_not_matter(tiny: Tiny, rows: int, count: int) -> None:
+    case, x = Case(tiny), residual(tiny, rows)
     x[count:] = np.nan
-    found = both.experts(x, count=count)[:count]
-    assert_close(found, both.reference.experts(LAYER, x[:count]))
+    found = case.experts(x, count=count)[:count]
+    assert_close(found, case.reference.experts(LAYER, x[:count]))
 
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_route(scaled: bool) -> None:
     tensors = [t for t in tiny_tensors(MANY) if scaled or "exps.scale" not in t.name]
-    both, x = Both(MANY, tensors), residual(MANY, 7)
-    ids, shares = both.route(x)
-    wanted_ids, wanted_shares = both.reference.route(LAYER, x)
-    np.testing.assert_array_equal(ids, wanted_ids)
-    assert_close(shares, wanted_shares)
+    case, x = Case(MANY, tensors), residual(MANY, 7)
+    ids, shares = case.route(x)
+    expected_ids, expected_shares = case.reference.route(LAYER, x)
+    np.testing.assert_array_equal(ids, expected_ids)
+    assert_close(shares, expected_shares)
 
 
-def test_of_equal_experts_the_first_come_first() -> None:
-    def in_twos(values: np.ndarray) -> None:
+def test_equal_scores_are_ordered_by_expert() -> None:
+    def in_pairs(values: np.ndarray) -> None:
         rows = values.reshape(32, -1)
         rows[16:] = rows[:16]
 
-    both, x = Both(MANY, changed(MANY, "ffn_gate_inp.weight", in_twos)), residual(MANY, 7)
-    weights = both.reference.weights
-    normed = rms(x, weights[LAYER + "ffn_gate_inp.scale"], both.config.eps)
+    case, x = Case(MANY, changed(MANY, "ffn_gate_inp.weight", in_pairs)), residual(MANY, 7)
+    weights = case.reference.weights
+    normed = rms(x, weights[LAYER + "ffn_gate_inp.scale"], case.config.eps)
     scores = normed @ weights[LAYER + "ffn_gate_inp.weight"][:16].T
     best, second = np.argsort(-scores)[:, :2].T
-    ids, _ = both.route(x)
+    ids, _ = case.route(x)
     np.testing.assert_array_equal(ids.T, [best, best + 16, second, second + 16])
 
 
-def test_when_all_are_equal_the_first_are_asked() -> None:
-    def nothing(values: np.ndarray) -> None:
+def test_when_all_scores_are_equal_the_first_experts_are_used() -> None:
+    def zero(values: np.ndarray) -> None:
         values[:] = 0
 
-    both, x = Both(MANY, changed(MANY, "ffn_gate_inp.weight", nothing)), residual(MANY, 2)
-    ids, shares = both.route(x)
+    case, x = Case(MANY, changed(MANY, "ffn_gate_inp.weight", zero)), residual(MANY, 2)
+    ids, shares = case.route(x)
     np.testing.assert_array_equal(ids, [[0, 1, 2, 3]] * 2)
-    assert_close(shares, both.reference.route(LAYER, x)[1])
+    assert_close(shares, case.reference.route(LAYER, x)[1])
 
 
 @pytest.mark.parametrize(
-    ("dense", "chosen", "precision", "batch"),
+    ("dense", "experts", "precision", "rows"),
     [
         ("F32", "F32", "exact", 1),
         ("F32", "F32", "exact", 7),
@@ -277,22 +281,24 @@ def test_when_all_are_equal_the_first_are_asked() -> None:
         ("F16", "Q8_0", "int16", 40),
     ],
 )
-def test_a_layer_forks_and_joins(dense: str, chosen: str, precision: str, batch: int) -> None:
-    """With what attention gave, through both branches, to what the next layer reads."""
+def test_a_layer_forks_and_joins(dense: str, experts: str, precision: str, rows: int) -> None:
+    """From what attention adds, through both branches, to what the next layer reads."""
     tiny = replace(ONE_LAYER, width=1056, formats=(dense,))
-    both, x = Both(tiny, in_formats(tiny, chosen, chosen)), residual(tiny, batch)
+    case, x = Case(tiny, in_formats(tiny, experts, experts)), residual(tiny, rows)
     a = x[:, ::-1] / np.float32(3)
     names = ("post_ffw_norm.weight", "attn_norm.weight", "layer_output_scale.weight")
-    model = both.reference
+    model = case.reference
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
-        return rms(x, model.weights[f"{LAYER}{name}.weight"], both.config.eps)
+        return rms(x, model.weights[f"{LAYER}{name}.weight"], case.config.eps)
 
     def record(text: TextRecorder, t: Tensor) -> Tensor:
-        branches = feed_forward_with_experts(text, both.layer, t, put(a))
-        return text.residual(t, branches, *(LAYER + name for name in names))
+        branches = text.feed_forward_with_experts(case.layer, t, put(a))
+        out = text.scratch(*a.shape)
+        text.residual(t, branches, *(LAYER + name for name in names), out=out)
+        return out
 
-    found = both.run(x, record, precision=precision)
+    found = case.run(x, record, precision=precision)
     x = x + norm(a, "post_attention_norm")
     f = norm(model.feed_forward(LAYER, norm(x, "ffn_norm")), "post_ffw_norm_1")
     x = x + norm(f + norm(model.experts(LAYER, x), "post_ffw_norm_2"), "post_ffw_norm")
@@ -301,11 +307,11 @@ def test_a_layer_forks_and_joins(dense: str, chosen: str, precision: str, batch:
 
 
 @pytest.mark.parametrize("many", [Experts(257, 8, 32, True), Experts(64, 17, 32, True)])
-def test_more_experts_than_the_kernels_hold(many: Experts) -> None:
-    both = Both(ONE_LAYER)
-    both.config = replace(both.config, experts=many)
-    model = Model(both.config, device())
-    text = TextRecorder(model, Recorder(device()), Inputs(*[model.one] * 2, {}, {}), 1, "kv_f32")
+def test_more_experts_than_the_kernels_support(many: Experts) -> None:
+    case = Case(ONE_LAYER)
+    case.config = replace(case.config, experts=many)
+    model = Model(case.config, device())
+    text = TextRecorder(model, Recorder(device()), Inputs(*[model.one] * 2, {}), 1, "f32")
     with pytest.raises(DeviceError, match=f"uses {many.used} of {many.count} experts"):
-        Mixture(text, both.layer)
+        ExpertLayer(text, model, case.layer)
     model.close()

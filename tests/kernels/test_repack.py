@@ -1,4 +1,4 @@
-"""Blocks to planes: the bytes on the device against the same bytes cut by numpy."""
+"""Blocks to planes: the bytes on the device against the same bytes split by numpy."""
 
 import numpy as np
 import pytest
@@ -16,30 +16,31 @@ EVERY_PLANED = pytest.mark.parametrize("fmt", PLANED, ids=str)
 
 
 def assert_planes(fmt: Format, blocks_in_row: int, rows: int) -> None:
-    """Loads a matrix of random bytes and looks at each of its planes."""
+    """Load a matrix of random bytes and check each of its planes."""
     blocks = np.random.default_rng(4).integers(
         0, 256, (rows * blocks_in_row, fmt.nbytes), dtype=np.uint8
     )
     tensor = NewTensor("w", (fmt.block * blocks_in_row, rows), fmt.name, blocks.tobytes())
     gguf = run_sync(Gguf.aopen(BytesSource(gguf_bytes({}, [tensor]))))
     model = matrices.Matrices(device())
-    weight = model.room("w", [gguf.tensors["w"]])
-    run_sync(model.fill_matrix(gguf, weight, [gguf.tensors["w"]]))
-    (part,) = weight.parts
+    stack = [gguf.tensors["w"]]
+    model.allocate("w", stack)
+    run_sync(model.load_tensors(gguf, "w", stack))
+    (part,) = model.matrices["w"].parts
     part.data.shape = (part.data.nbytes,)
-    held = get(part.data, np.uint8)
+    found = get(part.data, np.uint8)
     starts = (0, *(4 * word for word in part.planes))
     for (offset, nbytes), start in zip(fmt.planes, starts, strict=False):
         expected = blocks[:, offset : offset + nbytes].ravel()
         assert start % 16 == 0
-        np.testing.assert_array_equal(held[start : start + len(expected)], expected)
+        np.testing.assert_array_equal(found[start : start + len(expected)], expected)
 
 
 @EVERY_PLANED
 def test_planes_hold_every_byte_of_a_block_once(fmt: Format) -> None:
-    held = [byte for offset, nbytes in fmt.planes for byte in range(offset, offset + nbytes)]
-    assert sorted(held) == list(range(fmt.nbytes))
-    assert len(fmt.planes) <= 3  # params.plane1 and params.plane2 say where two of them begin
+    stored = [byte for offset, nbytes in fmt.planes for byte in range(offset, offset + nbytes)]
+    assert sorted(stored) == list(range(fmt.nbytes))
+    assert len(fmt.planes) <= 3  # params.plane1 and params.plane2 are the starts of two
 
 
 @EVERY_PLANED

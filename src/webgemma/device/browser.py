@@ -1,4 +1,4 @@
-"""WebGPU in a browser: Pyodide's Python drives replay.js, which does the work."""
+"""WebGPU in a browser: Python in Pyodide drives replay.js."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from pyodide.ffi import JsException, to_js  # type: ignore[import-not-found]
 
-from webgemma.device import Buffer, Kernel, Limits, Plan
-from webgemma.device.neighbours import shuffles
-from webgemma.errors import DeviceError, DeviceMemoryError
+from webgemma.device.interface import Buffer, Kernel, Limits, Plan
+from webgemma.device.subgroups import shuffles
+from webgemma.errors import DeviceError, DeviceLostError, DeviceMemoryError
 from webgemma.javascript import script
 
 NO_GPU = (
@@ -29,11 +29,11 @@ class BrowserPipeline:
 
 
 async def open_browser(*, software: bool = True) -> BrowserDevice:
-    """The browser's GPU; without `software`, one that is this machine's CPU does not count."""
+    """Open the browser's GPU; without `software`, one that is this machine's CPU does not count."""
     try:
         gpu = await script(__package__, "replay.js", "openWebgemmaGpu")()
     except JsException as error:
-        raise DeviceError(f"{NO_GPU} It says: {error.message}") from error
+        raise DeviceError(f"{NO_GPU} The browser reports: {error.message}") from error
     if gpu is None:
         raise DeviceError(NO_GPU)
     device = BrowserDevice(gpu)
@@ -49,7 +49,7 @@ async def open_browser(*, software: bool = True) -> BrowserDevice:
 class BrowserDevice:
     """The `Gpu` of replay.js as a Device.
 
-    A browser tells late what went wrong: at the next call, or when bytes are waited for."""
+    A browser reports errors late: at the next call, or when bytes are awaited."""
 
     recording_seconds = 0.0  # no other thread records
 
@@ -57,7 +57,7 @@ class BrowserDevice:
         self._gpu = gpu
         self.name = f"{gpu.name} (WebGPU)"
         self.software: bool = gpu.software
-        self.unified = False  # nobody tells
+        self.unified = False  # browsers do not report it
         self.features = frozenset(gpu.features.split())
         if gpu.vendor != "apple":
             self.features |= {"packed-dots"}
@@ -72,7 +72,7 @@ class BrowserDevice:
         self._pipelines: dict[Kernel, BrowserPipeline] = {}
 
     def buffer(self, nbytes: int, label: str = "") -> Buffer:
-        """Memory of the device, zero at first; its size is rounded up to 16 bytes."""
+        """Allocate a buffer, zero at first; its size is rounded up to 16 bytes."""
         nbytes += -nbytes % 16
         if nbytes > self.limits.buffer_nbytes:
             raise DeviceMemoryError(
@@ -89,7 +89,7 @@ class BrowserDevice:
             self._gpu.write(buffer.raw, offset, data)
 
     def read(self, buffer: Buffer, offset: int = 0, nbytes: int | None = None) -> BrowserReading:
-        """Ask for bytes as they are when all submitted work is done."""
+        """Start reading bytes as they are when all submitted work is done."""
         size = buffer.nbytes - offset if nbytes is None else nbytes
         with self.errors():
             return BrowserReading(self, self._gpu.run(to_js([]), buffer.raw, offset, size))
@@ -100,28 +100,28 @@ class BrowserDevice:
             self._gpu.copy(source.raw, target.raw, nbytes)
 
     def pipeline(self, kernel: Kernel) -> BrowserPipeline:
-        """Have a kernel compiled, beside others; the same one only once."""
-        made = self._pipelines.get(kernel)
-        if made is None:
+        """Compile a kernel in the background, the same one only once."""
+        pipeline = self._pipelines.get(kernel)
+        if pipeline is None:
             kinds = " ".join(kernel.bindings)
             with self.errors():
                 raw = self._gpu.pipeline(kernel.name, kernel.wgsl, kinds)
-            made = self._pipelines[kernel] = BrowserPipeline(raw, kinds)
-        return made
+            pipeline = self._pipelines[kernel] = BrowserPipeline(raw, kinds)
+        return pipeline
 
     async def compiled(self) -> None:
-        """Wait until every kernel asked for is compiled."""
+        """Wait until every requested kernel is compiled."""
         with self.errors():
             await self._gpu.compiled()
 
     def bind(self, pipeline: Any, buffers: Sequence[tuple[Buffer, int, int]]) -> Any:
-        """A bind group over parts of buffers."""
+        """Return a bind group over parts of buffers."""
         parts = [x for buffer, offset, nbytes in buffers for x in (buffer.raw, offset, nbytes)]
         with self.errors():
             return self._gpu.bind(pipeline.kinds, *parts)
 
     def run(self, plan: Plan, read: tuple[Buffer, int, int] | None = None) -> BrowserReading | None:
-        """Submit the whole plan and, with it, a copy of some bytes for the host."""
+        """Submit the plan and, with it, reading some bytes."""
         if plan.ready is None:
             plan.ready = to_js(
                 [x for d in plan.dispatches for x in (d.pipeline.raw, d.group, *d.grid)]
@@ -134,33 +134,33 @@ class BrowserDevice:
             return BrowserReading(self, self._gpu.run(plan.ready, buffer.raw, offset, nbytes))
 
     def retire(self, plan: Plan) -> None:
-        """The plan will not run again: JavaScript may forget it."""
+        """Release JavaScript's form of a plan that will not run again."""
         plan.ready = None
 
     def free(self, buffer: Buffer) -> None:
-        """Give memory back at once."""
+        """Free a buffer at once."""
         buffer.raw.destroy()
         self.nbytes -= buffer.nbytes
 
     def close(self) -> None:
-        """Let the device go."""
+        """Close the device."""
         self._pipelines.clear()
         self._gpu.close()
 
     def check(self) -> None:
-        """DeviceError if something went wrong until now."""
+        """Raise DeviceError if something has gone wrong."""
         with self.errors():
             self._gpu.check()
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """The browser's errors as ours."""
+        """Translate the browser's errors."""
         try:
             yield
         except JsException as error:
             if error.name == "lost":
-                raise DeviceError(
-                    f"{self.name} was lost: its driver was reset or the browser took it away "
+                raise DeviceLostError(
+                    f"{self.name} was lost: its driver was reset or the browser removed it "
                     f"({error.message}). Load the model again."
                 ) from error
             if error.name == "memory":
@@ -179,7 +179,7 @@ class BrowserReading:
         self._promise = promise
 
     async def bytes(self) -> bytes:
-        """Wait for them; what went wrong before they were copied is told here."""
+        """Wait for them; errors from before they were copied are raised here."""
         with self._device.errors():
             data = await self._promise
         self._device.check()

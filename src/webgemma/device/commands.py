@@ -1,7 +1,7 @@
-"""Command buffers of wgpu: recorded, submitted and waited for by the library's own calls.
+"""Command buffers of wgpu-native: recorded, submitted and awaited through its C functions.
 
-wgpu-py's wrappers cost more than the work itself, and its poll thread keeps `submit` waiting while
-it waits for a buffer to be mapped."""
+wgpu-py's wrappers cost more than the work itself, and its poll thread blocks `submit` while it
+waits for a buffer to be mapped."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ import wgpu  # type: ignore[import-untyped]
 from wgpu.backends.wgpu_native import ffi, lib  # type: ignore[import-untyped]
 from wgpu.backends.wgpu_native._api import libf  # type: ignore[import-untyped]
 
-from webgemma.device import Buffer, Plan
-from webgemma.errors import DeviceError
+from webgemma.device.interface import Buffer, Plan
+from webgemma.errors import DeviceError, DeviceLostError
+from webgemma.sync import checkpoint
 
-KEPT_STAGING_NBYTES = 1 << 16  # smaller ones serve again
-PATIENCE_SECONDS = 5.0
+REUSED_STAGING_NBYTES = 1 << 16  # staging buffers up to this size are reused
+MAP_TIMEOUT_SECONDS = 5.0
 STAGING = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
 
 
 @ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
 def _mapped(status: int, _message: Any, userdata: Any, _: Any) -> None:
-    """Called by the library inside a poll: hands the status over."""
+    """Store the status; the library calls this inside a poll."""
     ffi.cast("int *", userdata)[0] = status
 
 
 class Recording:
-    """A plan in the library's form, and a command buffer of it that was recorded ahead."""
+    """A plan as calls of the library, and a command buffer of it that was recorded ahead."""
 
-    __slots__ = ("ahead", "calls", "kept", "runs")
+    __slots__ = ("ahead", "calls", "dispatches", "runs")
 
     def __init__(self, plan: Plan) -> None:
-        self.kept = plan.dispatches  # own what the calls point to
+        self.dispatches = plan.dispatches  # keeps alive what the calls point to
         self.calls = [
             (d.pipeline.raw._internal, d.group.raw._internal, *d.grid) for d in plan.dispatches
         ]
@@ -49,20 +50,20 @@ class Commands:
     def __init__(self, device: Any, name: str, *, ahead: bool) -> None:
         self._device = device
         self._ahead = ahead
-        self.ahead_seconds = 0.0  # that the recorder has worked
+        self.ahead_seconds = 0.0  # of work of the recording thread
         self._raw = device._internal
         self._queue = device.queue._internal
         self._name = name
         self._probe = device.create_buffer(size=4, usage=wgpu.BufferUsage.COPY_DST)
         self._thread = ThreadPoolExecutor(1, "webgemma-recorder")
-        self._last: Future[Any] | None = None  # what the recorder was asked for
+        self._last: Future[Any] | None = None  # the last job of the recording thread
         self._staging: dict[int, list[Any]] = {}
 
     def run(self, plan: Plan, read: tuple[Buffer, int, int] | None) -> NativeReading | None:
         """Submit a plan and a copy of some bytes for the host.
 
-        Nothing in a plan changes, so one that runs again and again is recorded by another thread
-        while the GPU works on it."""
+        A plan never changes, so one that runs repeatedly is recorded by another thread while the
+        GPU works on it."""
         recording = plan.ready
         if recording is None:
             recording = plan.ready = Recording(plan)
@@ -75,29 +76,29 @@ class Commands:
             recording.ahead = self._last = self._thread.submit(self._record_ahead, recording)
         return reading
 
-    def retire(self, plan: Plan, whole: bool) -> None:
-        """A plan that will not run again; `whole` if all the buffers it uses are still there.
+    def retire(self, plan: Plan, usable: bool) -> None:
+        """Retire a plan that will not run again; `usable` if all the buffers it uses still exist.
 
-        A command buffer that is never submitted keeps its device alive in this library, so one
-        that was recorded ahead runs once more, for nobody."""
+        The library never frees the device of a command buffer that is not submitted, so one that
+        was recorded ahead runs once more, unused."""
         recording, plan.ready = plan.ready, None
         if recording is None or recording.ahead is None or recording.ahead.exception():
             return
         commands = recording.ahead.result()
-        if whole:
-            with suppress(DeviceError):  # lost, and everything with it
+        if usable:
+            with suppress(DeviceError):  # the device is lost, with everything on it
                 self.submit([commands])
                 return
         lib.wgpuCommandBufferRelease(commands)
 
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> NativeReading:
-        """Bytes as they are when all submitted work is done."""
+        """Start reading bytes as they are when all submitted work is done."""
         reading = self._submit([], (buffer, offset, nbytes))
         assert reading is not None
         return reading
 
     def copy(self, source: Any, at: int, target: Any, nbytes: int) -> Any:
-        """A command buffer that copies between buffers of wgpu-py."""
+        """Return a command buffer that copies between buffers of wgpu-py."""
         encoder = libf.wgpuDeviceCreateCommandEncoder(self._raw, ffi.NULL)
         libf.wgpuCommandEncoderCopyBufferToBuffer(
             encoder, source._internal, at, target._internal, 0, nbytes
@@ -105,7 +106,7 @@ class Commands:
         return self._finish(encoder)
 
     def submit(self, commands: list[Any]) -> int:
-        """Hand command buffers to the GPU; gives the number to wait for."""
+        """Submit command buffers; return the submission's index, to wait for."""
         self.check()  # the library ends the process when something is submitted to a lost device
         index: int = libf.wgpuQueueSubmitForIndex(self._queue, len(commands), commands)
         for each in commands:
@@ -113,37 +114,37 @@ class Commands:
         return index
 
     def check(self) -> None:
-        """DeviceError if the device is lost: writing nothing fails then."""
+        """Raise DeviceError if the device is lost: an empty write fails then."""
         with self.errors():
             libf.wgpuQueueWriteBuffer(self._queue, self._probe._internal, 0, ffi.NULL, 0)
 
     def fetch(self, staging: Any, nbytes: int, index: int) -> bytes:
-        """What a staging buffer holds when the submission with this number is done."""
+        """Return what a staging buffer holds when the submission with this index is done."""
         status, info = ffi.new("int *"), ffi.new("WGPUBufferMapCallbackInfo *")
         info.mode, info.callback = lib.WGPUCallbackMode_AllowProcessEvents, _mapped
         info.userdata1 = status
-        number = ffi.new("WGPUSubmissionIndex *", index)
+        submission = ffi.new("WGPUSubmissionIndex *", index)
         raw = staging._internal
         with self.errors():
             libf.wgpuBufferMapAsync(raw, lib.WGPUMapMode_Read, 0, nbytes, info[0])
-            libf.wgpuDevicePoll(self._raw, True, number)
-            patience = monotonic() + PATIENCE_SECONDS
-            while not status[0] and monotonic() < patience:
-                sleep(0)  # a poll of another thread has taken the answer and is about to say it
+            libf.wgpuDevicePoll(self._raw, True, submission)
+            deadline = monotonic() + MAP_TIMEOUT_SECONDS
+            while not status[0] and monotonic() < deadline:
+                sleep(0)  # another thread's poll has the result and is about to store it
             if status[0] != lib.WGPUMapAsyncStatus_Success:
-                raise DeviceError(f"{self._name} gave no answer: it may have been lost.")
+                raise DeviceError(f"{self._name} does not respond: it may have been lost.")
             data = bytes(ffi.buffer(lib.wgpuBufferGetConstMappedRange(raw, 0, nbytes), nbytes))
             libf.wgpuBufferUnmap(raw)
         return data
 
     def settle(self) -> None:
-        """Wait for the recorder: the library does not bear a buffer that goes while it works."""
+        """Wait for the recording thread, during whose work no buffer may be destroyed."""
         if self._last is not None:
             self._last.exception()
             self._last = None
 
     def close(self) -> None:
-        """End the recorder."""
+        """End the recording thread."""
         self._thread.shutdown()
         self._staging.clear()
 
@@ -151,13 +152,13 @@ class Commands:
     def errors(
         self, otherwise: Callable[[wgpu.GPUError], DeviceError] | None = None
     ) -> Iterator[None]:
-        """The library's errors as ours: a lost device, else what `otherwise` makes of it."""
+        """Translate the library's errors: a lost device, else by `otherwise`."""
         try:
             yield
         except wgpu.GPUError as error:
             if "device is lost" in str(error):
-                raise DeviceError(
-                    f"{self._name} was lost: its driver was reset or it was taken away. "
+                raise DeviceLostError(
+                    f"{self._name} was lost: its driver was reset or the GPU was removed. "
                     "Load the model again."
                 ) from error
             named = DeviceError(f"{self._name}: {error}")
@@ -206,7 +207,7 @@ class Commands:
 
 
 class NativeReading:
-    """Bytes on their way: waiting blocks, so its coroutine never suspends."""
+    """Bytes on their way: waiting blocks, so the coroutine never suspends."""
 
     __slots__ = ("_commands", "_free", "_index", "_nbytes", "_staging")
 
@@ -221,8 +222,9 @@ class NativeReading:
 
     async def bytes(self) -> bytes:
         """Wait for them."""
+        checkpoint()
         data = self._commands.fetch(self._staging, self._nbytes, self._index)
-        if len(data) <= KEPT_STAGING_NBYTES:
+        if len(data) <= REUSED_STAGING_NBYTES:
             self._free.append(self._staging)
         else:
             self._staging.destroy()

@@ -11,9 +11,9 @@ import wgpu  # type: ignore[import-untyped]
 from wgpu.backends.wgpu_native import GPUShaderModule, ffi, lib  # type: ignore[import-untyped]
 from wgpu.backends.wgpu_native._api import libf  # type: ignore[import-untyped]
 
-from webgemma.device import Buffer, Kernel, Limits, Plan
 from webgemma.device.commands import Commands, NativeReading
-from webgemma.device.neighbours import shuffles
+from webgemma.device.interface import Buffer, Kernel, Limits, Plan
+from webgemma.device.subgroups import shuffles
 from webgemma.errors import DeviceError, DeviceMemoryError
 from webgemma.sync import run_sync
 
@@ -23,19 +23,19 @@ FEATURES = {
     "timestamp-query": "timestamp-query",
 }
 USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
-CHECKS = lib.WGPUShaderRuntimeChecks_None  # Vulkan, Metal and Direct3D bound buffers themselves
+CHECKS = lib.WGPUShaderRuntimeChecks_None  # Vulkan, Metal and Direct3D check bounds themselves
 BINDING_TYPES = {"read": "read-only-storage", "write": "storage", "uniform": "uniform"}
 
 
-def adapters() -> list[Any]:
-    """The GPUs of this machine, the fastest kind first; software last."""
+def list_gpus() -> list[Any]:
+    """Return the adapters (GPUs) of this machine, the fastest kind first, software last."""
     order = {"DiscreteGPU": 0, "IntegratedGPU": 1, "CPU": 3}
     found = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] != "OpenGL"]
     return sorted(found, key=lambda a: order.get(a.info["adapter_type"], 2))
 
 
 def describe(adapter: Any) -> str:
-    """An adapter's name and the system that drives it."""
+    """Return a GPU's name and its graphics API."""
     info = adapter.info
     return f"{info['device'] or info['description']} ({info['backend_type']})"
 
@@ -57,7 +57,7 @@ class NativeGroup:
 
 
 class NativeDevice:
-    """One wgpu device with all the limits its adapter has."""
+    """One wgpu device with all the limits of its GPU."""
 
     def __init__(self, adapter: Any, without: frozenset[str] = frozenset()) -> None:
         info = adapter.info
@@ -101,7 +101,7 @@ class NativeDevice:
             self.features |= run_sync(shuffles(self)) - without
 
     def buffer(self, nbytes: int, label: str = "") -> Buffer:
-        """Memory of the device, zero at first; its size is rounded up to 16 bytes."""
+        """Allocate a buffer, zero at first; its size is rounded up to 16 bytes."""
         nbytes += -nbytes % 16
         held, usage = self.nbytes, USAGE | wgpu.BufferUsage.UNIFORM
         with self._commands.errors(
@@ -111,9 +111,9 @@ class NativeDevice:
         ):
             raw = self._device.create_buffer(size=nbytes, usage=usage, label=label)
         self.nbytes += nbytes
-        made = Buffer(raw, nbytes)
-        self._alive.add(made)
-        return made
+        buffer = Buffer(raw, nbytes)
+        self._alive.add(buffer)
+        return buffer
 
     def write(self, buffer: Buffer, data: Any, offset: int = 0) -> None:
         """Copy bytes (a multiple of four) into a buffer."""
@@ -121,7 +121,7 @@ class NativeDevice:
             self._device.queue.write_buffer(buffer.raw, offset, data)
 
     def read(self, buffer: Buffer, offset: int = 0, nbytes: int | None = None) -> NativeReading:
-        """Ask for bytes as they are when all submitted work is done."""
+        """Start reading bytes as they are when all submitted work is done."""
         size = buffer.nbytes - offset if nbytes is None else nbytes
         return self._commands.read(buffer, offset, size)
 
@@ -132,8 +132,8 @@ class NativeDevice:
 
     def pipeline(self, kernel: Kernel) -> NativePipeline:
         """Compile a kernel; the same one only once."""
-        made = self._pipelines.get(kernel)
-        if made is None:
+        pipeline = self._pipelines.get(kernel)
+        if pipeline is None:
             with self._commands.errors(
                 lambda error: DeviceError(f"The kernel {kernel.name} does not compile: {error}")
             ):
@@ -142,14 +142,14 @@ class NativeDevice:
                 raw = self._device.create_compute_pipeline(
                     layout=pipeline_layout, compute={"module": module, "entry_point": "main"}
                 )
-            made = self._pipelines[kernel] = NativePipeline(raw, group_layout)
-        return made
+            pipeline = self._pipelines[kernel] = NativePipeline(raw, group_layout)
+        return pipeline
 
     async def compiled(self) -> None:
-        """It is: `pipeline` waits for it."""
+        """Return at once: `pipeline` compiles in the foreground."""
 
     def bind(self, pipeline: Any, buffers: Sequence[tuple[Buffer, int, int]]) -> NativeGroup:
-        """A bind group over parts of buffers."""
+        """Return a bind group over parts of buffers."""
         entries = [
             {"binding": i, "resource": {"buffer": buffer.raw, "offset": offset, "size": nbytes}}
             for i, (buffer, offset, nbytes) in enumerate(buffers)
@@ -159,37 +159,37 @@ class NativeDevice:
         return NativeGroup(raw, tuple(buffer for buffer, _, _ in buffers))
 
     def run(self, plan: Plan, read: tuple[Buffer, int, int] | None = None) -> NativeReading | None:
-        """Submit the whole plan and, with it, a copy of some bytes for the host."""
+        """Submit the plan and, with it, reading some bytes."""
         return self._commands.run(plan, read)
 
     @property
     def recording_seconds(self) -> float:
-        """That another thread has worked to record plans ahead."""
+        """Seconds that another thread has spent recording plans ahead."""
         return self._commands.ahead_seconds
 
     def retire(self, plan: Plan) -> None:
-        """The plan will not run again; said while the buffers it uses are still there."""
+        """Declare that a plan will not run again, while the buffers it uses still exist."""
         groups = {id(d.group): d.group for d in plan.dispatches}.values()
-        whole = all(buffer in self._alive for group in groups for buffer in group.buffers)
-        self._commands.retire(plan, whole)
+        usable = all(buffer in self._alive for group in groups for buffer in group.buffers)
+        self._commands.retire(plan, usable)
 
     def free(self, buffer: Buffer) -> None:
-        """Give memory back at once."""
+        """Free a buffer at once."""
         self._commands.settle()
         buffer.raw.destroy()
         self._alive.discard(buffer)
         self.nbytes -= buffer.nbytes
 
     def close(self) -> None:
-        """Let the device go."""
+        """Close the device."""
         self._pipelines.clear()
         self._commands.close()
         self._device.destroy()
 
     def _shader_module(self, wgsl: str) -> Any:
-        """Compile without the counter that naga puts into every loop of foreign shaders.
+        """Compile without the counter that naga puts into every loop of untrusted shaders.
 
-        It keeps drivers from unrolling, and then small arrays leave the registers."""
+        It prevents drivers from unrolling, and then small arrays are moved out of registers."""
         text = wgsl.encode()
         code = ffi.new("char[]", text)
         source = ffi.new("WGPUShaderSourceWGSL *")

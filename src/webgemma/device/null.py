@@ -1,12 +1,12 @@
-"""A device without a GPU: it refuses what WebGPU would, keeps the plans and counts the memory."""
+"""A device without a GPU: it validates as WebGPU does, keeps the plans and counts the memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from webgemma.device import Buffer, Dispatch, Kernel, Limits, Plan
+from webgemma.device.interface import Buffer, Dispatch, Kernel, Limits, Plan
 from webgemma.errors import DeviceError, DeviceMemoryError
 
-# What WebGPU promises on every device.
+# What WebGPU guarantees on every device.
 DEFAULT_LIMITS = Limits(
     binding_nbytes=128 << 20,
     buffer_nbytes=256 << 20,
@@ -22,17 +22,17 @@ Bound = tuple[tuple[Buffer, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class NullReading:
-    """Zeros in place of what a GPU would have computed."""
+    """Zeros instead of what a GPU would have computed."""
 
     nbytes: int
 
     async def bytes(self) -> bytes:
-        """At once."""
+        """Return zeros."""
         return bytes(self.nbytes)
 
 
 class NullDevice:
-    """Any number of buffers without bytes, up to `memory_nbytes` in all if that is given."""
+    """Buffers without bytes, up to `memory_nbytes` in total if that is given."""
 
     def __init__(
         self,
@@ -54,13 +54,15 @@ class NullDevice:
         self.plans: list[Plan] = []  # in the order they ran
 
     def buffer(self, nbytes: int, label: str = "") -> Buffer:
-        """Memory that is only counted; its size is rounded up to 16 bytes."""
+        """Count a buffer; its size is rounded up to 16 bytes."""
         buffer = Buffer(label, nbytes + -nbytes % 16)
         after = self.nbytes + buffer.nbytes
         full = self.memory_nbytes is not None and after > self.memory_nbytes
         if full or buffer.nbytes > self.limits.buffer_nbytes:
-            why = f"The GPU has no {buffer.nbytes} bytes for {label} beside {self.nbytes}."
-            raise DeviceMemoryError(why, self.nbytes)
+            raise DeviceMemoryError(
+                f"The GPU has no {buffer.nbytes} bytes for {label} beside {self.nbytes}.",
+                self.nbytes,
+            )
         self.buffers.add(buffer)
         self.nbytes = after
         self.peak_nbytes = max(self.peak_nbytes, after)
@@ -71,11 +73,11 @@ class NullDevice:
         nbytes = memoryview(data).nbytes
         self._check_range(buffer, offset, nbytes)
         if nbytes % 4 or offset % 4:
-            raise DeviceError(f"{nbytes} bytes at {offset} are no whole words.")
+            raise DeviceError(f"{nbytes} bytes at {offset} are not whole words.")
         self.written_nbytes += nbytes
 
     def read(self, buffer: Buffer, offset: int = 0, nbytes: int | None = None) -> NullReading:
-        """Zeros."""
+        """Return zeros."""
         size = buffer.nbytes - offset if nbytes is None else nbytes
         self._check_range(buffer, offset, size)
         return NullReading(size)
@@ -86,16 +88,16 @@ class NullDevice:
         self._check_range(target, 0, nbytes)
 
     def pipeline(self, kernel: Kernel) -> Kernel:
-        """The kernel as it is."""
+        """Return the kernel itself, if it binds few enough buffers."""
         if sum(kind != "uniform" for kind in kernel.bindings) > STORAGE_BINDINGS:
             raise DeviceError(f"{kernel.name} binds more than {STORAGE_BINDINGS} storage buffers.")
         return kernel
 
     async def compiled(self) -> None:
-        """It is: `pipeline` waits for it."""
+        """Return at once."""
 
     def bind(self, pipeline: Kernel, buffers: Sequence[tuple[Buffer, int, int]]) -> Bound:
-        """The parts of buffers as they are."""
+        """Return the bindings themselves, if WebGPU would accept them."""
         if len(buffers) != len(pipeline.bindings):
             raise DeviceError(
                 f"{pipeline.name} has {len(pipeline.bindings)} bindings, not {len(buffers)}."
@@ -104,7 +106,7 @@ class NullDevice:
             self._check_range(buffer, offset, nbytes)
             if offset % OFFSET_NBYTES or not 0 < nbytes <= self.limits.binding_nbytes:
                 raise DeviceError(
-                    f"{pipeline.name} cannot see {nbytes} bytes at {offset} of {buffer.raw}."
+                    f"{pipeline.name} cannot bind {nbytes} bytes at {offset} of {buffer.raw}."
                 )
         return tuple(buffers)
 
@@ -116,30 +118,30 @@ class NullDevice:
         return None if read is None else self.read(*read)
 
     def retire(self, plan: Plan) -> None:
-        """Nothing was made ahead."""
+        """Do nothing: no plan is recorded ahead."""
 
     def free(self, buffer: Buffer) -> None:
-        """Count a buffer no longer."""
+        """Stop counting a buffer."""
         self._check_range(buffer, 0, 0)
         self.buffers.remove(buffer)
         self.nbytes -= buffer.nbytes
 
     def close(self) -> None:
-        """Free all that is left."""
+        """Free everything."""
         self.buffers.clear()
         self.nbytes = 0
 
     def _check_dispatch(self, dispatch: Dispatch) -> None:
         if not all(0 < size <= self.limits.grid for size in dispatch.grid):
-            raise DeviceError(f"{dispatch.name} wants a grid of {dispatch.grid} workgroups.")
+            raise DeviceError(f"{dispatch.name} has a grid of {dispatch.grid} workgroups.")
         for buffer, offset, nbytes in dispatch.group:
             self._check_range(buffer, offset, nbytes)
 
     def _check_range(self, buffer: Buffer, offset: int, nbytes: int) -> None:
         if buffer not in self.buffers:
-            raise DeviceError(f"The buffer {buffer.raw} is not of this device, or freed.")
+            raise DeviceError(f"The buffer {buffer.raw} belongs to another device, or is freed.")
         if not 0 <= offset <= offset + nbytes <= buffer.nbytes:
             raise DeviceError(
                 f"The buffer {buffer.raw} has {buffer.nbytes} bytes: "
-                f"{offset} to {offset + nbytes} are not among them."
+                f"{offset} to {offset + nbytes} are outside."
             )

@@ -1,4 +1,4 @@
-// WebGPU as browser.py drives it: a plan crosses once and is replayed by one call.
+// WebGPU for browser.py: a plan crosses from Python once and is replayed by one call.
 "use strict";
 
 const BINDING_TYPES = { read: "read-only-storage", write: "storage", uniform: "uniform" };
@@ -10,7 +10,7 @@ const LIMITS = [
   "maxComputeInvocationsPerWorkgroup",
   "maxComputeWorkgroupSizeX",
 ];
-const KEPT_STAGING_NBYTES = 1 << 16; // smaller ones serve again
+const REUSED_STAGING_NBYTES = 1 << 16; // staging buffers up to this size are reused
 
 class Gpu {
   constructor(adapter, device) {
@@ -22,13 +22,15 @@ class Gpu {
     this.limits = device.limits;
     this.device = device;
     this.queue = device.queue;
-    this.fault = null; // the first thing that went wrong; but for memory, nothing works after it
+    this.fault = null; // the first error; after any but "memory", nothing works
     this.layouts = new Map();
-    this.compiling = new Set(); // promises
-    this.staging = new Map(); // by size
+    this.parsing = new Set(); // promises of the errors of shader modules
+    this.compiling = new Set(); // promises of pipelines
+    this.staging = new Map(); // reusable buffers, by size
     device.lost.then(({ message }) => this.fail("lost", message));
-    device.addEventListener("uncapturederror", (event) => {
+    device.addEventListener("uncapturederror", async (event) => {
       event.preventDefault();
+      await this.parsed(); // a compiler's message says more than what follows from it
       this.fail("invalid", event.error.message);
     });
   }
@@ -39,11 +41,11 @@ class Gpu {
 
   check() {
     const fault = this.fault;
-    if (fault?.name === "memory") this.fault = null; // told once: with less, it may work
+    if (fault?.name === "memory") this.fault = null; // reported once: with less, it may work
     if (fault) throw fault;
   }
 
-  // held: bytes of the buffers made before, for the sentence if there is no memory for this one.
+  // held: bytes of the buffers allocated before, for the error if there is no memory for this one.
   buffer(size, label, held) {
     this.check();
     const usage = GPUBufferUsage;
@@ -57,7 +59,7 @@ class Gpu {
     return buffer;
   }
 
-  // Bytes of Python's, or an array of JavaScript's that never was in Python's memory.
+  // Bytes of Python's memory, or a JavaScript array that never was there.
   write(buffer, offset, bytes) {
     this.check();
     if (ArrayBuffer.isView(bytes)) return this.queue.writeBuffer(buffer, offset, bytes);
@@ -88,22 +90,42 @@ class Gpu {
     return this.layouts.get(kinds);
   }
 
+  module(label, code) {
+    this.device.pushErrorScope("validation");
+    const module = this.device.createShaderModule({ label, code });
+    const parsing = this.device.popErrorScope().then(
+      (error) => error && this.fail("invalid", error.message), // with line and column
+      () => {}, // lost
+    );
+    this.parsing.add(parsing);
+    parsing.finally(() => this.parsing.delete(parsing));
+    return module;
+  }
+
+  // Resolves when every shader module is parsed and its errors are known.
+  async parsed() {
+    await Promise.all(this.parsing);
+  }
+
   pipeline(label, code, kinds) {
     this.check();
-    const module = this.device.createShaderModule({ label, code });
+    const module = this.module(label, code);
     const layout = this.device.createPipelineLayout({ bindGroupLayouts: [this.layout(kinds)] });
     const descriptor = { label, layout, compute: { module, entryPoint: "main" } };
     const pipeline = { raw: null, descriptor };
     const compiling = this.device.createComputePipelineAsync(descriptor).then(
       (raw) => { pipeline.raw ??= raw; },
-      ({ message }) => this.fail("invalid", message),
+      async ({ message }) => {
+        await this.parsed();
+        this.fail("invalid", message);
+      },
     );
     this.compiling.add(compiling);
     compiling.finally(() => this.compiling.delete(compiling));
     return pipeline;
   }
 
-  // Resolves when every pipeline asked for is compiled; they compile side by side.
+  // Resolves when every requested pipeline is compiled; they compile side by side.
   async compiled() {
     await Promise.all(this.compiling);
     this.check();
@@ -125,7 +147,8 @@ class Gpu {
     return this.device.createBindGroup({ layout: this.layout(kinds), entries });
   }
 
-  // calls: pipeline, bind group and the grid's x, y, z of each dispatch in turn. Gives what it reads.
+  // calls: pipeline, bind group and the grid's x, y, z of each dispatch in turn. Returns a promise
+  // of the bytes that are read, if any.
   run(calls, buffer, offset, nbytes) {
     this.check();
     const encoder = this.device.createCommandEncoder();
@@ -146,7 +169,7 @@ class Gpu {
     encoder.copyBufferToBuffer(buffer, offset, staging, 0, nbytes);
     this.queue.submit([encoder.finish()]);
     const bytes = this.fetch(staging, nbytes);
-    bytes.catch(() => {}); // who asks for them is told; perhaps nobody does
+    bytes.catch(() => {}); // reported to the reader of the bytes, if there is one
     return bytes;
   }
 
@@ -159,12 +182,13 @@ class Gpu {
     try {
       await staging.mapAsync(GPUMapMode.READ);
     } catch (error) {
-      await new Promise((done) => setTimeout(done)); // the reason comes as an event of its own
+      await new Promise((done) => setTimeout(done)); // the reason comes as a separate event
+      await this.parsed();
       throw this.fault ?? error;
     }
     const bytes = new Uint8Array(staging.getMappedRange()).slice();
     staging.unmap();
-    if (nbytes > KEPT_STAGING_NBYTES) {
+    if (nbytes > REUSED_STAGING_NBYTES) {
       staging.destroy();
     } else if (this.staging.has(nbytes)) {
       this.staging.get(nbytes).push(staging);
@@ -179,7 +203,7 @@ class Gpu {
   }
 }
 
-// The browser's GPU with all the limits it has, or undefined.
+// Opens the browser's GPU with all its limits; undefined if there is none.
 const openGpu = async () => {
   const adapter = await globalThis.navigator?.gpu?.requestAdapter({
     powerPreference: "high-performance",

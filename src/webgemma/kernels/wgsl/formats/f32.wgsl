@@ -1,21 +1,25 @@
 // F32: a weight is a float.
 
-const UNIT: u32 = 4u; // weights that one call of decode gives
+struct Params {
+    row_blocks: u32, // weights of a row
+}
 
-@group(0) @binding(1) var<storage, read> W: array<vec4<f32>>;
+const UNIT: u32 = 4u; // weights that one call of decode returns
 
-alias Words = vec4<u32>; // of a unit, as they lie in memory
+var<storage, read> W: array<vec4<f32>>;
+
+alias Words = vec4<u32>; // of a unit, as stored
 
 fn words_of(row: u32, unit: u32) -> Words {
     return bitcast<vec4<u32>>(W[row * params.row_blocks / UNIT + unit]);
 }
 
-fn opened(four: Words) -> vec4<f32> {
-    return bitcast<vec4<f32>>(four);
+fn floats_of(words: Words) -> vec4<f32> {
+    return bitcast<vec4<f32>>(words);
 }
 
 fn weights_of(words: Words) -> array<vec4<f32>, 1> {
-    return array<vec4<f32>, 1>(opened(words));
+    return array<vec4<f32>, 1>(floats_of(words));
 }
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 1> {

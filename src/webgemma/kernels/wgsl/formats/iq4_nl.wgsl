@@ -2,13 +2,18 @@
 // q[j + 16] above. The sixteen values lie closer near zero: -127 -104 -83 -65 -49 -35 -22 -10 1 13
 // 25 38 53 69 89 113. Planes: the q of all blocks (16 bytes each), then all d (2 bytes each).
 
+struct Params {
+    row_blocks: u32, // of a row
+    plane1: u32, // where the second plane begins, in words
+}
+
 const UNIT: u32 = 32u;
 
-@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+var<storage, read> W: array<vec4<u32>>;
 
-struct Words { // of a unit, as they lie in memory
+struct Words { // of a unit, as stored
     q: vec4<u32>,
-    d: u32, // two blocks'
+    d: u32, // of two blocks
     odd: u32, // which of them
 }
 
@@ -57,4 +62,13 @@ fn weights_of(words: Words) -> array<vec4<f32>, 8> {
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
     return weights_of(words_of(row, unit));
+}
+
+// For products of integers. One scale for each group of 32 activations.
+const SCALED: u32 = 32u; // weights that share a scale
+const OFFSETS: bool = false;
+
+fn integer_unit(words: Words) -> array<Weights, 1> {
+    let q = quants(words);
+    return array<Weights, 1>(Weights(q[0], q[1], vec4(block_scale(words))));
 }

@@ -4,11 +4,16 @@
 // a group. Planes: the q of all blocks (128 bytes each), then d and the scales of all blocks (8
 // bytes each).
 
+struct Params {
+    row_blocks: u32, // of a row
+    plane1: u32, // where the second plane begins, in words
+}
+
 const UNIT: u32 = 32u;
 
-@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+var<storage, read> W: array<vec4<u32>>;
 
-struct Words { // of a unit, as they lie in memory
+struct Words { // of a unit, as stored
     q: vec4<u32>,
     d: u32, // and the high two bits of each scale, in its upper half
     low: u32, // four bits of each scale
@@ -17,7 +22,7 @@ struct Words { // of a unit, as they lie in memory
 
 fn words_of(row: u32, unit: u32) -> Words {
     let block = row * params.row_blocks + unit / 8u;
-    let at = params.plane1 + 2u * block; // in words, even: both stand in one vec4
+    let at = params.plane1 + 2u * block; // in words, even: both are in one vec4
     let group = unit % 8u;
     return Words(W[8u * block + group], W[at / 4u][at % 4u], W[at / 4u][at % 4u + 1u], group);
 }
@@ -63,4 +68,13 @@ fn weights_of(words: Words) -> array<vec4<f32>, 8> {
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
     return weights_of(words_of(row, unit));
+}
+
+// For products of integers. One scale for each group of 32 activations.
+const SCALED: u32 = 32u; // weights that share a scale
+const OFFSETS: bool = false;
+
+fn integer_unit(words: Words) -> array<Weights, 1> {
+    let q = quants(words);
+    return array<Weights, 1>(Weights(q[0], q[1], vec4(group_scale(words))));
 }

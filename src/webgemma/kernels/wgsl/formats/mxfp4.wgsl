@@ -2,14 +2,19 @@
 // q[j + 16] above. The values are floats of 4 bits, doubled to be whole: 0 1 2 3 4 6 8 12, then the
 // same negative. Planes: the q of all blocks (16 bytes each), then all e (1 byte each).
 
+struct Params {
+    row_blocks: u32, // of a row
+    plane1: u32, // where the second plane begins, in words
+}
+
 const UNIT: u32 = 32u;
 
-@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+var<storage, read> W: array<vec4<u32>>;
 
-struct Words { // of a unit, as they lie in memory
+struct Words { // of a unit, as stored
     q: vec4<u32>,
-    e: u32, // four blocks'
-    shift: u32, // to the block's own
+    e: u32, // of four blocks
+    shift: u32, // to this block's
 }
 
 fn words_of(row: u32, unit: u32) -> Words {
@@ -59,4 +64,13 @@ fn weights_of(words: Words) -> array<vec4<f32>, 8> {
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
     return weights_of(words_of(row, unit));
+}
+
+// For products of integers. One scale for each group of 32 activations.
+const SCALED: u32 = 32u; // weights that share a scale
+const OFFSETS: bool = false;
+
+fn integer_unit(words: Words) -> array<Weights, 1> {
+    let q = quants(words);
+    return array<Weights, 1>(Weights(q[0], q[1], vec4(block_scale(words))));
 }

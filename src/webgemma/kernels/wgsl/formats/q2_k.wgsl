@@ -4,11 +4,16 @@
 // of the block: what half p / 2 keeps low (p even) or high (p odd) in its bytes. Planes: the scales
 // and q of all blocks (16 + 64 bytes each), then all d and m (4 bytes each).
 
+struct Params {
+    row_blocks: u32, // of a row
+    plane1: u32, // where the second plane begins, in words
+}
+
 const UNIT: u32 = 64u;
 
-@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+var<storage, read> W: array<vec4<u32>>;
 
-struct Words { // of a unit, as they lie in memory
+struct Words { // of a unit, as stored
     scales: u32,
     a: vec4<u32>,
     b: vec4<u32>,
@@ -58,4 +63,17 @@ fn weights_of(words: Words) -> array<vec4<f32>, 16> {
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
     return weights_of(words_of(row, unit));
+}
+
+// For products of integers. One scale and one offset for each 16 activations, four in a unit.
+const SCALED: u32 = 16u; // weights that share a scale
+const OFFSETS: bool = true;
+
+fn integer_unit(words: Words) -> array<Weights, 2> {
+    let q = quants(words);
+    let s = scales_and_offsets(words);
+    return array<Weights, 2>(
+        Weights(q[0], q[1], vec4(s[0].xy, s[1].xy)),
+        Weights(q[2], q[3], vec4(s[0].zw, s[1].zw)),
+    );
 }

@@ -2,11 +2,15 @@
 // bytes of 4-bit q. Group j of 32 weights: d * scale[j] * q - m * minimum[j]. A unit is two groups,
 // part p of the block: the low and the high halves of the same 32 bytes.
 
+struct Params {
+    row_blocks: u32, // of a row
+}
+
 const UNIT: u32 = 64u;
 
-@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+var<storage, read> W: array<vec4<u32>>;
 
-struct Words { // of a unit, as they lie in memory
+struct Words { // of a unit, as stored
     head: vec4<u32>,
     a: vec4<u32>,
     b: vec4<u32>,
@@ -60,4 +64,17 @@ fn weights_of(words: Words) -> array<vec4<f32>, 16> {
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
     return weights_of(words_of(row, unit));
+}
+
+// For products of integers. One scale and one offset for each group of 32 activations, two groups in a unit.
+const SCALED: u32 = 32u; // weights that share a scale
+const OFFSETS: bool = true;
+
+fn integer_unit(words: Words) -> array<Weights, 2> {
+    let q = quants(words);
+    let s = scales_and_offsets(words);
+    return array<Weights, 2>(
+        Weights(q[0], q[1], s[0].xxyy),
+        Weights(q[2], q[3], s[1].xxyy),
+    );
 }

@@ -2,14 +2,20 @@
 // below and of q[j + 16] above; bit i of a word is the fifth of q[i]. Planes: the low bits of all
 // blocks (16 bytes each), all fifth bits (4 bytes each), all d (2 bytes each).
 
+struct Params {
+    row_blocks: u32, // of a row
+    plane1: u32, // where the second plane begins, in words
+    plane2: u32, // where the third plane begins, in words
+}
+
 const UNIT: u32 = 32u;
 
-@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+var<storage, read> W: array<vec4<u32>>;
 
-struct Words { // of a unit, as they lie in memory
+struct Words { // of a unit, as stored
     q: vec4<u32>,
     fifth: u32,
-    d: u32, // two blocks'
+    d: u32, // of two blocks
     odd: u32, // which of them
 }
 
@@ -26,8 +32,8 @@ fn block_scale(words: Words) -> f32 {
 
 // Bits 0 to 15 as the fifth bits of sixteen bytes.
 fn fifth_bits(bits: u32) -> vec4<u32> {
-    let fours = (vec4(bits) >> vec4(0u, 4u, 8u, 12u)) & vec4(15u);
-    let spread = (fours * 0x00204081u) & vec4(0x01010101u); // bit k of a four to byte k
+    let nibbles = (vec4(bits) >> vec4(0u, 4u, 8u, 12u)) & vec4(15u);
+    let spread = (nibbles * 0x00204081u) & vec4(0x01010101u); // bit k of a nibble to byte k
     return spread << vec4(4u);
 }
 
@@ -58,4 +64,13 @@ fn weights_of(words: Words) -> array<vec4<f32>, 8> {
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
     return weights_of(words_of(row, unit));
+}
+
+// For products of integers. One scale for each group of 32 activations.
+const SCALED: u32 = 32u; // weights that share a scale
+const OFFSETS: bool = false;
+
+fn integer_unit(words: Words) -> array<Weights, 1> {
+    let q = quants(words);
+    return array<Weights, 1>(Weights(q[0], q[1], vec4(block_scale(words))));
 }

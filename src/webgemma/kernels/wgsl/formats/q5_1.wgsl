@@ -2,11 +2,16 @@
 // below and of q[j + 16] above; bit i of a word is the fifth of q[i]. Planes: the low bits of all
 // blocks (16 bytes each), then d, m and the fifth bits of all blocks (8 bytes each).
 
+struct Params {
+    row_blocks: u32, // of a row
+    plane1: u32, // where the second plane begins, in words
+}
+
 const UNIT: u32 = 32u;
 
-@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+var<storage, read> W: array<vec4<u32>>;
 
-struct Words { // of a unit, as they lie in memory
+struct Words { // of a unit, as stored
     q: vec4<u32>,
     d: u32, // and m
     fifth: u32,
@@ -14,7 +19,7 @@ struct Words { // of a unit, as they lie in memory
 
 fn words_of(row: u32, unit: u32) -> Words {
     let block = row * params.row_blocks + unit;
-    let at = params.plane1 + 2u * block; // in words, even: both stand in one vec4
+    let at = params.plane1 + 2u * block; // in words, even: both are in one vec4
     return Words(W[block], W[at / 4u][at % 4u], W[at / 4u][at % 4u + 1u]);
 }
 
@@ -24,8 +29,8 @@ fn scale_and_offset(words: Words) -> vec2<f32> {
 
 // Bits 0 to 15 as the fifth bits of sixteen bytes.
 fn fifth_bits(bits: u32) -> vec4<u32> {
-    let fours = (vec4(bits) >> vec4(0u, 4u, 8u, 12u)) & vec4(15u);
-    let spread = (fours * 0x00204081u) & vec4(0x01010101u); // bit k of a four to byte k
+    let nibbles = (vec4(bits) >> vec4(0u, 4u, 8u, 12u)) & vec4(15u);
+    let spread = (nibbles * 0x00204081u) & vec4(0x01010101u); // bit k of a nibble to byte k
     return spread << vec4(4u);
 }
 
@@ -51,4 +56,13 @@ fn weights_of(words: Words) -> array<vec4<f32>, 8> {
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
     return weights_of(words_of(row, unit));
+}
+
+// For products of integers. One scale and one offset for each group of 32 activations.
+const SCALED: u32 = 32u; // weights that share a scale
+const OFFSETS: bool = true;
+
+fn integer_unit(words: Words) -> array<Weights, 1> {
+    let q = quants(words);
+    return array<Weights, 1>(Weights(q[0], q[1], scale_and_offset(words).xxyy));
 }

@@ -5,16 +5,21 @@
 // Planes: the low bits, high bits and scales of all blocks (128 + 64 + 16 bytes each), then all d
 // (2 bytes each).
 
+struct Params {
+    row_blocks: u32, // of a row
+    plane1: u32, // where the second plane begins, in words
+}
+
 const UNIT: u32 = 64u;
 
-@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+var<storage, read> W: array<vec4<u32>>;
 
-struct Words { // of a unit, as they lie in memory
+struct Words { // of a unit, as stored
     low: array<vec4<u32>, 4>,
     high_a: vec4<u32>,
     high_b: vec4<u32>,
     scales: u32,
-    d: u32, // two blocks'
+    d: u32, // of two blocks
     odd: u32, // which of them
     part: u32,
 }
@@ -75,4 +80,17 @@ fn weights_of(words: Words) -> array<vec4<f32>, 16> {
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 16> {
     return weights_of(words_of(row, unit));
+}
+
+// For products of integers. One scale for each 16 activations, four in a unit.
+const SCALED: u32 = 16u; // weights that share a scale
+const OFFSETS: bool = false;
+
+fn integer_unit(words: Words) -> array<Weights, 2> {
+    let q = quants(words);
+    let s = group_scales(words);
+    return array<Weights, 2>(
+        Weights(q[0], q[1], vec4(s.xy, 0.0, 0.0)),
+        Weights(q[2], q[3], vec4(s.zw, 0.0, 0.0)),
+    );
 }

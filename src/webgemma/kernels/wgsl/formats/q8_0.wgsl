@@ -1,14 +1,19 @@
 // Q8_0: 32 weights are d * q, d a float16, q an int8. Planes: the q of all blocks (32 bytes each),
 // then all d (2 bytes each).
 
+struct Params {
+    row_blocks: u32, // of a row
+    plane1: u32, // where the second plane begins, in words
+}
+
 const UNIT: u32 = 32u;
 
-@group(0) @binding(1) var<storage, read> W: array<vec4<u32>>;
+var<storage, read> W: array<vec4<u32>>;
 
-struct Words { // of a unit, as they lie in memory
+struct Words { // of a unit, as stored
     a: vec4<u32>,
     b: vec4<u32>,
-    d: u32, // two blocks'
+    d: u32, // of two blocks
     odd: u32, // which of them
 }
 
@@ -40,4 +45,13 @@ fn weights_of(words: Words) -> array<vec4<f32>, 8> {
 
 fn decode(row: u32, unit: u32) -> array<vec4<f32>, 8> {
     return weights_of(words_of(row, unit));
+}
+
+// For products of integers. One scale for each group of 32 activations.
+const SCALED: u32 = 32u; // weights that share a scale
+const OFFSETS: bool = false;
+
+fn integer_unit(words: Words) -> array<Weights, 1> {
+    let q = quants(words);
+    return array<Weights, 1>(Weights(q[0], q[1], vec4(block_scale(words))));
 }

@@ -1,7 +1,8 @@
-// AdamW: g is the gradient, shrunk so that all gradients together are no longer than `most`;
+// AdamW: g is the gradient, scaled down so that the norm of all gradients together is at most max_norm;
 // mean = b1 mean + (1 - b1) g, square = b2 square + (1 - b2) g^2,
 // w = w - rate (mean / (1 - b1^step) / (sqrt(square / (1 - b2^step)) + eps) + decay w).
-// The gradient begins again at zero. Nothing changes while the length is not finite. A thread takes one.
+// The gradient is reset to zero. Nothing else changes while the norm is not finite. A thread takes one w.
+// uses: training_step finite
 
 struct Params {
     count: u32,
@@ -9,16 +10,16 @@ struct Params {
     beta2: f32,
     eps: f32,
     decay: f32,
-    most: f32,
+    max_norm: f32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> pace: Pace;
-@group(0) @binding(2) var<storage, read> length_of: array<f32>;
-@group(0) @binding(3) var<storage, read_write> w: array<f32>;
-@group(0) @binding(4) var<storage, read_write> gradient: array<f32>;
-@group(0) @binding(5) var<storage, read_write> means: array<f32>;
-@group(0) @binding(6) var<storage, read_write> squares: array<f32>;
+override THREADS: u32;
+
+var<storage, read> norm: array<f32>; // of all gradients together
+var<storage, read_write> w: array<f32>;
+var<storage, read_write> gradient: array<f32>;
+var<storage, read_write> means: array<f32>;
+var<storage, read_write> squares: array<f32>;
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -30,16 +31,16 @@ fn main(
     if (i >= params.count) {
         return;
     }
-    let length = length_of[0];
-    let g = gradient[i] * select(1.0, params.most / length, length > params.most);
+    let size = norm[0];
+    let g = gradient[i] * select(1.0, params.max_norm / size, size > params.max_norm);
     gradient[i] = 0.0;
-    if (!is_finite(length)) {
+    if (!is_finite(size)) {
         return;
     }
     let mean = mix(g, means[i], params.beta1);
     let square = mix(g * g, squares[i], params.beta2);
     means[i] = mean;
     squares[i] = square;
-    let root = sqrt(square / pace.square_left) + params.eps;
-    w[i] -= pace.rate * (mean / pace.mean_left / root + params.decay * w[i]);
+    let root = sqrt(square / training_step.square_correction) + params.eps;
+    w[i] -= training_step.rate * (mean / training_step.mean_correction / root + params.decay * w[i]);
 }

@@ -1,12 +1,14 @@
 // to = source, four words at a time: a workgroup copies EACH runs of THREADS.
 
 struct Params {
-    fours: u32,
+    vec4s: u32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> source: array<vec4<u32>>;
-@group(0) @binding(2) var<storage, read_write> to: array<vec4<u32>>;
+override THREADS: u32;
+override EACH: u32;
+
+var<storage, read> source: array<vec4<u32>>;
+var<storage, read_write> to: array<vec4<u32>>;
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -15,7 +17,7 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let first = (group.y * groups.x + group.x) * THREADS * EACH + thread;
-    for (var i = first; i < min(params.fours, first + THREADS * EACH); i += THREADS) {
+    for (var i = first; i < min(params.vec4s, first + THREADS * EACH); i += THREADS) {
         to[i] = source[i];
     }
 }

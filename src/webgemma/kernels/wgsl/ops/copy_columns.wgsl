@@ -1,17 +1,18 @@
-// y[t, to + i] = x[t, from + i] for `width` columns i: a thread takes one value.
+// y[t, y_first + i] = x[t, x_first + i] for `width` columns i. A thread takes one value.
 
 struct Params {
     width: u32,
-    batch: u32,
+    tokens: u32,
     x_stride: u32,
     x_first: u32,
     y_stride: u32,
     y_first: u32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> x: array<f32>;
-@group(0) @binding(2) var<storage, read_write> y: array<f32>;
+override THREADS: u32 = 64u;
+
+var<storage, read> x: array<f32>;
+var<storage, read_write> y: array<f32>;
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -20,7 +21,7 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let i = (group.y * groups.x + group.x) * THREADS + thread;
-    if (i < params.batch * params.width) {
+    if (i < params.tokens * params.width) {
         let t = i / params.width;
         let column = i % params.width;
         y[t * params.y_stride + params.y_first + column] = x[t * params.x_stride + params.x_first + column];

@@ -1,6 +1,8 @@
 // The loss of row t, -ln softmax(l)[target] for l = cap * tanh(z / cap), and in place of z its gradient,
-// dz = (softmax(l) - [target]) (1 - tanh(z / cap)^2) * weight. A row without a target has none of either;
-// one whose z are not all finite loses NaN, for the host to see. One workgroup for each row.
+// dz = (softmax(l) - [target]) (1 - tanh(z / cap)^2) * loss_weight. A row without a target has a loss and a
+// gradient of zero; the loss of one whose z are not all finite is NaN, for the host to see. One workgroup per
+// row.
+// uses: training_step finite workgroup_sum workgroup_max
 
 struct Params {
     vocab: u32,
@@ -9,13 +11,13 @@ struct Params {
     nan: f32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> pace: Pace;
-@group(0) @binding(2) var<storage, read> targets: array<u32>;
-@group(0) @binding(3) var<storage, read_write> z: array<f32>;
-@group(0) @binding(4) var<storage, read_write> losses: array<f32>;
+override THREADS: u32;
 
-const NONE: u32 = 0xffffffffu;
+var<storage, read> targets: array<u32>;
+var<storage, read_write> z: array<f32>;
+var<storage, read_write> losses: array<f32>;
+
+const NO_TARGET: u32 = 0xffffffffu;
 
 // tanh overflows on some devices far from zero.
 fn bend(value: f32) -> f32 {
@@ -27,7 +29,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let at = group.x * params.vocab;
     let t = params.first + group.x;
     let target_id = targets[t];
-    let live = target_id != NONE;
+    let live = target_id != NO_TARGET;
     var best = -3.0e38;
     var broken = 0.0;
     for (var i = thread; i < params.vocab; i += THREADS) {
@@ -35,7 +37,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         broken += select(1.0, 0.0, is_finite(z[at + i]));
     }
     broken = workgroup_sum(broken, thread);
-    best = params.cap * bend(workgroup_max(best, thread)); // tanh rises
+    best = params.cap * bend(workgroup_max(best, thread)); // tanh is monotonic
     var sum = 0.0;
     for (var i = thread; i < params.vocab; i += THREADS) {
         sum += exp(params.cap * bend(z[at + i]) - best);
@@ -50,6 +52,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var i = thread; i < params.vocab; i += THREADS) {
         let bent = bend(z[at + i]);
         let p = exp(params.cap * bent - best) / total - select(0.0, 1.0, i == target_id);
-        z[at + i] = select(0.0, p * (1.0 - bent * bent) * pace.weight, live);
+        z[at + i] = select(0.0, p * (1.0 - bent * bent) * training_step.loss_weight, live);
     }
 }

@@ -1,6 +1,6 @@
-// y[i] = x[i] / (1 - p) with probability 1 - p, else 0; which, a hash of the step's seed, the adapter and
-// i says, so that the way back finds the same ones. Added to what y holds if add is 1. A thread takes
-// one i.
+// y[i] = x[i] / (1 - p) with probability 1 - p, else 0; which, is a hash of the step's seed, the adapter and i,
+// so that the backward pass drops the same ones. Added to what y holds if add is 1. A thread takes one i.
+// uses: training_step
 
 struct Params {
     count: u32,
@@ -9,10 +9,10 @@ struct Params {
     add: u32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> pace: Pace;
-@group(0) @binding(2) var<storage, read> x: array<f32>;
-@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+override THREADS: u32 = 64u;
+
+var<storage, read> x: array<f32>;
+var<storage, read_write> y: array<f32>;
 
 fn mixed(value: u32) -> u32 {
     var bits = value;
@@ -31,7 +31,7 @@ fn main(
     if (i >= params.count) {
         return;
     }
-    let bits = mixed(i ^ mixed(params.adapter ^ mixed(pace.seed)));
+    let bits = mixed(i ^ mixed(params.adapter ^ mixed(training_step.seed)));
     let chance = f32(bits >> 8u) / 16777216.0;
     let kept = select(0.0, x[i] / (1.0 - params.dropped), chance >= params.dropped);
     y[i] = kept + select(0.0, y[i], params.add == 1u);

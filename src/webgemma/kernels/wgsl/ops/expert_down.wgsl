@@ -1,23 +1,24 @@
-// y[t, n] = sum over slots of shares[t, slot] * W[e, n] x[t, slot], e = ids[t, slot]: LANES threads share
-// EACH rows n and the units of all slots, two at a time as in row_products.wgsl. x_float or x_integer says
-// what x is. Where W is not in one part (WHOLE 0), the first sets y, the others add what they hold.
+// y[t, n] = sum over slots of shares[t, slot] * W[e, n] x[t, slot], e = ids[t, slot]: LANES threads share EACH rows n
+// and the units of all slots, two at a time as in row_products. Where W is not in one part (WHOLE false), the
+// first part sets y, the others add what they hold.
+// uses: batch=tokens lane_sum input format
 
 struct Params {
-    row_blocks: u32,
-    plane1: u32,
-    plane2: u32,
     first_row: u32, // of this part, among the rows of all experts
     rows: u32, // in this part
     units: u32,
-    width: u32, // rows of an expert
+    expert_rows: u32,
     used: u32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(2) var<storage, read> state: State;
-@group(0) @binding(4) var<storage, read> ids: array<u32>;
-@group(0) @binding(5) var<storage, read> shares: array<f32>;
-@group(0) @binding(6) var<storage, read_write> y: array<f32>;
+override THREADS: u32;
+override LANES: u32;
+override EACH: u32;
+override WHOLE: bool;
+
+var<storage, read> ids: array<u32>;
+var<storage, read> shares: array<f32>;
+var<storage, read_write> y: array<f32>;
 
 const ROWS: u32 = THREADS / LANES * EACH; // of a workgroup
 
@@ -25,16 +26,16 @@ fn row_of(first: u32, each: u32) -> u32 {
     return min(first + each, params.rows - 1u);
 }
 
-// The unit i of all slots together; rows that this part has not got are left out.
+// The unit i of all slots together; rows outside this part are left out.
 fn add_unit(t: u32, i: u32, n: u32, sums: ptr<function, array<f32, EACH>>) {
-    let place = t * params.used + i / params.units;
-    let first = ids[place] * params.width + n - params.first_row; // wraps below the first
-    if (WHOLE == 1u || first < params.rows || first + EACH - 1u < params.rows) {
+    let slot = t * params.used + i / params.units;
+    let first = ids[slot] * params.expert_rows + n - params.first_row; // wraps below the first
+    if (WHOLE || first < params.rows || first + EACH - 1u < params.rows) {
         var products: array<f32, EACH>;
-        add_products(place, i % params.units, first, &products);
+        add_products(slot, i % params.units, first, &products);
         for (var each = 0u; each < EACH; each++) {
-            if (WHOLE == 1u || first + each < params.rows) {
-                (*sums)[each] += shares[place] * products[each];
+            if (WHOLE || first + each < params.rows) {
+                (*sums)[each] += shares[slot] * products[each];
             }
         }
     }
@@ -43,12 +44,12 @@ fn add_unit(t: u32, i: u32, n: u32, sums: ptr<function, array<f32, EACH>>) {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let t = group.z;
-    if (t >= state.count) {
+    if (t >= batch.count) {
         return;
     }
     let n = group.x * ROWS + thread / LANES * EACH;
     var sums: array<f32, EACH>;
-    if (n < params.width) {
+    if (n < params.expert_rows) {
         let units = params.used * params.units;
         var i = thread % LANES;
         for (; i + LANES < units; i += 2u * LANES) {
@@ -60,9 +61,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
     }
     for (var each = 0u; each < EACH; each++) {
-        var sum = lanes_sum(sums[each], thread);
-        if (thread % LANES == 0u && n + each < params.width) {
-            let to = t * params.width + n + each;
+        var sum = lane_sum(sums[each], thread);
+        if (thread % LANES == 0u && n + each < params.expert_rows) {
+            let to = t * params.expert_rows + n + each;
             if (params.first_row > 0u) {
                 sum += y[to];
             }

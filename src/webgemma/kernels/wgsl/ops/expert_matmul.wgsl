@@ -1,33 +1,33 @@
-// y[p, column + n] = sum over k of W[e, n, k] x[p / fan, k] for the places p that ask expert e and its
-// rows n: a workgroup for each tile of expert_sort and each TILE_ROWS rows, see lib/tile.wgsl; the tile's
-// tokens are entries of `places`. Rows outside this part of W are left alone.
+// y[s, column + n] = sum over k of W[e, n, k] x[s / fan, k] for the slots s that are routed to expert e and its rows n.
+// A workgroup for each tile of expert_sort and each TILE_ROWS rows, see tiled_product; the tile's tokens are
+// entries of `slots`. Rows outside this part of W are left alone.
+// uses: tiled_product format
 
 struct Params {
-    row_blocks: u32,
-    plane1: u32,
-    plane2: u32,
     first_row: u32, // of this part, among the rows of all experts
     rows: u32, // in this part
-    units: u32,
     expert_rows: u32,
-    stride: u32, // values of y for each place
+    stride: u32, // values of y for each slot
     column: u32, // of y, for an expert's first row
-    fan: u32, // places that share a row of x
+    fan: u32, // slots that share a row of x
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(2) var<storage, read> tiles: array<vec4<u32>>;
-@group(0) @binding(4) var<storage, read_write> y: array<f32>;
-@group(0) @binding(5) var<storage, read> places: array<u32>;
+override THREADS: u32;
+override TILE_ROWS: u32;
+override TILE_TOKENS: u32;
 
-var<workgroup> x_rows: array<u32, TILE_TOKENS>; // that the tile's places read
+var<storage, read> tiles: array<vec4<u32>>;
+var<storage, read_write> y: array<f32>;
+var<storage, read> slots: array<u32>;
+
+var<workgroup> x_rows: array<u32, TILE_TOKENS>; // that the tile's slots read
 
 fn x_row(tile: Tile, line: u32) -> u32 {
     return x_rows[min(line, TILE_TOKENS - 1u)];
 }
 
 fn store(tile: Tile, t: u32, n: u32, sum: f32) {
-    y[places[t] * params.stride + tile.column + n - tile.row] = sum;
+    y[slots[t] * params.stride + tile.column + n - tile.row] = sum;
 }
 
 @compute @workgroup_size(THREADS)
@@ -41,7 +41,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         return;
     }
     for (var line = thread; line < TILE_TOKENS; line += THREADS) {
-        x_rows[line] = places[min(sorted.y + line, sorted.z - 1u)] / params.fan;
+        x_rows[line] = slots[min(sorted.y + line, sorted.z - 1u)] / params.fan;
     }
     workgroupBarrier();
     let column = params.column + group.x * TILE_ROWS;

@@ -1,32 +1,25 @@
-// h[t, slot, n] = gelu(g) * u with g = W[e, gate + n] x[t], u = W[e, up + n] x[t], e the expert that
-// token t asks in this slot: LANES threads for each n, a layer of the grid for each (slot, t). Every
-// workgroup finds e by itself; one more than the rows need says it in ids and shares. x_float or
-// x_integer says what x is, row_float or row_integer what becomes of h. A part of W that holds only g's
-// row leaves g in h, as a float; the part with u's row comes later and finds it there.
+// h[t, slot, n] = gelu(g) * u with g = W[e, gate + n] x[t], u = W[e, up + n] x[t], e the expert that token t is routed
+// to in this slot. LANES threads for each n, a layer of the grid for each (slot, t). Every workgroup finds e by
+// itself; one more than the rows need writes it to ids and shares. A part of W that holds only g's row leaves g
+// in h, as a float; the part with u's row comes later and finds it there.
+// uses: batch=tokens top_experts lane_sum row_products gelu store_row format
 
 struct Params {
-    row_blocks: u32,
-    plane1: u32,
-    plane2: u32,
     first_row: u32, // of this part, among the rows of all experts
     rows: u32, // in this part
-    units: u32,
     expert_rows: u32,
     gate: u32, // the rows of an expert where gate and up begin; of two tensors
     up: u32, // each has only one of them (EACH 1), and the other is beyond all rows
     ffn: u32,
-    experts: u32,
-    used: u32,
-    scale_step: u32, // 0: one scale for all
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(2) var<storage, read> state: State;
-@group(0) @binding(4) var<storage, read_write> h: array<Stored>;
-@group(0) @binding(5) var<storage, read> scores: array<f32>;
-@group(0) @binding(6) var<storage, read> scale: array<f32>;
-@group(0) @binding(7) var<storage, read_write> ids: array<u32>;
-@group(0) @binding(8) var<storage, read_write> shares: array<f32>;
+override THREADS: u32;
+override LANES: u32;
+override EACH: u32;
+
+var<storage, read_write> h: array<Stored>;
+var<storage, read_write> ids: array<u32>;
+var<storage, read_write> shares: array<f32>;
 
 const ROWS: u32 = THREADS / LANES;
 
@@ -38,15 +31,15 @@ fn row_of(first: u32, each: u32) -> u32 {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let t = group.z;
-    if (t >= state.count) {
+    if (t >= batch.count) {
         return;
     }
     rank(t, thread);
-    let place = t * params.used + group.y;
+    let slot = t * params.used + group.y;
     let expert = chosen[group.y];
     if (group.x * ROWS >= params.ffn && thread == 0u) {
-        ids[place] = expert;
-        shares[place] = share_of(t, group.y);
+        ids[slot] = expert;
+        shares[slot] = share_of(t, group.y);
     }
     let n = group.x * ROWS + thread / LANES;
     let row = expert * params.expert_rows + n - params.first_row; // wraps below the first
@@ -56,11 +49,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (gate_here || up_here) {
         add_row(t, row, thread % LANES, &sums);
     }
-    var g = lanes_sum(sums[0], thread);
-    let u = lanes_sum(sums[EACH - 1u], thread);
-    let to = place * params.ffn + n;
+    var g = lane_sum(sums[0], thread);
+    let u = lane_sum(sums[EACH - 1u], thread);
+    let to = slot * params.ffn + n;
     if (up_here && !gate_here) {
         g = bitcast<f32>(h[to]);
     }
-    put_row(to, select(g, gelu(g) * u, up_here), gate_here || up_here, thread);
+    store_row(to, select(g, gelu(g) * u, up_here), gate_here || up_here, thread);
 }

@@ -1,14 +1,15 @@
-// y[t] = x[ids[t]], rows of `width` values: a thread takes one value.
+// y[t] = x[ids[t]], rows of `width` values. A thread takes one value.
 
 struct Params {
     width: u32,
-    batch: u32,
+    tokens: u32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> ids: array<u32>;
-@group(0) @binding(2) var<storage, read> x: array<f32>;
-@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+override THREADS: u32 = 64u;
+
+var<storage, read> ids: array<u32>;
+var<storage, read> x: array<f32>;
+var<storage, read_write> y: array<f32>;
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -17,7 +18,7 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let i = (group.y * groups.x + group.x) * THREADS + thread;
-    if (i < params.batch * params.width) {
+    if (i < params.tokens * params.width) {
         y[i] = x[ids[i / params.width] * params.width + i % params.width];
     }
 }

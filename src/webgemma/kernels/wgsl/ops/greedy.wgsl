@@ -1,19 +1,20 @@
-// The token with the highest changed logit, the lowest id where equal: one workgroup in all.
+// The token with the highest penalised logit, the lowest id where equal. One workgroup in all.
+// uses: partials token_output
 
 struct Params {
-    parts: u32,
-    ring: u32, // of `tokens`
+    parts: u32, // chunks of the vocabulary
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> partials: array<Partial>;
-@group(0) @binding(6) var<storage, read> values: array<vec2<f32>>; // changed, own
+override THREADS: u32;
+
+var<storage, read> partials: array<Partial>;
+var<storage, read> values: array<vec2<f32>>; // penalised, own
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(local_invocation_index) thread: u32) {
-    let best = best_changed(params.parts, thread);
+    let best = best_penalised(params.parts, thread);
     let total = log_total(params.parts, thread);
     if (thread == 0u) {
-        take(best.id, values[best.id].y - total);
+        output_token(best.id, values[best.id].y - total);
     }
 }

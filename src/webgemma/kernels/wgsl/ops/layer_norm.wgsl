@@ -1,21 +1,23 @@
-// h[t] = (y - mean) / sqrt(variance + eps) * w + b, where y = x[t] + shift: one workgroup for each row.
-// Without SHIFTED, y = x[t].
+// h[t] = (y - mean) / sqrt(variance + eps) * w + b, where y = x[t] + shift if SHIFTED, else y = x[t]. One workgroup
+// per row.
+// uses: batch=tokens workgroup_sum
 
 struct Params {
     width: u32,
     eps: f32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> state: State;
-@group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(3) var<storage, read> shift: array<vec4<f32>>;
-@group(0) @binding(4) var<storage, read> w: array<vec4<f32>>;
-@group(0) @binding(5) var<storage, read> b: array<vec4<f32>>;
-@group(0) @binding(6) var<storage, read_write> h: array<vec4<f32>>;
+override THREADS: u32;
+override SHIFTED: bool;
+
+var<storage, read> x: array<vec4<f32>>;
+var<storage, read> shift: array<vec4<f32>>;
+var<storage, read> w: array<vec4<f32>>;
+var<storage, read> b: array<vec4<f32>>;
+var<storage, read_write> h: array<vec4<f32>>;
 
 fn value(at: u32, i: u32) -> vec4<f32> {
-    if (SHIFTED == 1u) {
+    if (SHIFTED) {
         return x[at + i] + shift[i];
     }
     return x[at + i];
@@ -23,20 +25,20 @@ fn value(at: u32, i: u32) -> vec4<f32> {
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let fours = params.width / 4u;
-    let at = group.x * fours;
+    let vec4s = params.width / 4u;
+    let at = group.x * vec4s;
     var sum = 0.0;
-    for (var i = thread; i < fours; i += THREADS) {
+    for (var i = thread; i < vec4s; i += THREADS) {
         sum += dot(value(at, i), vec4(1.0));
     }
     let mean = workgroup_sum(sum, thread) / f32(params.width);
     var squares = 0.0;
-    for (var i = thread; i < fours; i += THREADS) {
-        let four = value(at, i) - mean;
-        squares += dot(four, four);
+    for (var i = thread; i < vec4s; i += THREADS) {
+        let centred = value(at, i) - mean;
+        squares += dot(centred, centred);
     }
     let scale = inverseSqrt(workgroup_sum(squares, thread) / f32(params.width) + params.eps);
-    for (var i = thread; i < fours && group.x < state.count; i += THREADS) {
+    for (var i = thread; i < vec4s && group.x < batch.count; i += THREADS) {
         h[at + i] = (value(at, i) - mean) * scale * w[i] + b[i];
     }
 }

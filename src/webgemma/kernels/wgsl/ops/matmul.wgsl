@@ -1,7 +1,18 @@
-// For each token t and row n: sum over k of W[n, k] x[t, k], handed to finish(t, n, sum). A workgroup
-// computes a tile of them: see lib/tile.wgsl.
+// For each token t and row n: the sum over k of W[n, k] x[t, k], handed to finish(t, n, sum). A workgroup computes a
+// tile of them, see tiled_product.
+// uses: batch=tokens tiled_product epilogue format
 
-// Beyond the last token comes that one again.
+struct Params {
+    first_row: u32, // column of y for the first row
+    rows: u32, // in this part of W
+    tokens: u32, // of x
+}
+
+override THREADS: u32;
+override TILE_ROWS: u32;
+override TILE_TOKENS: u32;
+
+// Beyond the last token, that one is read again.
 fn x_row(tile: Tile, line: u32) -> u32 {
     return min(tile.token + line, tile.count - 1u);
 }
@@ -18,7 +29,7 @@ fn main(
 ) {
     let row = (group.z * groups.x + group.x) * TILE_ROWS;
     let token = group.y * TILE_TOKENS;
-    let count = min(state.count, params.batch);
+    let count = min(batch.count, params.tokens);
     if (row >= params.rows || token >= count) {
         return;
     }

@@ -1,6 +1,14 @@
-// For each row n: sum over k of W[n, k] x[t, k], handed to finish(t, n, sum). LANES threads share
-// EACH rows, so that what is read of x serves all of them; one token t at a time. x_float or
-// x_integer says what x is.
+// For each row n: the sum over k of W[n, k] x[t, k], handed to finish(t, n, sum). LANES threads share EACH rows, so
+// that what is read of x serves all of them; one token t at a time.
+// uses: batch=tokens lane_sum row_products epilogue format
+
+struct Params {
+    rows: u32, // in this part of W
+}
+
+override THREADS: u32;
+override LANES: u32;
+override EACH: u32;
 
 const ROWS: u32 = THREADS / LANES * EACH; // of a workgroup
 
@@ -21,8 +29,8 @@ fn main(
         add_row(t, first, thread % LANES, &sums);
     }
     for (var each = 0u; each < EACH; each++) {
-        let sum = lanes_sum(sums[each], thread);
-        if (thread % LANES == 0u && first + each < params.rows && t < state.count) {
+        let sum = lane_sum(sums[each], thread);
+        if (thread % LANES == 0u && first + each < params.rows && t < batch.count) {
             finish(t, first + each, sum);
         }
     }

@@ -1,13 +1,14 @@
-// own = cap * tanh(logit / cap), suppressed tokens at LOWEST; changed = own after the repetition and
-// presence penalties on the recent tokens, plus the bias. One workgroup for each CHUNK of tokens, which
-// also finds the best of both and the sum of exp(own). Logits that are not finite count as 0 and raise
-// the alarm of partial.wgsl. Leaves the bins of `weigh` empty.
+// own = cap * tanh(logit / cap), suppressed tokens at LOWEST; penalised = own after the repetition and presence
+// penalties on the recent tokens, plus the bias. One workgroup for each CHUNK of tokens, which also finds the
+// best of both and the sum of exp(own). Logits that are not finite count as 0 and raise the alarm of partials.
+// Leaves the bins of fill_bins empty.
+// uses: batch=tokens finite workgroup_best workgroup_sum partials sampling_settings
 
 struct Params {
     vocab: u32,
     cap: f32, // 0: none
     suppressed_count: u32,
-    ring: u32, // of `tokens`
+    ring: u32, // length of `tokens`
     words: u32, // of `bins`
 }
 
@@ -16,19 +17,19 @@ struct Bias {
     value: f32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<uniform> settings: Settings;
-@group(0) @binding(2) var<storage, read> state: State;
-@group(0) @binding(3) var<storage, read> logits: array<f32>;
-@group(0) @binding(4) var<storage, read> tokens: array<u32>;
-@group(0) @binding(5) var<storage, read> suppressed: array<u32>;
-@group(0) @binding(6) var<storage, read> biases: array<Bias>;
-@group(0) @binding(7) var<storage, read_write> values: array<f32>; // [changed, own] of each token
-@group(0) @binding(8) var<storage, read_write> partials: array<Partial>;
-@group(0) @binding(9) var<storage, read_write> bins: array<u32>;
+override THREADS: u32;
+override CHUNK: u32;
 
-var<workgroup> held: array<f32, CHUNK>;
-var<workgroup> seen: array<atomic<u32>, CHUNK / 32u>;
+var<storage, read> logits: array<f32>;
+var<storage, read> tokens: array<u32>;
+var<storage, read> suppressed: array<u32>;
+var<storage, read> biases: array<Bias>;
+var<storage, read_write> values: array<f32>; // [penalised, own] of each token
+var<storage, read_write> partials: array<Partial>;
+var<storage, read_write> bins: array<u32>;
+
+var<workgroup> chunk: array<f32, CHUNK>;
+var<workgroup> recent: array<atomic<u32>, CHUNK / 32u>;
 
 fn capped(logit: f32) -> f32 {
     if (params.cap > 0.0) {
@@ -38,8 +39,8 @@ fn capped(logit: f32) -> f32 {
 }
 
 fn penalised(value: f32, at: u32) -> f32 {
-    let recent = extractBits(atomicLoad(&seen[at / 32u]), at % 32u, 1u) == 1u;
-    if (!recent || value <= LOWEST) {
+    let is_recent = extractBits(atomicLoad(&recent[at / 32u]), at % 32u, 1u) == 1u;
+    if (!is_recent || value <= LOWEST) {
         return value;
     }
     let penalty = settings.repetition_penalty;
@@ -48,12 +49,12 @@ fn penalised(value: f32, at: u32) -> f32 {
 
 // Marks every token of the chunk that is among the recent ones; ids below `first` wrap past `count`.
 fn mark_recent(first: u32, count: u32, thread: u32) {
-    let length = state.first + state.count;
+    let length = batch.first + batch.count;
     let window = min(min(settings.recent, length), params.ring);
     for (var i = thread; i < window; i += THREADS) {
         let at = tokens[(length - 1u - i) % params.ring] - first;
         if (at < count) {
-            atomicOr(&seen[at / 32u], 1u << (at % 32u));
+            atomicOr(&recent[at / 32u], 1u << (at % 32u));
         }
     }
 }
@@ -73,20 +74,20 @@ fn main(
     for (var at = thread; at < count; at += THREADS) {
         let logit = logits[first + at];
         if (is_finite(logit)) {
-            held[at] = capped(logit);
+            chunk[at] = capped(logit);
         } else {
-            held[at] = 0.0;
+            chunk[at] = 0.0;
             alarm = ALARM;
         }
     }
     if (thread < CHUNK / 32u) {
-        atomicStore(&seen[thread], 0u);
+        atomicStore(&recent[thread], 0u);
     }
     workgroupBarrier();
     for (var i = thread; i < params.suppressed_count; i += THREADS) {
         let at = suppressed[i] - first;
         if (at < count) {
-            held[at] = LOWEST;
+            chunk[at] = LOWEST;
         }
     }
     mark_recent(first, count, thread);
@@ -94,28 +95,28 @@ fn main(
 
     var mine = Best(LOWEST, first);
     for (var at = thread; at < count; at += THREADS) {
-        values[2u * (first + at) + 1u] = held[at];
-        mine = better(mine, Best(held[at], first + at));
+        values[2u * (first + at) + 1u] = chunk[at];
+        mine = better(mine, Best(chunk[at], first + at));
     }
     let own = workgroup_best(mine, thread);
     var sum = alarm;
     for (var at = thread; at < count; at += THREADS) {
-        sum += exp(held[at] - own.value);
-        held[at] = penalised(held[at], at);
+        sum += exp(chunk[at] - own.value);
+        chunk[at] = penalised(chunk[at], at);
     }
     sum = workgroup_sum(sum, thread);
     for (var i = thread; i < settings.bias_count; i += THREADS) {
         let at = biases[i].id - first;
         if (at < count) {
-            held[at] += biases[i].value;
+            chunk[at] += biases[i].value;
         }
     }
     workgroupBarrier();
 
     mine = Best(LOWEST, first);
     for (var at = thread; at < count; at += THREADS) {
-        values[2u * (first + at)] = held[at];
-        mine = better(mine, Best(held[at], first + at));
+        values[2u * (first + at)] = chunk[at];
+        mine = better(mine, Best(chunk[at], first + at));
     }
     let best = workgroup_best(mine, thread);
     if (thread == 0u) {

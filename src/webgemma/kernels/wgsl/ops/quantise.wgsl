@@ -1,21 +1,22 @@
-// h[t] = x[t] as integers; put_integer stores them. A thread takes four values.
+// h[t] = x[t] as integers. A thread takes four values.
+// uses: batch=tokens store=integer
 
 struct Params {
     width: u32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> state: State;
-@group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(3) var<storage, read_write> h: array<Stored>;
+override THREADS: u32 = 64u;
+
+var<storage, read> x: array<vec4<f32>>;
+var<storage, read_write> h: array<Stored>;
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let t = group.y;
-    if (t >= state.count) {
+    if (t >= batch.count) {
         return;
     }
-    let fours = params.width / 4u;
+    let vec4s = params.width / 4u;
     let i = group.x * THREADS + thread;
-    put_four(t * fours + i, x[t * fours + min(i, fours - 1u)], i < fours, thread);
+    store_vec4(t * vec4s + i, x[t * vec4s + min(i, vec4s - 1u)], i < vec4s, thread);
 }

@@ -1,5 +1,5 @@
-// Moves one part of every block of a chunk to its plane: thread i writes word i of the plane's chunk,
-// byte by byte, since blocks of 18, 34 or 210 bytes begin anywhere.
+// Moves one part of every block of a chunk to its plane: thread i writes word i of the plane's chunk, byte by byte,
+// since blocks of 18, 34 or 210 bytes begin anywhere.
 
 struct Params {
     block_nbytes: u32,
@@ -9,9 +9,10 @@ struct Params {
     first_word: u32, // of the chunk within the whole tensor, plane's start included
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> chunk: array<u32>;
-@group(0) @binding(2) var<storage, read_write> planes: array<u32>;
+override THREADS: u32;
+
+var<storage, read> chunk: array<u32>;
+var<storage, read_write> planes: array<u32>;
 
 @compute @workgroup_size(THREADS)
 fn main(

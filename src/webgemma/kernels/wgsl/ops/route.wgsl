@@ -1,23 +1,20 @@
-// ids[t, slot] and shares[t, slot]: which experts a token asks and how much each counts. One workgroup
-// for each token.
+// ids[t, slot] and shares[t, slot]: which experts a token is routed to, and the weight of each. One workgroup per
+// token.
+// uses: batch=tokens top_experts
 
 struct Params {
-    experts: u32,
     used: u32,
-    scale_step: u32, // 0: one scale for all
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> state: State;
-@group(0) @binding(2) var<storage, read> scores: array<f32>;
-@group(0) @binding(3) var<storage, read> scale: array<f32>;
-@group(0) @binding(4) var<storage, read_write> ids: array<u32>;
-@group(0) @binding(5) var<storage, read_write> shares: array<f32>;
+override THREADS: u32 = 64u;
+
+var<storage, read_write> ids: array<u32>;
+var<storage, read_write> shares: array<f32>;
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let t = group.x;
-    if (t >= state.count) {
+    if (t >= batch.count) {
         return;
     }
     rank(t, thread);

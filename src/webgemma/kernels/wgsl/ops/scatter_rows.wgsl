@@ -1,15 +1,16 @@
-// y[ids[t]] += x[t], rows of `width` values, the way back through gather_rows: a thread takes one value of
-// a row, and of all rows with the same id the first adds up the others'.
+// y[ids[t]] += x[t], rows of `width` values: the backward pass of gather_rows. A thread takes one value of a row, and
+// of all rows with the same id the first adds up the others'.
 
 struct Params {
     width: u32,
-    batch: u32,
+    tokens: u32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> ids: array<u32>;
-@group(0) @binding(2) var<storage, read> x: array<f32>;
-@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+override THREADS: u32 = 64u;
+
+var<storage, read> ids: array<u32>;
+var<storage, read> x: array<f32>;
+var<storage, read_write> y: array<f32>;
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -18,7 +19,7 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let i = (group.y * groups.x + group.x) * THREADS + thread;
-    if (i >= params.batch * params.width) {
+    if (i >= params.tokens * params.width) {
         return;
     }
     let t = i / params.width;
@@ -29,7 +30,7 @@ fn main(
         }
     }
     var sum = 0.0;
-    for (var other = t; other < params.batch; other++) {
+    for (var other = t; other < params.tokens; other++) {
         if (ids[other] == id) {
             sum += x[other * params.width + i % params.width];
         }

@@ -1,15 +1,21 @@
-// logits = cap * tanh(logits / cap), in place; what is not finite stays, for the host to see.
+// logits = cap * tanh(logits / cap), in place; what is not finite stays, for the host to see. A thread takes one.
+// uses: finite
 
 struct Params {
     count: u32,
     cap: f32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read_write> logits: array<f32>;
+override THREADS: u32 = 64u;
+
+var<storage, read_write> logits: array<f32>;
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
     let i = (group.y * groups.x + group.x) * THREADS + thread;
     if (i < params.count && is_finite(logits[i])) {
         logits[i] = params.cap * tanh(clamp(logits[i] / params.cap, -15.0, 15.0));

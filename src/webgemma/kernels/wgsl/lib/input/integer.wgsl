@@ -1,0 +1,41 @@
+// add_products: to each of EACH sums its row's product with a unit of x[t], as integers. What is read of x
+// serves all EACH rows; the op says which rows they are (row_of), the format what their weights are.
+// uses: integer_dot format
+
+struct Params {
+    units: u32, // of a row of x
+}
+
+override EACH: u32;
+
+var<storage, read> x: array<vec4<u32>>;
+
+alias Unit = array<Sixteen, UNIT / 16u>;
+
+fn unit_of(group: u32) -> Unit {
+    var values: Unit;
+    for (var i = 0u; i < UNIT / 32u; i++) {
+        let at = (group + i) * QUARTERS;
+        let low = at + 2u * BYTES - 2u;
+        let sizes = bitcast<vec4<f32>>(x[at + QUARTERS - 1u]);
+        values[2u * i] = Sixteen(x[at], x[low], sizes.x, sizes.y);
+        values[2u * i + 1u] = Sixteen(x[at + 1u], x[low + 1u], sizes.x, sizes.z);
+    }
+    return values;
+}
+
+fn integer_dot(row: u32, unit: u32, values: Unit) -> f32 {
+    var w = integer_unit(words_of(row, unit));
+    var sum = 0.0;
+    for (var i = 0u; i < UNIT / 32u; i++) {
+        sum += integer_product(w[i], values[2u * i], values[2u * i + 1u]);
+    }
+    return sum;
+}
+
+fn add_products(t: u32, unit: u32, first: u32, sums: ptr<function, array<f32, EACH>>) {
+    let values = unit_of((t * params.units + unit) * (UNIT / 32u));
+    for (var each = 0u; each < EACH; each++) {
+        (*sums)[each] += integer_dot(row_of(first, each), unit, values);
+    }
+}

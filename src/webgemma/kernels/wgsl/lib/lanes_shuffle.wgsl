@@ -1,9 +1,0 @@
-// lanes_sum: as in lanes.wgsl, by shuffles: the LANES threads are neighbours in one subgroup.
-
-fn lanes_sum(value: f32, thread: u32) -> f32 {
-    var sum = value;
-    for (var step = LANES / 2u; step > 0u; step = step / 2u) {
-        sum += subgroupShuffleXor(sum, step);
-    }
-    return sum;
-}

@@ -1,0 +1,12 @@
+// store_next: h = rms(row) * next, the normed row that the next op reads.
+// uses: next_weights store
+
+var<storage, read_write> h: array<Stored>;
+
+fn store_next(at: u32, sum: Row, weights: Row, thread: u32) {
+    let root = inverse_root(sum, thread);
+    for (var each = 0u; each < EACH; each++) {
+        let index = at + each * THREADS + thread;
+        store_vec4(index, sum[each] * root * weights[each], is_live(each, thread), thread);
+    }
+}

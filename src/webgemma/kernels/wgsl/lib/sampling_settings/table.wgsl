@@ -1,0 +1,16 @@
+// How the next token is chosen: the settings as the kernels read them, written once for a generation.
+
+struct Settings {
+    temperature: f32,
+    top_p: f32,
+    min_p_log: f32, // log(min_p): how far below the best logit a candidate may be
+    repetition_penalty: f32,
+    presence_penalty: f32,
+    top_k: u32, // 0: all
+    recent: u32, // tokens that the penalties cover; 0 where there is no penalty
+    bias_count: u32,
+    seed: vec2<u32>, // low and high half
+    top_logprobs: u32, // how many of the likeliest tokens to report
+}
+
+var<uniform> settings: Settings;

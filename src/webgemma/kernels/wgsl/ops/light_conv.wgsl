@@ -1,0 +1,58 @@
+// h[t] = silu(rms(c) * norm), clamped to bounds, where c = sum over i of taps[i] g[t + i - 4] and
+// g = value * sigmoid(gate), both halves of a row of u clamped to other bounds; before the first row g is zero.
+// One workgroup per row, whose threads keep their EACH vec4s of it.
+// uses: workgroup_sum silu
+
+struct Params {
+    eps: f32,
+    u_low: f32,
+    u_high: f32,
+    h_low: f32,
+    h_high: f32,
+}
+
+override THREADS: u32;
+override WIDTH: u32;
+
+var<storage, read> u: array<vec4<f32>>; // of a token: values, then gates
+var<storage, read> taps: array<vec4<f32>>; // [5, WIDTH]
+var<storage, read> norm: array<vec4<f32>>;
+var<storage, read_write> h: array<vec4<f32>>;
+
+const VEC4S: u32 = WIDTH / 4u;
+const EACH: u32 = (VEC4S + THREADS - 1u) / THREADS;
+const PAST: u32 = 4u;
+
+fn clamped(at: u32) -> vec4<f32> {
+    return clamp(u[at], vec4(params.u_low), vec4(params.u_high));
+}
+
+fn convolved(t: u32, i: u32) -> vec4<f32> {
+    var sum = vec4(0.0);
+    for (var back = 0u; back <= min(PAST, t); back++) {
+        let at = (t - back) * 2u * VEC4S + i;
+        sum += taps[(PAST - back) * VEC4S + i] * clamped(at) * sigmoid(clamped(at + VEC4S));
+    }
+    return sum;
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    var row: array<vec4<f32>, EACH>;
+    var squares = 0.0;
+    for (var each = 0u; each < EACH; each++) {
+        let i = each * THREADS + thread;
+        if (i < VEC4S) {
+            row[each] = convolved(group.x, i);
+            squares += dot(row[each], row[each]);
+        }
+    }
+    let scale = inverseSqrt(workgroup_sum(squares, thread) / f32(WIDTH) + params.eps);
+    for (var each = 0u; each < EACH; each++) {
+        let i = each * THREADS + thread;
+        if (i < VEC4S) {
+            let values = silu(row[each] * scale * norm[i]);
+            h[group.x * VEC4S + i] = clamp(values, vec4(params.h_low), vec4(params.h_high));
+        }
+    }
+}
