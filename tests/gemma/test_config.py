@@ -1,4 +1,4 @@
-"""The blueprint from a file: every size, both layouts, and a sentence for every contradiction."""
+"""The configuration of a file: every size, both layouts, and an error for every contradiction."""
 
 from dataclasses import replace
 
@@ -14,10 +14,12 @@ from webgemma.sync import run_sync
 
 
 def opened(data: bytes) -> Gguf:
+    """Open the bytes of a file."""
     return run_sync(Gguf.aopen(BytesSource(data, "tiny.gguf")))
 
 
 def config_of(tiny: Tiny) -> Config:
+    """Return the configuration of a tiny model's file."""
     return Config.from_gguf(opened(tiny_gguf(tiny)))
 
 
@@ -30,7 +32,7 @@ def test_small_model_with_shared_kv_and_per_layer_embeddings() -> None:
     assert [layer.head_dim for layer in config.layers] == [16, 16, 32, 16, 16, 32]
     assert [layer.ffn for layer in config.layers] == [96, 96, 96, 192, 192, 192]
     assert not any(layer.k_is_v for layer in config.layers)
-    assert not config.images_attend_both_ways
+    assert not config.bidirectional_images
     assert config.tied
     assert config.experts is None
 
@@ -40,7 +42,7 @@ def test_large_model_with_keys_as_values() -> None:
     assert [layer.k_is_v for layer in config.layers] == [False, False, True] * 2
     assert [layer.kv_heads for layer in config.layers] == [2, 2, 1] * 2
     assert config.suppressed == (7, 9)
-    assert config.images_attend_both_ways
+    assert config.bidirectional_images
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -52,7 +54,7 @@ def test_experts_fused_and_split(fused: bool) -> None:
     assert all(layer.experts for layer in config.layers)
 
 
-def test_old_name_of_the_expert_scale() -> None:
+def test_the_expert_scale_may_have_another_name() -> None:
     tensors = [
         replace(t, name=t.name.replace("ffn_down_exps.scale", "ffn_gate_inp.per_expert_scale"))
         for t in tiny_tensors(MOE)
@@ -67,18 +69,18 @@ def test_unused_keys_of_sharing_layers_are_ignored() -> None:
     assert Config.from_gguf(opened(with_extra)).layers == config_of(SMALL).layers
 
 
-def test_a_file_without_vocabulary_may_say_so() -> None:
-    nothing = {f"tokenizer.ggml.{key}": None for key in ("tokens", "token_type", "merges")}
-    stated = {**nothing, "tokenizer.ggml.model": "none"}
-    assert config_of(replace(SMALL, metadata=stated)).vocab == 320
-    with pytest.raises(GgufError, match="lost its vocabulary"):
-        config_of(replace(SMALL, metadata=nothing))
+def test_a_file_may_declare_that_it_has_no_vocabulary() -> None:
+    removed = {f"tokenizer.ggml.{key}": None for key in ("tokens", "token_type", "merges")}
+    declared = {**removed, "tokenizer.ggml.model": "none"}
+    assert config_of(replace(SMALL, metadata=declared)).vocab == 320
+    with pytest.raises(GgufError, match="the vocabulary is missing"):
+        config_of(replace(SMALL, metadata=removed))
 
 
 def test_kv_cache_of_e2b_at_32k() -> None:
-    """15 layers keep a cache: 12 sliding ones the window and a chunk, 3 full ones everything."""
-    keep = Config.from_gguf(opened(tiny_gguf(SMALL)))
-    sliding, full = keep.layers[0], keep.layers[2]
+    """Expect 15 caches: of 12 sliding layers the window and a chunk, of 3 full ones everything."""
+    small = config_of(SMALL)
+    sliding, full = small.layers[0], small.layers[2]
     layers = tuple(
         replace(
             full if (i + 1) % 5 == 0 else sliding,
@@ -88,11 +90,11 @@ def test_kv_cache_of_e2b_at_32k() -> None:
         )
         for i in range(35)
     )
-    e2b = replace(keep, layers=layers, window=512)
+    e2b = replace(small, layers=layers, window=512)
     ring = 12 * 2 * 256 * (512 + 512) * 2
-    whole = 3 * 2 * 512 * 32768 * 2
-    assert e2b.kv_nbytes(32768) == ring + whole
-    assert e2b.kv_nbytes(32768, element_nbytes=4) == 2 * (ring + whole)
+    everything = 3 * 2 * 512 * 32768 * 2
+    assert e2b.kv_nbytes(32768) == ring + everything
+    assert e2b.kv_nbytes(32768, element_nbytes=4) == 2 * (ring + everything)
     assert e2b.kv_nbytes(100) == 12 * 2 * 256 * 100 * 2 + 3 * 2 * 512 * 100 * 2
 
 
@@ -108,7 +110,7 @@ CONTRADICTIONS: list[tuple[dict[str, object], str]] = [
     ({"gemma4.block_count": 10**6}, "only .* tensors"),
     ({"gemma4.embedding_length": 32}, "token_embd.weight is 64 x 320; this model needs 32 x 320"),
     ({"gemma4.attention.head_count": 0}, "head_count is 0"),
-    ({"gemma4.attention.head_count": 3, "gemma4.attention.head_count_kv": 2}, "share evenly"),
+    ({"gemma4.attention.head_count": 3, "gemma4.attention.head_count_kv": 2}, "not a multiple"),
     ({"gemma4.attention.head_count_kv": [1, 1]}, "2 entries for 6 layers"),
     ({"gemma4.attention.key_length_swa": 0}, "key_length_swa is 0"),
     ({"gemma4.attention.value_length": 64}, "rotary dimensions"),
@@ -121,14 +123,14 @@ CONTRADICTIONS: list[tuple[dict[str, object], str]] = [
     ({"gemma4.rope.freq_base": -1.0}, "finite number above zero"),
     ({"gemma4.final_logit_softcapping": "30"}, "must be a number"),
     ({"tokenizer.ggml.tokens": ["a"] * 319}, "319 tokens"),
-    ({"tokenizer.ggml.tokens": 5}, "lost its vocabulary"),
+    ({"tokenizer.ggml.tokens": 5}, "the vocabulary is missing"),
     ({"tokenizer.ggml.suppress_tokens": [320]}, "ids below 320"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "sentence"), CONTRADICTIONS, ids=lambda x: str(x)[:60])
-def test_contradictions_get_a_sentence(changes: dict[str, object], sentence: str) -> None:
-    with pytest.raises(GgufError, match=sentence) as caught:
+@pytest.mark.parametrize(("changes", "message"), CONTRADICTIONS, ids=lambda x: str(x)[:60])
+def test_contradictions_raise_an_error(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(GgufError, match=message) as caught:
         config_of(replace(SMALL, metadata=changes))
     assert str(caught.value).startswith("tiny.gguf: ")
 
@@ -143,7 +145,7 @@ def test_missing_tensors_are_named(name: str) -> None:
         Config.from_gguf(opened(gguf_bytes(tiny_metadata(SMALL), kept)))
 
 
-def test_a_format_nobody_computes_with_is_named() -> None:
+def test_an_unsupported_format_is_named() -> None:
     tensors = [
         NewTensor(t.name, (256, 320), "IQ2_XXS", bytes(320 * 66))
         if t.name == "token_embd.weight"

@@ -1,4 +1,4 @@
-"""Which towers a file brings, in either layout."""
+"""Which encoders a file has, in either layout."""
 
 import pytest
 from conftest import SHARED, needs_shared
@@ -13,6 +13,7 @@ from webgemma.sync import run_sync
 
 
 def with_tensors(architecture: str, shapes: dict[str, tuple[int, ...]], **keys: int) -> Gguf:
+    """Open a file with tensors of zeros; two underscores in a key stand for a dot."""
     prefix = "clip." if architecture == "clip" else "gemma4."
     metadata = {"general.architecture": architecture} | {
         prefix + key.replace("__", "."): value for key, value in keys.items()
@@ -23,7 +24,7 @@ def with_tensors(architecture: str, shapes: dict[str, tuple[int, ...]], **keys: 
         for size in shape:
             count *= size
         tensors.append(NewTensor(name, shape, "F32", bytes(4 * count)))
-    return run_sync(Gguf.aopen(BytesSource(gguf_bytes(metadata, tensors), "towers.gguf")))
+    return run_sync(Gguf.aopen(BytesSource(gguf_bytes(metadata, tensors), "encoders.gguf")))
 
 
 VISION = {
@@ -47,16 +48,17 @@ OLLAMA_AUDIO = {
 KEYS = {"attention__head_count": 2, "feed_forward_length": 12, "embedding_length": 4}
 
 
-def both(tower: str) -> dict[str, int]:
-    return {f"{tower}__{key}": value for key, value in KEYS.items()}
+def keys_of(encoder: str) -> dict[str, int]:
+    """Return the metadata of an encoder, "vision" or "audio"."""
+    return {f"{encoder}__{key}": value for key, value in KEYS.items()}
 
 
 @pytest.mark.parametrize("architecture", ["gemma4", "clip"])
-def test_vision_tower_in_either_layout(architecture: str) -> None:
-    towers = EncoderConfigs.from_gguf(with_tensors(architecture, VISION, **both("vision")))
-    assert towers.audio is None
-    assert towers.vision is not None
-    vision = towers.vision
+def test_vision_encoder_in_either_layout(architecture: str) -> None:
+    encoders = EncoderConfigs.from_gguf(with_tensors(architecture, VISION, **keys_of("vision")))
+    assert encoders.audio is None
+    assert encoders.vision is not None
+    vision = encoders.vision
     assert (vision.layers, vision.width, vision.heads, vision.output) == (2, 8, 2, 16)
     assert (vision.patch, vision.pool, vision.positions) == (16, 3, 10)
     assert not vision.clipped
@@ -64,15 +66,15 @@ def test_vision_tower_in_either_layout(architecture: str) -> None:
 
 @pytest.mark.parametrize("clamp", ["v.clamp_data", "v.blk.0.attn_q.input_max"])
 def test_either_form_of_clamps(clamp: str) -> None:
-    towers = EncoderConfigs.from_gguf(
-        with_tensors("gemma4", VISION | {clamp: (1,)}, **both("vision"))
+    encoders = EncoderConfigs.from_gguf(
+        with_tensors("gemma4", VISION | {clamp: (1,)}, **keys_of("vision"))
     )
-    assert towers.vision is not None
-    assert towers.vision.clipped
+    assert encoders.vision is not None
+    assert encoders.vision.clipped
 
 
 def test_ollamas_audio_names_become_llama_cpps() -> None:
-    gguf = with_tensors("gemma4", OLLAMA_AUDIO, **both("audio"))
+    gguf = with_tensors("gemma4", OLLAMA_AUDIO, **keys_of("audio"))
     names = {name: tensor.name for name, tensor in canonical_tensors(gguf).items()}
     assert names["a.input_projection.weight"] == "a.pre_encode.out.weight"
     assert names["a.pre_encode.out.weight"] == "mm.a.fc.weight"
@@ -82,14 +84,14 @@ def test_ollamas_audio_names_become_llama_cpps() -> None:
     assert names["a.blk.0.ln2.weight"] == "a.blk.0.layer_pre_norm.weight"
     assert names["a.blk.0.attn_k_rel.weight"] == "a.blk.0.linear_pos.weight"
     assert names["a.blk.0.conv_norm.weight"] == "a.blk.0.conv_norm.weight"
-    towers = EncoderConfigs.from_gguf(gguf)
-    assert towers.audio is not None
-    assert (towers.audio.layers, towers.audio.heads, towers.audio.output) == (1, 2, 16)
+    encoders = EncoderConfigs.from_gguf(gguf)
+    assert encoders.audio is not None
+    assert (encoders.audio.layers, encoders.audio.heads, encoders.audio.output) == (1, 2, 16)
 
 
 def test_llama_cpps_audio_names_stay() -> None:
     own = {"a.blk.0.ln2.weight": (4,), "a.blk.0.attn_post_norm.weight": (4,)}
-    gguf = with_tensors("clip", own | {"mm.a.input_projection.weight": (6, 16)}, **both("audio"))
+    gguf = with_tensors("clip", own | {"mm.a.input_projection.weight": (6, 16)}, **keys_of("audio"))
     assert all(name == tensor.name for name, tensor in canonical_tensors(gguf).items())
 
 
@@ -100,36 +102,37 @@ def test_embedders_of_the_12b_have_no_layers() -> None:
         "mm.input_projection.weight": (8, 8),
         "mm.a.input_projection.weight": (640, 8),
     }
-    towers = EncoderConfigs.from_gguf(with_tensors("clip", shapes))
-    assert towers.vision is not None
-    assert towers.audio is not None
-    assert (towers.vision.layers, towers.vision.patch, towers.vision.pool) == (0, 48, 1)
-    assert (towers.audio.layers, towers.audio.width) == (0, 640)
+    encoders = EncoderConfigs.from_gguf(with_tensors("clip", shapes))
+    assert encoders.vision is not None
+    assert encoders.audio is not None
+    assert (encoders.vision.layers, encoders.vision.patch, encoders.vision.pool) == (0, 48, 1)
+    assert (encoders.audio.layers, encoders.audio.width) == (0, 640)
 
 
-def test_a_model_without_towers() -> None:
-    towers = EncoderConfigs.from_gguf(with_tensors("gemma4", {"token_embd.weight": (8, 8)}))
-    assert (towers.vision, towers.audio, towers.nbytes) == (None, None, 0)
+def test_a_model_without_encoders() -> None:
+    encoders = EncoderConfigs.from_gguf(with_tensors("gemma4", {"token_embd.weight": (8, 8)}))
+    assert (encoders.vision, encoders.audio, encoders.nbytes) == (None, None, 0)
 
 
 @pytest.mark.parametrize("missing", ["mm.input_projection.weight", "v.position_embd.weight"])
-def test_half_a_tower_gets_a_sentence(missing: str) -> None:
+def test_an_incomplete_encoder_raises_an_error(missing: str) -> None:
     shapes = {name: shape for name, shape in VISION.items() if name != missing}
     with pytest.raises(GgufError, match="incomplete"):
-        EncoderConfigs.from_gguf(with_tensors("gemma4", shapes, **both("vision")))
+        EncoderConfigs.from_gguf(with_tensors("gemma4", shapes, **keys_of("vision")))
 
 
-def test_two_names_of_one_tensor_get_a_sentence() -> None:
+def test_two_names_of_one_tensor_raise_an_error() -> None:
     shapes = {"blk.0.ffn_down_exps.scale": (4,), "blk.0.ffn_gate_inp.per_expert_scale": (4,)}
-    with pytest.raises(GgufError, match="two names of one thing"):
+    with pytest.raises(GgufError, match="two names of the same tensor"):
         canonical_tensors(with_tensors("gemma4", shapes))
 
 
 @needs_shared
 def test_llama_cpps_own_mmproj() -> None:
     with Gguf.open(SHARED / "mm" / "mmproj-mm-f16.gguf") as gguf:
-        towers = EncoderConfigs.from_gguf(gguf)
-    assert towers.vision is not None
-    assert towers.audio is not None
-    assert (towers.vision.layers, towers.vision.width, towers.vision.clipped) == (3, 256, True)
-    assert (towers.audio.layers, towers.audio.width, towers.audio.output) == (3, 256, 256)
+        encoders = EncoderConfigs.from_gguf(gguf)
+    assert encoders.vision is not None
+    assert encoders.audio is not None
+    vision, audio = encoders.vision, encoders.audio
+    assert (vision.layers, vision.width, vision.clipped) == (3, 256, True)
+    assert (audio.layers, audio.width, audio.output) == (3, 256, 256)

@@ -1,4 +1,4 @@
-"""Files that fail under a model, while it is loaded or talks: cut, deleted, on a broken drive."""
+"""Files that fail while a model is loaded or generates: truncated, deleted, on a broken drive."""
 
 import os
 from dataclasses import replace
@@ -15,25 +15,28 @@ from webgemma.errors import GgufError
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
-from webgemma.sampler import Sampling
+from webgemma.settings import resolve
 from webgemma.sync import iterate_sync, run_sync
+
+DEFAULTS = resolve({})
 
 
 def load(gguf: Gguf, on: Device, **options: object) -> Model:
+    """Load a model on a device."""
     return run_sync(Model.load(gguf, Config.from_gguf(gguf), on, **options))
 
 
-class CutSource:
-    """A file that ends, for whoever reads on, after `nbytes_left` bytes."""
+class TruncatedSource:
+    """A file that fails once `nbytes_left` bytes have been read."""
 
     def __init__(self, data: bytes, nbytes_left: int) -> None:
-        self.name, self.nbytes = "cut.gguf", len(data)
+        self.name, self.nbytes = "short.gguf", len(data)
         self._data, self._nbytes_left = data, nbytes_left
 
     async def read(self, offset: int, nbytes: int) -> bytes:
         self._nbytes_left -= nbytes
         if self._nbytes_left < 0:
-            raise GgufError("cut.gguf: it became shorter while it was read.")
+            raise GgufError("short.gguf: it became shorter while it was read.")
         return self._data[offset : offset + nbytes]
 
     def close(self) -> None:
@@ -41,8 +44,8 @@ class CutSource:
 
 
 @pytest.mark.parametrize("nbytes_left", [1 << 20, 2 << 20, 3 << 20])
-def test_a_file_cut_while_loading(nbytes_left: int) -> None:
-    gguf = run_sync(Gguf.aopen(CutSource(tiny_gguf(MIXED), nbytes_left)))
+def test_a_file_truncated_while_loading(nbytes_left: int) -> None:
+    gguf = run_sync(Gguf.aopen(TruncatedSource(tiny_gguf(MIXED), nbytes_left)))
     on = NullDevice()
     with pytest.raises(GgufError, match="became shorter"):
         load(gguf, on)
@@ -50,36 +53,36 @@ def test_a_file_cut_while_loading(nbytes_left: int) -> None:
     assert on.written_nbytes > 0
 
 
-def test_a_file_cut_while_talking() -> None:
-    """The conversation ends in a sentence, and can go on when the file is back."""
-    source = CutSource(tiny_gguf(replace(MIXED, ple=256)), 1 << 30)
+def test_a_file_truncated_while_generating() -> None:
+    """Expect an error, and that the conversation can continue when the file is back."""
+    source = TruncatedSource(tiny_gguf(replace(MIXED, ple=256)), 1 << 30)
     gguf = run_sync(Gguf.aopen(source))
     session = Session(load(gguf, NullDevice(), table="host"), 64)
-    stream = iterate_sync(session.generate([2, 318], Sampling(), 1))
+    stream = iterate_sync(session.generate([2, 318], DEFAULTS, 1))
     next(stream)
     source._nbytes_left = -1
     gguf._parts[0] = replace(gguf._parts[0], head=memoryview(b""))
     with pytest.raises(GgufError, match="became shorter"):
         next(stream)
     source._nbytes_left = 1 << 30
-    assert next(iterate_sync(session.generate([2, 318], Sampling(), 1)))[0] == 0
+    assert next(iterate_sync(session.generate([2, 318], DEFAULTS, 1)))[0] == 0
 
 
-def test_a_real_file_cut_while_loading(tmp_path: Path) -> None:
-    """A mapped file would end the process. Everything is freed, and a second load works."""
-    path, data = tmp_path / "cut.gguf", tiny_gguf(MIXED)
+def test_a_file_on_disk_truncated_while_loading(tmp_path: Path) -> None:
+    """Expect an error (a mapped file would end the process), no leak, and a second load to work."""
+    path, data = tmp_path / "short.gguf", tiny_gguf(MIXED)
     path.write_bytes(data)
     sizes = []
 
-    def cut(nbytes: int) -> None:
+    def truncate(nbytes: int) -> None:
         sizes.append(nbytes)
         if len(sizes) == 5:
             os.truncate(path, len(data) // 2)
 
     on = NullDevice()
-    words = rf"cut\.gguf became shorter while it was read: it had {len(data)} bytes"
-    with Gguf.open(path) as gguf, pytest.raises(GgufError, match=words):
-        load(gguf, on, progress=cut)
+    message = rf"short\.gguf became shorter while it was read: it had {len(data)} bytes"
+    with Gguf.open(path) as gguf, pytest.raises(GgufError, match=message):
+        load(gguf, on, progress=truncate)
     assert len(sizes) == 5
     assert not on.buffers
     path.write_bytes(data)
@@ -105,14 +108,14 @@ def test_a_drive_that_fails_while_loading(tmp_path: Path, monkeypatch: pytest.Mo
     assert not on.buffers
 
 
-def test_a_real_file_cut_while_talking(tmp_path: Path) -> None:
-    path = tmp_path / "cut.gguf"
+def test_a_file_on_disk_truncated_while_generating(tmp_path: Path) -> None:
+    path = tmp_path / "short.gguf"
     path.write_bytes(tiny_gguf(MIXED))
     on = NullDevice()
     with Gguf.open(path) as gguf:
         model = load(gguf, on, table="host")
         session = Session(model, 64)
-        stream = iterate_sync(session.generate([2, 318], Sampling(), 1))
+        stream = iterate_sync(session.generate([2, 318], DEFAULTS, 1))
         next(stream)
         os.truncate(path, 1000)
         with pytest.raises(GgufError, match="became shorter"):
@@ -123,7 +126,7 @@ def test_a_real_file_cut_while_talking(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device_name", ["gpu", "cpu"])
-def test_a_file_that_is_deleted_goes_on(tmp_path: Path, device_name: str) -> None:
+def test_a_deleted_file_stays_readable(tmp_path: Path, device_name: str) -> None:
     path = tmp_path / "deleted.gguf"
     path.write_bytes(tiny_gguf(SMALL))
     with Gemma.load(path, device_name, context=64, memory_gb=0.0011) as gemma:

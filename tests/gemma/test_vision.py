@@ -1,4 +1,4 @@
-"""The eyes on the GPU: pixels as Pillow's, soft tokens as the reference's and transformers'."""
+"""The vision encoder on the GPU against the reference and transformers, and resized pixels."""
 
 from dataclasses import replace
 
@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 from conftest import SHARED, needs_shared
 from helpers.gpu import device, get, hardware
-from helpers.tiny_eyes import EMBEDDER, LARGE_EYES, PICTURES, SMALL_EYES, Eyes, eyes_gguf
-from helpers.tiny_eyes import picture as pixels_of_picture
+from helpers.tiny_vision import (
+    EMBEDDER,
+    IMAGE_SIZES,
+    LARGE_VISION,
+    SMALL_VISION,
+    TinyVision,
+    tiny_image,
+    vision_gguf,
+)
 from tolerance import GPU_SOFT_TOKENS
 
 from webgemma.device.native import NativeDevice
@@ -16,116 +23,116 @@ from webgemma.errors import DeviceError, InputError
 from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gemma.image_resize import check_pixels, resized
 from webgemma.gemma.matrices import whole_words
-from webgemma.gemma.record import tiling as tiles
-from webgemma.gemma.record.staged_plan import Bench
-from webgemma.gemma.vision import Eyes as DeviceEyes
-from webgemma.gemma.vision import see
+from webgemma.gemma.record import tiling
+from webgemma.gemma.record.staged_plan import StagedPlan
+from webgemma.gemma.vision import VisionEncoder, encode_image
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.images import RgbImage
-from webgemma.reference.pictures import patches, resize
-from webgemma.reference.vision import VisionModel
+from webgemma.reference import vision as reference
+from webgemma.reference.images import patches, resize
 from webgemma.sync import run_sync
 
 KINDS = {
-    "small": SMALL_EYES,
-    "small, bounds alike": replace(SMALL_EYES, alike=True),
-    "large": LARGE_EYES,
-    "heads of 72": replace(LARGE_EYES, width=144),  # as 26B-A4B and 31B have them
+    "small": SMALL_VISION,
+    "small, same bounds": replace(SMALL_VISION, same_bounds=True),
+    "large": LARGE_VISION,
+    "heads of 72": replace(LARGE_VISION, width=144),  # those of 26B-A4B and 31B
     "12B": EMBEDDER,
 }
 
 
-def seen(
+def encoded(
     gguf: Gguf, rgb: np.ndarray, on: NativeDevice | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What a device makes of a picture that need not be resized: pooled, soft tokens."""
+    """Encode an image that need not be resized on a device: pooled features, soft tokens."""
     on = on or device()
     vision = EncoderConfigs.from_gguf(gguf).vision
     assert vision is not None
     height, width, _ = rgb.shape
-    held = on.nbytes
-    with run_sync(DeviceEyes.load(gguf, vision, on)) as eyes:
-        sight = run_sync(see(eyes, RgbImage(width, height, rgb.tobytes()), width, height))
-        found = get(sight.pooled, on=on), get(sight.tokens, on=on)
-        sight.close()
-    assert on.nbytes == held
-    return found
+    before = on.nbytes
+    with run_sync(VisionEncoder.load(gguf, vision, on)) as encoder:
+        image = RgbImage(width, height, rgb.tobytes())
+        result = run_sync(encode_image(encoder, image, width, height))
+        pooled, tokens = get(result.pooled, on=on), get(result.tokens, on=on)
+        result.close()
+    assert on.nbytes == before
+    return pooled, tokens
 
 
-def assert_same(found: np.ndarray, truth: np.ndarray) -> None:
-    assert found.shape == truth.shape
-    assert np.abs(found - truth).max() <= GPU_SOFT_TOKENS * np.abs(truth).max()
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= GPU_SOFT_TOKENS * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("size", PICTURES)
+@pytest.mark.parametrize("size", IMAGE_SIZES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_as_the_reference(kind: str, size: tuple[int, int]) -> None:
-    eyes: Eyes = KINDS[kind]
-    gguf = run_sync(Gguf.aopen(BytesSource(eyes_gguf(eyes))))
-    rgb = pixels_of_picture(eyes, *size)
-    tower = VisionModel.from_gguf(gguf)
-    values = patches(rgb, eyes.patch)
-    pooled, tokens = seen(gguf, rgb)
-    assert_same(pooled, tower.pooled(values))
-    assert_same(tokens, tower.encode(values))
+def test_agrees_with_the_reference(kind: str, size: tuple[int, int]) -> None:
+    tiny: TinyVision = KINDS[kind]
+    gguf = run_sync(Gguf.aopen(BytesSource(vision_gguf(tiny))))
+    rgb = tiny_image(tiny, *size)
+    encoder = reference.VisionEncoder.from_gguf(gguf)
+    values = patches(rgb, tiny.patch)
+    pooled, tokens = encoded(gguf, rgb)
+    assert_close(pooled, encoder.pooled(values))
+    assert_close(tokens, encoder.encode(values))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_as_the_reference_where_work_is_cut_as_for_a_real_gpu(
+def test_agrees_with_the_reference_divided_as_for_a_hardware_gpu(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the tiles of large products, however small these are."""
-    monkeypatch.setattr(tiles, "MANY_GROUPS", 1)
-    gguf = run_sync(Gguf.aopen(BytesSource(eyes_gguf(KINDS[kind]))))
-    rgb = pixels_of_picture(KINDS[kind], *PICTURES[-1])
-    pooled, tokens = seen(gguf, rgb, hardware())
-    tower, values = VisionModel.from_gguf(gguf), patches(rgb, KINDS[kind].patch)
-    assert_same(pooled, tower.pooled(values))
-    assert_same(tokens, tower.encode(values))
+    """Use the tiles of large products, however small these are."""
+    monkeypatch.setattr(tiling, "MANY_GROUPS", 1)
+    gguf = run_sync(Gguf.aopen(BytesSource(vision_gguf(KINDS[kind]))))
+    rgb = tiny_image(KINDS[kind], *IMAGE_SIZES[-1])
+    pooled, tokens = encoded(gguf, rgb, hardware())
+    encoder, values = reference.VisionEncoder.from_gguf(gguf), patches(rgb, KINDS[kind].patch)
+    assert_close(pooled, encoder.pooled(values))
+    assert_close(tokens, encoder.encode(values))
 
 
-@pytest.mark.parametrize(("kind", "together"), [("small", 0), ("small, bounds alike", 1)])
-def test_matrices_that_read_and_are_held_alike_are_multiplied_at_once(
-    kind: str, together: int
+@pytest.mark.parametrize(("kind", "stacked"), [("small", 0), ("small, same bounds", 1)])
+def test_matrices_with_equal_inputs_and_bounds_are_multiplied_at_once(
+    kind: str, stacked: int
 ) -> None:
-    gguf = run_sync(Gguf.aopen(BytesSource(eyes_gguf(KINDS[kind]))))
+    gguf = run_sync(Gguf.aopen(BytesSource(vision_gguf(KINDS[kind]))))
     vision = EncoderConfigs.from_gguf(gguf).vision
     assert vision is not None
-    with run_sync(DeviceEyes.load(gguf, vision, device())) as eyes:
-        rows = [eyes.matrices[f"v.blk.0.{part}.weight"].rows for part in ("attn_q", "ffn_gate")]
-    assert rows == [vision.width * (1 + 2 * together), vision.ffn * (1 + together)]
+    with run_sync(VisionEncoder.load(gguf, vision, device())) as encoder:
+        rows = [encoder.matrices[f"v.blk.0.{part}.weight"].rows for part in ("attn_q", "ffn_gate")]
+    assert rows == [vision.width * (1 + 2 * stacked), vision.ffn * (1 + stacked)]
 
 
 @needs_shared
-def test_as_transformers() -> None:
+def test_agrees_with_transformers() -> None:
     with Gguf.open(SHARED / "mm" / "mmproj-mm-f16.gguf") as gguf:
         rgb = np.fromfile(SHARED / "mm" / "image-240x192.rgb", np.uint8).reshape(192, 240, 3)
-        pooled, tokens = seen(gguf, rgb)
-    assert_same(pooled, np.load(SHARED / "mm" / "image240x192.vision_pooled.npy"))
-    assert_same(tokens, np.load(SHARED / "mm" / "image240x192.embd.npy"))
+        pooled, tokens = encoded(gguf, rgb)
+    assert_close(pooled, np.load(SHARED / "mm" / "image240x192.vision_pooled.npy"))
+    assert_close(tokens, np.load(SHARED / "mm" / "image240x192.embd.npy"))
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
         ({"width": 80, "heads": 2}, "heads of 40 dimensions"),
         ({"ffn": 82}, "feed-forward layers of 82"),
         ({"patch": 6}, "patches of 6"),
     ],
 )
-def test_shapes_without_a_kernel_get_a_sentence(change: dict[str, int], sentence: str) -> None:
-    gguf = run_sync(Gguf.aopen(BytesSource(eyes_gguf(replace(SMALL_EYES, **change)))))
+def test_shapes_without_a_kernel_raise_an_error(change: dict[str, int], message: str) -> None:
+    gguf = run_sync(Gguf.aopen(BytesSource(vision_gguf(replace(SMALL_VISION, **change)))))
     vision = EncoderConfigs.from_gguf(gguf).vision
     assert vision is not None
-    with pytest.raises(DeviceError, match=f"{sentence}.*use device='cpu'"):
-        run_sync(DeviceEyes.load(gguf, vision, device()))
+    with pytest.raises(DeviceError, match=f"{message}.*use device='cpu'"):
+        run_sync(VisionEncoder.load(gguf, vision, device()))
 
 
-def test_a_picture_larger_than_a_binding_gets_a_sentence() -> None:
+def test_an_image_larger_than_a_binding_raises_an_error() -> None:
     limited = NullDevice()
     limited.limits = replace(limited.limits, binding_nbytes=1000)
-    with pytest.raises(InputError, match="A picture of 20 x 30 pixels is too large for"):
+    with pytest.raises(InputError, match="An image of 20 x 30 pixels is too large for"):
         check_pixels(limited, 20, 30)
 
 
@@ -142,18 +149,18 @@ def test_a_picture_larger_than_a_binding_gets_a_sentence() -> None:
         ((300, 100), (48, 100)),
     ],
 )
-def test_resized_byte_for_byte_as_the_reference(
+def test_resizing_agrees_with_the_reference_byte_for_byte(
     size: tuple[int, int], target: tuple[int, int]
 ) -> None:
     width, height = size
     rgb = np.random.default_rng(7).integers(0, 256, (height, width, 3), np.uint8)
-    bench = Bench(device())
-    pixels = resized(bench, bench.put(whole_words(rgb.tobytes()), "rgb"), size, target)
-    plan = bench.recorder.plan()
+    staged = StagedPlan(device())
+    pixels = resized(staged, staged.upload(whole_words(rgb.tobytes()), "rgb"), size, target)
+    plan = staged.recorder.plan()
     device().run(plan)
     found = get(pixels, np.uint32)
     plan.close(device())
-    bench.clear()
-    wanted = resize(rgb, *target).reshape(-1, 3)
-    np.testing.assert_array_equal(found.view(np.uint8).reshape(-1, 4)[:, :3], wanted)
+    staged.close()
+    expected = resize(rgb, *target).reshape(-1, 3)
+    np.testing.assert_array_equal(found.view(np.uint8).reshape(-1, 4)[:, :3], expected)
     assert not found.view(np.uint8)[3::4].any()

@@ -1,4 +1,4 @@
-"""The gradients of adapters: against differences of the loss, and against themselves in parts."""
+"""Gradients of adapters against finite differences of the loss, and batches against examples."""
 
 from dataclasses import replace
 
@@ -18,8 +18,8 @@ from webgemma.reference.text import TextModel
 from webgemma.reference.weights import Weights
 from webgemma.sync import run_sync
 
-LARGE = replace(LARGE, suppressed=())  # training knows no suppressed tokens
-MODELS = {"small": SMALL, "large": LARGE, "moe": MOE, "parted": replace(MOE, fused=False)}
+LARGE = replace(LARGE, suppressed=())  # training does not suppress tokens
+MODELS = {"small": SMALL, "large": LARGE, "moe": MOE, "split experts": replace(MOE, fused=False)}
 IDS = [2, *np.random.default_rng(4).integers(24, 310, 19).tolist()]
 EXAMPLES = [
     Example(IDS, [t >= 6 for t in range(20)]),  # longer than the window of 8
@@ -33,7 +33,7 @@ def model_of(tiny: Tiny) -> TextModel:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_gradients_are_the_slope_of_the_loss(kind: str) -> None:
+def test_gradients_equal_finite_differences_of_the_loss(kind: str) -> None:
     """Along a random direction of each pair, in float64."""
     model = model_of(MODELS[kind])
     pairs = tiny_pairs(model.weights.gguf, dtype=np.float64)
@@ -55,7 +55,7 @@ def test_gradients_are_the_slope_of_the_loss(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_its_forward_is_the_models(kind: str) -> None:
+def test_the_loss_is_that_of_the_adapted_model(kind: str) -> None:
     model = model_of(MODELS[kind])
     pairs = tiny_pairs(model.weights.gguf)
     loss, _ = Backward(model, pairs).gradients(EXAMPLES[:1])
@@ -69,15 +69,15 @@ def test_a_batch_is_the_mean_over_its_supervised_tokens() -> None:
     model = model_of(SMALL)
     pairs = tiny_pairs(model.weights.gguf, ("attn_k", "ffn_down"))
     loss, both = Backward(model, pairs).gradients(EXAMPLES)
-    parts = [Backward(model, pairs).gradients([example]) for example in EXAMPLES]
-    assert loss == pytest.approx((14 * parts[0][0] + 3 * parts[1][0]) / 17)
+    single = [Backward(model, pairs).gradients([example]) for example in EXAMPLES]
+    assert loss == pytest.approx((14 * single[0][0] + 3 * single[1][0]) / 17)
     for name, sums in both.items():
         for i in range(2):
-            mean = (14 * parts[0][1][name][i] + 3 * parts[1][1][name][i]) / 17
+            mean = (14 * single[0][1][name][i] + 3 * single[1][1][name][i]) / 17
             np.testing.assert_allclose(sums[i], mean, rtol=0, atol=1e-5 * np.abs(mean).max())
 
 
-def test_nothing_to_learn_is_said() -> None:
+def test_an_unsupervised_batch_raises_an_error() -> None:
     model = model_of(SMALL)
     with pytest.raises(InputError, match="nothing to learn"):
         Backward(model, {}).gradients([Example([2, 30, 31], [True, False, False])])

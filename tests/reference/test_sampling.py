@@ -1,4 +1,4 @@
-"""Choosing tokens: each setting by its definition, and the draw."""
+"""Sampling: each setting against its definition, and the random draw."""
 
 import numpy as np
 import pytest
@@ -7,18 +7,19 @@ from hypothesis import strategies as st
 
 from webgemma import InputError
 from webgemma.reference.sampling import choose, penalise, sample
-from webgemma.sampler import Sampling, draw
+from webgemma.sampler import draw
+from webgemma.settings import resolve
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2], np.float32))  # best first: 1, 3, 4, 0, 2
 
 
 def chosen(**settings: float) -> set[int]:
-    sampling = Sampling(**{"top_k": 0, "top_p": 1.0, **settings})
-    return {choose(LOGITS, sampling, u) for u in np.linspace(0, 0.9999, 401)}
+    resolved = resolve({"top_k": 0, "top_p": 1.0, **settings})
+    return {choose(LOGITS, resolved, u) for u in np.linspace(0, 0.9999, 401)}
 
 
-def test_temperature_zero_takes_the_best() -> None:
-    token, logprob, top = sample(LOGITS, Sampling(temperature=0), [], seed=1)
+def test_temperature_zero_takes_the_likeliest_token() -> None:
+    token, logprob, top = sample(LOGITS, resolve({"temperature": 0}), [], seed=1)
     assert token == 1
     assert logprob == pytest.approx(np.log(0.4), abs=1e-6)
     assert top == ()
@@ -40,44 +41,44 @@ def test_temperature_zero_takes_the_best() -> None:
     ],
     ids=str,
 )
-def test_what_stays_to_choose_from(settings: dict[str, float], kept: set[int]) -> None:
+def test_filters_leave_the_expected_tokens(settings: dict[str, float], kept: set[int]) -> None:
     assert chosen(**settings) == kept
 
 
-def test_shares_follow_the_temperature() -> None:
+def test_frequencies_follow_the_temperature() -> None:
     counts = {}
     for temperature in (0.5, 1.0, 2.0):
-        sampling = Sampling(temperature=temperature, top_k=0, top_p=1.0)
-        picks = [choose(LOGITS, sampling, u) for u in (np.arange(2000) + 0.5) / 2000]
+        settings = resolve({"temperature": temperature, "top_k": 0, "top_p": 1.0})
+        picks = [choose(LOGITS, settings, u) for u in (np.arange(2000) + 0.5) / 2000]
         counts[temperature] = picks.count(1) / 2000
-        wanted = np.exp(LOGITS / temperature)
-        assert counts[temperature] == pytest.approx(wanted[1] / wanted.sum(), abs=2e-3)
+        expected = np.exp(LOGITS / temperature)
+        assert counts[temperature] == pytest.approx(expected[1] / expected.sum(), abs=2e-3)
 
 
-def test_repetition_divides_and_multiplies() -> None:
+def test_the_repetition_penalty_divides_or_multiplies_by_sign() -> None:
     logits = np.array([2.0, -2.0, 1.0], np.float32)
-    changed = penalise(logits, Sampling(repetition_penalty=2.0), [0, 1, 1])
+    changed = penalise(logits, resolve({"repetition_penalty": 2.0}), [0, 1, 1])
     np.testing.assert_allclose(changed, [1.0, -4.0, 1.0])
-    np.testing.assert_allclose(logits, [2.0, -2.0, 1.0])  # the caller's stay
+    np.testing.assert_allclose(logits, [2.0, -2.0, 1.0])  # the input is unchanged
 
 
-def test_presence_counts_once_and_only_recent_tokens() -> None:
+def test_the_presence_penalty_applies_once_to_recent_tokens() -> None:
     logits = np.zeros(4, np.float32)
-    sampling = Sampling(presence_penalty=0.5, recent=2)
-    np.testing.assert_allclose(penalise(logits, sampling, [3, 0, 0]), [-0.5, 0, 0, 0])
-    everything = Sampling(presence_penalty=0.5, recent=-1)
+    settings = resolve({"presence_penalty": 0.5, "recent": 2})
+    np.testing.assert_allclose(penalise(logits, settings, [3, 0, 0]), [-0.5, 0, 0, 0])
+    everything = resolve({"presence_penalty": 0.5, "recent": -1})
     np.testing.assert_allclose(penalise(logits, everything, [3, 0, 0]), [-0.5, 0, 0, -0.5])
-    nothing = Sampling(presence_penalty=0.5, recent=0)
+    nothing = resolve({"presence_penalty": 0.5, "recent": 0})
     np.testing.assert_allclose(penalise(logits, nothing, [3, 0, 0]), 0)
 
 
-def test_bias_and_penalties_also_decide_without_temperature() -> None:
-    assert sample(LOGITS, Sampling(temperature=0, logit_bias={2: 10.0}), [], 1)[0] == 2
-    assert sample(LOGITS, Sampling(temperature=0, presence_penalty=5.0), [1], 1)[0] == 3
+def test_bias_and_penalties_apply_at_temperature_zero() -> None:
+    assert sample(LOGITS, resolve({"temperature": 0, "logit_bias": {2: 10.0}}), [], 1)[0] == 2
+    assert sample(LOGITS, resolve({"temperature": 0, "presence_penalty": 5.0}), [1], 1)[0] == 3
 
 
-def test_logprob_is_the_models_own() -> None:
-    logprob = sample(LOGITS, Sampling(temperature=0, logit_bias={2: 10.0}), [], 1).logprob
+def test_the_logprob_is_that_before_the_bias() -> None:
+    logprob = sample(LOGITS, resolve({"temperature": 0, "logit_bias": {2: 10.0}}), [], 1).logprob
     assert logprob == pytest.approx(np.log(0.05), abs=1e-6)
 
 
@@ -95,34 +96,34 @@ LIKELIEST = [(1, 0.4), (3, 0.25), (4, 0.2), (0, 0.1), (2, 0.05)]
     ],
     ids=str,
 )
-def test_the_likeliest_are_the_models_own(settings: dict[str, float], count: int) -> None:
-    found = sample(LOGITS, Sampling(**settings, top_logprobs=count), [1, 3], 1).top
-    wanted = LIKELIEST[:count]
-    assert [token for token, _ in found] == [token for token, _ in wanted]
-    np.testing.assert_allclose(np.exp([x for _, x in found]), [p for _, p in wanted], rtol=1e-6)
+def test_top_logprobs_are_those_before_all_settings(settings: dict[str, float], count: int) -> None:
+    found = sample(LOGITS, resolve({**settings, "top_logprobs": count}), [1, 3], 1).top
+    expected = LIKELIEST[:count]
+    assert [token for token, _ in found] == [token for token, _ in expected]
+    np.testing.assert_allclose(np.exp([x for _, x in found]), [p for _, p in expected], rtol=1e-6)
 
 
-def test_the_likeliest_are_possible_and_ties_go_by_the_lowest_id() -> None:
+def test_top_logprobs_are_finite_and_ties_are_ordered_by_id() -> None:
     logits = np.array([-np.inf, 1.0, 2.0, 1.0, -np.inf], np.float32)
-    found = sample(logits, Sampling(top_logprobs=4, logit_bias={0: 1e9}), [], 1).top
+    found = sample(logits, resolve({"top_logprobs": 4, "logit_bias": {0: 1e9}}), [], 1).top
     assert [token for token, _ in found] == [2, 1, 3]
 
 
 def test_suppressed_tokens_are_never_drawn() -> None:
     logits = LOGITS.copy()
     logits[1] = -np.inf
-    sampling = Sampling(temperature=5.0, top_k=0, top_p=1.0)
-    assert 1 not in {choose(logits, sampling, u) for u in np.linspace(0, 0.9999999, 500)}
+    settings = resolve({"temperature": 5.0, "top_k": 0, "top_p": 1.0})
+    assert 1 not in {choose(logits, settings, u) for u in np.linspace(0, 0.9999999, 500)}
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 10**7))
-def test_draws_are_in_range_and_repeat(seed: int, step: int) -> None:
+def test_draws_are_in_range_and_reproducible(seed: int, step: int) -> None:
     assert 0 <= draw(seed, step) < 1
     assert draw(seed, step) == draw(seed, step)
 
 
-def test_draws_are_even() -> None:
-    """Mean and neighbours' correlation over steps and over seeds, far inside what chance allows."""
+def test_draws_are_uniform() -> None:
+    """Check mean, variance and correlation of neighbours, over steps and over seeds."""
     for values in (
         [draw(7, step) for step in range(20000)],
         [draw(seed, 7) for seed in range(20000)],
@@ -156,6 +157,6 @@ def test_draws_are_even() -> None:
         ("logit_bias", {1: float("inf")}),
     ],
 )
-def test_bad_settings_get_a_sentence(name: str, value: object) -> None:
+def test_invalid_settings_raise_an_error(name: str, value: object) -> None:
     with pytest.raises(InputError, match=name):
-        Sampling(**{name: value})
+        resolve({name: value})

@@ -1,4 +1,4 @@
-"""The reference against transformers: logits, hidden states, greedy ids; whole and in pieces."""
+"""Reference text model against transformers, and against itself in several calls."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,13 +40,13 @@ def greedy(model: TextModel, ids: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiny_models_agree_with_transformers(kind: str) -> None:
-    truth = np.load(FIXTURES / "tiny" / f"{kind}.npz")
+    recorded = np.load(FIXTURES / "tiny" / f"{kind}.npz")
     model = model_of(tiny_gguf(KINDS[kind]))
-    ids = truth["ids"].tolist()
+    ids = recorded["ids"].tolist()
     np.testing.assert_allclose(
-        model.forward(ids), truth["logits"], rtol=0, atol=LOGITS_OF_TRANSFORMERS
+        model.forward(ids), recorded["logits"], rtol=0, atol=LOGITS_OF_TRANSFORMERS
     )
-    assert greedy(model, ids, len(truth["greedy"])) == truth["greedy"].tolist()
+    assert greedy(model, ids, len(recorded["greedy"])) == recorded["greedy"].tolist()
 
 
 SHARED_MODELS = {
@@ -62,16 +62,16 @@ def numbers(path: Path) -> list[int]:
 
 @needs_shared
 @pytest.mark.parametrize("name", SHARED_MODELS)
-def test_llama_cpps_files_agree_with_transformers(name: str) -> None:
+def test_llama_cpp_files_agree_with_transformers(name: str) -> None:
     file, ids_file, stem = SHARED_MODELS[name]
     dot = "" if stem.endswith("/") else "."
     model = model_at(SHARED / file)
     ids = numbers(SHARED / ids_file)
-    truth = np.load(SHARED / f"{stem}{dot}logits.npy")
-    wanted = numbers(SHARED / f"{stem}{dot}greedy.txt")
-    assert len(wanted) == 48
-    np.testing.assert_allclose(model.forward(ids), truth, rtol=0, atol=LOGITS_OF_TRANSFORMERS)
-    assert greedy(model, ids, len(wanted)) == wanted
+    recorded = np.load(SHARED / f"{stem}{dot}logits.npy")
+    expected = numbers(SHARED / f"{stem}{dot}greedy.txt")
+    assert len(expected) == 48
+    np.testing.assert_allclose(model.forward(ids), recorded, rtol=0, atol=LOGITS_OF_TRANSFORMERS)
+    assert greedy(model, ids, len(expected)) == expected
 
 
 @needs_shared
@@ -80,38 +80,38 @@ def test_hidden_states_agree_with_transformers() -> None:
     trace: list[np.ndarray] = []
     model.forward(numbers(SHARED / "mm" / "text" / "ids.txt"), trace=trace)
     *before, last, normed = trace
-    truth = np.load(SHARED / "mm" / "text" / "hidden.npy")
+    recorded = np.load(SHARED / "mm" / "text" / "hidden.npy")
     np.testing.assert_allclose(
-        np.stack([*before, normed]), truth, rtol=0, atol=HIDDEN_OF_TRANSFORMERS
+        np.stack([*before, normed]), recorded, rtol=0, atol=HIDDEN_OF_TRANSFORMERS
     )
     prenorm = np.load(SHARED / "mm" / "text" / "hidden_last_prenorm.npy")
     np.testing.assert_allclose(last, prenorm, rtol=0, atol=HIDDEN_OF_TRANSFORMERS)
 
 
-@pytest.mark.parametrize("cuts", [[1] * 40, [7, 1, 25, 7], [39, 1]], ids=str)
+@pytest.mark.parametrize("counts", [[1] * 40, [7, 1, 25, 7], [39, 1]], ids=str)
 @pytest.mark.parametrize("tiny", [SMALL, LARGE, MOE], ids=["small", "large", "moe"])
-def test_in_pieces_as_in_one(tiny: Tiny, cuts: list[int]) -> None:
+def test_several_calls_give_the_logits_of_one(tiny: Tiny, counts: list[int]) -> None:
     model = model_of(tiny_gguf(tiny))
     ids = [2, *range(30, 69)]
-    whole = model.forward(ids)
-    cache, parts, start = Cache(model.config), [], 0
-    for cut in cuts:
-        parts.append(model.forward(ids[start : start + cut], cache))
-        start += cut
-    np.testing.assert_allclose(np.concatenate(parts), whole, rtol=0, atol=LOGITS_INCREMENTAL)
+    in_one = model.forward(ids)
+    cache, calls, start = Cache(model.config), [], 0
+    for count in counts:
+        calls.append(model.forward(ids[start : start + count], cache))
+        start += count
+    np.testing.assert_allclose(np.concatenate(calls), in_one, rtol=0, atol=LOGITS_INCREMENTAL)
 
 
-def test_a_long_prompt_goes_through_several_query_blocks() -> None:
+def test_a_long_prompt_spans_several_query_chunks() -> None:
     model = model_of(tiny_gguf(SMALL))
     ids = [2, *(24 + i * 7 % 280 for i in range(400))]
-    whole = model.forward(ids)
+    in_one = model.forward(ids)
     cache = Cache(model.config)
     model.forward(ids[:-1], cache)
     last = model.forward(ids[-1:], cache)
-    np.testing.assert_allclose(last, whole[-1:], rtol=0, atol=LOGITS_INCREMENTAL)
+    np.testing.assert_allclose(last, in_one[-1:], rtol=0, atol=LOGITS_INCREMENTAL)
 
 
-def test_rolling_back_forgets() -> None:
+def test_a_truncated_cache_drops_its_positions() -> None:
     model = model_of(tiny_gguf(SMALL))
     cache = Cache(model.config)
     model.forward([2, 30, 31, 32, 33], cache)
@@ -123,7 +123,7 @@ def test_rolling_back_forgets() -> None:
 
 
 def test_split_experts_equal_fused_ones() -> None:
-    """The same weights in both layouts; fused, each expert has its gate rows, then its up rows."""
+    """A fused tensor holds the gate rows of each expert, then its up rows."""
     count, _, ffn = MOE.experts or (0, 0, 0)
     split = []
     for tensor in tiny_tensors(MOE):
@@ -142,22 +142,22 @@ def test_split_experts_equal_fused_ones() -> None:
 
 
 @pytest.mark.parametrize("tiny", [SMALL, MOE], ids=["small", "moe"])
-def test_without_memory_to_keep_weights_the_result_is_the_same(
+def test_logits_are_the_same_without_memory_to_cache_weights(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [2, 50, 51, 52]
-    kept = model_of(tiny_gguf(tiny)).forward(ids)
+    cached = model_of(tiny_gguf(tiny)).forward(ids)
     monkeypatch.setattr("webgemma.reference.weights.CHUNK_NBYTES", 1000)
-    np.testing.assert_allclose(model_of(tiny_gguf(tiny), 0).forward(ids), kept, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(model_of(tiny_gguf(tiny), 0).forward(ids), cached, rtol=0, atol=1e-5)
 
 
-def test_suppressed_tokens_are_never_likely() -> None:
+def test_logits_of_suppressed_tokens_are_minus_infinity() -> None:
     logits = model_of(tiny_gguf(LARGE)).forward([2, 30])
     assert np.isneginf(logits[:, [7, 9]]).all()
     assert np.isfinite(np.delete(logits, [7, 9], axis=1)).all()
 
 
-def test_rotation_is_partial_also_without_its_table() -> None:
+def test_rope_is_partial_without_rope_freqs() -> None:
     tensors = [tensor for tensor in tiny_tensors(SMALL) if tensor.name != "rope_freqs.weight"]
     without = model_of(gguf_bytes(tiny_metadata(SMALL), tensors)).forward([2, 30, 31, 32])
     np.testing.assert_allclose(
@@ -165,7 +165,7 @@ def test_rotation_is_partial_also_without_its_table() -> None:
     )
 
 
-def test_an_untied_head_and_a_missing_scale() -> None:
+def test_an_untied_head_and_a_missing_output_scale() -> None:
     head = replace(tiny_tensors(SMALL)[0], name="output.weight")
     kept = [t for t in tiny_tensors(SMALL) if not t.name.endswith("layer_output_scale.weight")]
     ones = [

@@ -1,24 +1,23 @@
-"""Attention over a Recorder: projections, the softmax over the cache, the output projection."""
+"""Attention of the text model: projections, softmax over the KV cache, output projection."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from webgemma.gemma.config import Layer
-from webgemma.gemma.record import loop_limits as loops
-from webgemma.gemma.record.quantised import GROUP, pieces_of
-from webgemma.graph import Tensor
+from webgemma.gemma.kv_cache import LayerCache
+from webgemma.gemma.record import loop_limits
+from webgemma.gemma.record.ops import Ops
+from webgemma.gemma.record.quantised import GROUP, providers
+from webgemma.gemma.weights import Model
+from webgemma.graph import Argument, Tensor
 
-if TYPE_CHECKING:
-    from webgemma.gemma.record.ops import Steps
-    from webgemma.gemma.text import TextRecorder
-
-EVERYTHING = 1 << 30  # a window that no context reaches
-THREADS, SOFTWARE_THREADS = 128, 32  # of a workgroup that looks at keys for one query
-SHARES = {True: 16, False: 64}  # of the positions, on sliding layers and on full ones
-MANY = {"THREADS": 256, "QUERIES": 32, "KEYS": 64}  # of one that looks for many queries
+NO_WINDOW = 1 << 30  # a window that no context reaches
+DECODE_THREADS, SOFTWARE_DECODE_THREADS = 128, 32  # of a workgroup of attention_decode
+DECODE_SPLITS = {True: 16, False: 64}  # of the positions, on sliding layers and on full ones
+PREFILL = {"THREADS": 256, "QUERIES": 32, "KEYS": 64}
 
 
 class Heads(NamedTuple):
-    """How many look, how many are looked at, and their size."""
+    """How many query and key-value heads there are, and their size."""
 
     queries: int
     keys: int
@@ -26,145 +25,145 @@ class Heads(NamedTuple):
 
 
 def attend(
-    steps: "Steps",
+    ops: Ops,
     q: Tensor,
-    cache: tuple[Tensor, Tensor],
+    cache: LayerCache,
     heads: Heads,
-    ring: int,
     window: int,
     kv: str,
-    sees: str = "sees_past",
+    mask: str = "causal",
     out: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ) v for many rows: [rows, heads * size], in one dispatch or in a few."""
-    queries, shape, rows = MANY["QUERIES"], {"HEAD_DIM": heads.size, **MANY}, q.shape[0]
-    out = out or steps.recorder.scratch(rows, heads.queries * heads.size)
-    group = heads.queries // heads.keys
+    """Record softmax(q kᵀ) v for many rows: [rows, heads * size], in one or a few dispatches."""
+    queries, rows, group = PREFILL["QUERIES"], q.shape[0], heads.queries // heads.keys
+    out = out or ops.scratch(rows, heads.queries * heads.size)
     grid = (heads.keys, -(-rows * group // queries))
-    params = [heads.queries, heads.keys, ring, window, rows]
-    tensors = (steps.state, q, *cache, out)
-    most = loops.attention_prefill_keys(*shape.values()) if steps.software else EVERYTHING
-    together = steps.batch if sees == "sees_canvas" else queries  # that one workgroup sees for
-    seen = min(ring, window + together)
-    state = "state_soft" if sees == "sees_blocks" else "state"
-    if seen <= most:
-        pieces = (state, kv, sees, "attend_all")
-        steps.call("attention_prefill", grid, params, *tensors, pieces=pieces, **shape)
+    shared: dict[str, Argument] = {"mask": mask, "kv": kv, "HEAD_DIM": heads.size, **PREFILL}
+    shared |= {"q": q, "k_cache": cache.k, "v_cache": cache.v, "out": out, "batch": ops.batch}
+    shared |= {"heads": heads.queries, "kv_heads": heads.keys, "tokens": rows}
+    shared |= {"ring": cache.ring, "window": window}
+    at_once = NO_WINDOW
+    if ops.software:
+        at_once = loop_limits.attention_prefill_keys(heads.size, *PREFILL.values())
+    together = ops.rows if mask == "canvas" else queries  # that one workgroup covers keys for
+    keys = min(cache.ring, window + together)
+    if keys <= at_once:
+        ops.recorder.call("attention_prefill", grid, key_range="all", **shared)
         return out
-    pieces = (state, kv, sees, "attend_some")
-    left = steps.recorder.scratch(*grid, 2, queries)
-    for begin in range(0, seen, most):
-        some = [*params, begin, begin + most]
-        steps.call("attention_prefill", grid, some, *tensors, left, pieces=pieces, **shape)
+    shared |= {"key_range": "part", "suspended": ops.scratch(*grid, 2, queries)}
+    for begin in range(0, keys, at_once):
+        shared |= {"begin": begin, "end": begin + at_once}
+        ops.recorder.call("attention_prefill", grid, **shared)
     return out
 
 
 class Attention:
-    """The attention of one layer, with a cache of its own or another layer's."""
+    """The attention of one layer, over a cache of its own or another layer's."""
 
-    def __init__(self, text: "TextRecorder", layer: Layer) -> None:
-        self.text = text
+    def __init__(self, ops: Ops, model: Model, layer: Layer, cache: LayerCache, kv: str) -> None:
+        self.ops = ops
+        self.model = model
         self.layer = layer
+        self.cache = cache
+        self.kv = kv
         self.name = f"blk.{layer.index}."
-        self.window = text.config.window if layer.sliding else EVERYTHING
+        self.window = model.config.window if layer.sliding else NO_WINDOW
 
-    def answer(self, h: Tensor) -> Tensor:
-        """What attention adds for the normed rows h: [batch, width]."""
+    def record(self, h: Tensor, mask: str) -> Tensor:
+        """Record what attention adds for the normed rows h: [rows, width]."""
         raw = self.project(h)
-        out = self.attend_one(raw) if self.text.batch == 1 else self.attend_many(raw)
-        return self.text.linear(out, self.text.model.matrices[self.name + "attn_output.weight"])
+        out = self.decode(raw) if self.ops.rows == 1 else self.prefill(raw, mask)
+        return self.ops.linear(out, self.model.matrices[self.name + "attn_output.weight"])
 
     def project(self, h: Tensor) -> Tensor:
-        """Raw heads of each token: queries, then (with a cache of its own) keys and values."""
-        text, layer = self.text, self.layer
+        """Record the raw heads of each token: queries, then (with an own cache) keys and values."""
+        layer = self.layer
         own = 0 if layer.shares_kv else (1 if layer.k_is_v else 2)
         width = (layer.heads + own * layer.kv_heads) * layer.head_dim
-        raw = text.recorder.scratch(text.batch, width)
+        raw = self.ops.scratch(self.ops.rows, width)
         first = 0
         for part in ("attn_qkv", "attn_k", "attn_v"):
-            weight = text.model.matrices.get(f"{self.name}{part}.weight")
+            weight = self.model.matrices.get(f"{self.name}{part}.weight")
             if weight is not None and first < width:
-                text.linear(h, weight, raw, first)
+                self.ops.linear(h, weight, raw, first)
                 first += weight.rows
         return raw
 
-    def attend_one(self, raw: Tensor) -> Tensor:
-        """One token: the positions are shared out among workgroups, then put together."""
-        text, layer, ring = self.text, self.layer, self.ring
-        threads, shares = THREADS, SHARES[layer.sliding]
-        if text.software:
-            threads = SOFTWARE_THREADS
-            most = loops.attention_keys(layer.head_dim, threads)
-            shares = max(shares, -(-min(ring, self.window) // most))
+    def decode(self, raw: Tensor) -> Tensor:
+        """Record attention of one token: positions are split among workgroups, then merged."""
+        ops, layer = self.ops, self.layer
+        threads, splits = DECODE_THREADS, DECODE_SPLITS[layer.sliding]
+        if ops.software:
+            threads = SOFTWARE_DECODE_THREADS
+            at_once = loop_limits.attention_decode_keys(layer.head_dim, threads)
+            splits = max(splits, -(-min(self.cache.ring, self.window) // at_once))
         own = int(not layer.shares_kv)
-        shares += own  # the token itself
-        parts = text.recorder.scratch(1, layer.heads * shares * layer.head_dim)
-        sums = text.recorder.scratch(1, layer.heads * shares * 2)
-        heads = [layer.heads, layer.kv_heads, raw.shape[1] // layer.head_dim]
-        text.call(
-            "attention",
-            (layer.heads, shares),
-            [*heads, ring, self.window, text.config.eps],
-            *(text.inputs.state, raw, self.norms, self.turns, *self.cache, parts, sums),
-            pieces=("sum", "state", "rope", text.kv),
-            HEAD_DIM=layer.head_dim,
+        splits += own  # the token itself
+        parts = ops.scratch(1, layer.heads * splits * layer.head_dim)
+        sums = ops.scratch(1, layer.heads * splits * 2)
+        ops.recorder.call(
+            "attention_decode",
+            (layer.heads, splits),
+            **self._raw_heads(raw),
+            parts=parts,
+            sums=sums,
+            window=self.window,
             OWN_CACHE=own,
             THREADS=threads,
         )
-        out = text.recorder.scratch(1, layer.heads * layer.head_dim)
+        width = layer.heads * layer.head_dim
+        out = ops.scratch(1, width)
         if layer.head_dim % GROUP == 0:
-            out = text.room(out.shape[1], self.name + "attn_output.weight")
-        text.call(
+            out = ops.input_for(width, self.name + "attn_output.weight")
+        ops.recorder.call(
             "attention_merge",
             (layer.heads, 1),
-            [layer.heads],
-            *(text.inputs.state, parts, sums, out),
-            pieces=("state", *pieces_of("put", out)),
+            **providers("store", out),
+            batch=ops.batch,
+            parts=parts,
+            sums=sums,
+            h=out,
+            heads=layer.heads,
             HEAD_DIM=layer.head_dim,
-            SHARES=shares,
+            SPLITS=splits,
         )
         return out
 
-    def attend_many(self, raw: Tensor) -> Tensor:
-        """Many tokens: a workgroup takes a tile of queries; keys and values serve all of them."""
+    def prefill(self, raw: Tensor, mask: str) -> Tensor:
+        """Record attention of many tokens: a workgroup computes a tile of queries."""
         layer = self.layer
         heads = Heads(layer.heads, layer.kv_heads, layer.head_dim)
-        text, q = self.text, self.queries(raw)
-        sees = text.sees(layer)
-        return attend(text, q, self.cache, heads, self.ring, self.window, text.kv, sees)
+        q = self.queries(raw)
+        return attend(self.ops, q, self.cache, heads, self.window, self.kv, mask)
 
     def queries(self, raw: Tensor) -> Tensor:
-        """Queries normed and turned; keys and values go into the cache."""
-        text, layer = self.text, self.layer
-        q = text.recorder.scratch(text.batch, layer.heads * layer.head_dim)
-        heads = [layer.heads, layer.kv_heads, raw.shape[1] // layer.head_dim]
-        text.call(
-            "heads",
-            (layer.heads + 2 * layer.kv_heads * (not layer.shares_kv), text.batch),
-            [*heads, self.ring, text.config.eps],
-            *(text.inputs.state, raw, self.norms, self.turns, q, *self.cache),
-            pieces=("sum", "state", "rope", text.kv),
-            HEAD_DIM=layer.head_dim,
-            THREADS=text.row_threads(64),
+        """Record queries normed and rotated; keys and values go into the cache."""
+        ops, layer = self.ops, self.layer
+        q = ops.scratch(ops.rows, layer.heads * layer.head_dim)
+        ops.recorder.call(
+            "qkv_heads",
+            (layer.heads + 2 * layer.kv_heads * (not layer.shares_kv), ops.rows),
+            **self._raw_heads(raw),
+            q=q,
+            THREADS=ops.row_threads(64),
         )
         return q
 
-    @property
-    def cache(self) -> tuple[Tensor, Tensor]:
-        """Keys and values."""
-        return self.text.inputs.caches[self.layer.kv_donor]
-
-    @property
-    def ring(self) -> int:
-        """Positions that the cache holds."""
-        return self.text.inputs.ring[self.layer.kv_donor]
-
-    @property
-    def norms(self) -> Tensor:
-        """q_norm and k_norm, one after the other."""
-        return self.text.model.head_norms[self.layer.index]
-
-    @property
-    def turns(self) -> Tensor:
-        """Turns per position of each pair of dimensions, as 64-bit fractions."""
-        return self.text.model.turns[self.layer.sliding]
+    def _raw_heads(self, raw: Tensor) -> dict[str, Argument]:
+        """Return the arguments of a kernel that makes queries, keys and values of raw heads."""
+        layer = self.layer
+        return {
+            "batch": self.ops.batch,
+            "raw": raw,
+            "norms": self.model.head_norms[layer.index],
+            "rotations": self.model.rotations[layer.sliding],
+            "k_cache": self.cache.k,
+            "v_cache": self.cache.v,
+            "heads": layer.heads,
+            "kv_heads": layer.kv_heads,
+            "raw_heads": raw.shape[1] // layer.head_dim,
+            "ring": self.cache.ring,
+            "eps": self.ops.eps,
+            "kv": self.kv,
+            "HEAD_DIM": layer.head_dim,
+        }

@@ -1,4 +1,4 @@
-"""The ears of Gemma 4 over a Recorder: samples in, soft tokens out, all on the device."""
+"""The audio encoder on the device: samples in, soft tokens out."""
 
 import math
 from collections.abc import Sequence
@@ -7,279 +7,323 @@ from typing import Any, Self
 
 from webgemma.device import Device
 from webgemma.errors import DeviceError, InputError
-from webgemma.gemma.clipped import EPS, UNLIMITED, Bounds, ClippedSteps, Limits, read_bounds
-from webgemma.gemma.encoder_config import PART_SAMPLES, RAW_SAMPLES, AudioConfig, audio_tensors
+from webgemma.gemma.clipped import EPS, UNBOUNDED, Bounds, EncoderOps, read_bounds
+from webgemma.gemma.encoder_config import (
+    RAW_SAMPLES,
+    SEGMENT_SAMPLES,
+    AudioConfig,
+    audio_tensors,
+)
 from webgemma.gemma.matrices import Matrices, packed_floats
 from webgemma.gemma.mel import MelTables, log_mel, raw_frames
-from webgemma.gemma.record.ops import ROW_THREADS, SOFTWARE_TILE, THREADS, Steps
-from webgemma.gemma.record.staged_plan import Bench, Encoded, Tower
+from webgemma.gemma.record.matmul import THREADS, Clamp
+from webgemma.gemma.record.ops import ROW_THREADS, Ops
+from webgemma.gemma.record.staged_plan import Encoded, EncoderWeights, StagedPlan
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats
 from webgemma.gguf.reader import Gguf, TensorInfo
-from webgemma.graph import Tensor
-from webgemma.progress import Progress, unwatched
+from webgemma.graph import Argument, Tensor
+from webgemma.progress import Progress, ignore_progress
 
 REACH = 12  # positions that a position attends to: itself and the 11 before it
 TAPS = 5  # of the light convolution
-CONVOLVED = (("a.conv1d.0", 1), ("a.conv1d.1", 128))  # and how many channels go in
+CONVOLUTIONS = (("a.conv1d.0", 1), ("a.conv1d.1", 128))  # and their input channels
 QKV = ("attn_q", "attn_k", "attn_v")  # all read the same rows
 QUERY_SCALE = 1 / math.log(2)
 KEY_SCALE = math.log(1 + math.e) / math.log(2)
-ATTENTION_TOKENS = 5  # of a workgroup: with each distance, almost as many as it has threads
-# What the device gets in another form, or not at all.
+ATTENTION_TOKENS = 5  # of a workgroup: times the distances, almost as many as it has threads
+# Tensors that the device gets in another form, or not at all.
 DERIVED = (
     *("conv1d.0.weight", "conv1d.1.weight", "conv_dw.weight", "per_dim_scale.weight"),
     *("ffn_post_norm.weight", "ffn_post_norm_1.weight", "attn_k_rel.weight", "_min", "_max"),
 )
 
 
-class Ears(Tower):
-    """An audio tower's weights on a device."""
+class AudioEncoder(EncoderWeights):
+    """An audio encoder's weights on a device."""
 
     def __init__(self, audio: AudioConfig, device: Device) -> None:
-        super().__init__(device, steps=audio.layers + 1)
+        super().__init__(device, stages=audio.layers + 1)
         self.audio = audio
         self.bounds: dict[str, Bounds] = {}  # of clipped linears, by name
-        self.distance_keys: dict[str, Tensor] = {}  # of each block: [REACH, width]
-        self.tables = MelTables.on(self) if audio.layers else None
+        self.distance_keys: dict[str, Tensor] = {}  # of each layer: [REACH, width]
+        self.tables = MelTables.upload(self) if audio.layers else None
         self.ones = self.vector_of([1.0] * audio.features)
         self.zeros = self.vector_of([0.0] * audio.features)
 
     @classmethod
     async def load(cls, gguf: Gguf, audio: AudioConfig, device: Device) -> Self:
-        """Bring the tower of an mmproj, or of a file that holds text and towers, to a device."""
+        """Load the encoder of an mmproj, or of a file that holds text model and encoders."""
         tensors = canonical_tensors(gguf)
-        wanted = list(audio_tensors(audio))
-        check_tensors(gguf, wanted, tensors)
+        specs = list(audio_tensors(audio))
+        check_tensors(gguf, specs, tensors)
         _check_kernels_fit(gguf, audio)
-        ears = cls(audio, device)
+        encoder = cls(audio, device)
         try:
-            for name, _, _ in wanted:
+            for name, _, _ in specs:
                 if name in tensors and not name.endswith(DERIVED):
-                    ears.reserve_tensors(name, [tensors[name]])
-                    await ears.fill_tensors(gguf, name, [tensors[name]])
-            linears = [name.removesuffix(".weight") for name in ears.matrices]
-            ears.bounds = await read_bounds(gguf, linears, tensors)
+                    encoder.allocate(name, [tensors[name]])
+                    await encoder.load_tensors(gguf, name, [tensors[name]])
+            linears = [name.removesuffix(".weight") for name in encoder.matrices]
+            encoder.bounds = await read_bounds(gguf, linears, tensors)
             if audio.layers:
-                await ears._derive(gguf, tensors)
-                await ears._derive_distance_keys(gguf, tensors)
-            await ears.settle()
+                await encoder._derive(gguf, tensors)
+                await encoder._derive_distance_keys(gguf, tensors)
+            await encoder.wait_until_loaded()
         except BaseException:
-            ears.close()
+            encoder.close()
             raise
-        return ears
+        return encoder
 
     async def _derive(self, gguf: Gguf, tensors: dict[str, TensorInfo]) -> None:
-        """Vectors in the order in which kernels read them, and scaled as they are used."""
+        """Upload vectors in the order in which kernels read them, and scaled as they are used."""
 
         async def read(name: str) -> list[float]:
             return await read_floats(gguf, tensors[name + ".weight"])
 
-        def keep(name: str, values: list[float]) -> None:
+        def upload(name: str, values: list[float]) -> None:
             self.vectors[name + ".weight"] = self.vector_of(values)
 
-        for name, inputs in CONVOLVED:
-            keep(name, _by_taps(await read(name), inputs))
-        for block in (f"a.blk.{index}." for index in range(self.audio.layers)):
-            taps = await read(block + "conv_dw")
-            keep(block + "conv_dw", [tap for i in range(TAPS) for tap in taps[i::TAPS]])
-            scales = await read(block + "per_dim_scale")
+        for name, inputs in CONVOLUTIONS:
+            upload(name, _by_taps(await read(name), inputs))
+        for layer in (f"a.blk.{index}." for index in range(self.audio.layers)):
+            taps = await read(layer + "conv_dw")
+            upload(layer + "conv_dw", [tap for i in range(TAPS) for tap in taps[i::TAPS]])
+            scales = await read(layer + "per_dim_scale")
             factor = QUERY_SCALE / math.sqrt(len(scales))
-            keep(block + "per_dim_scale", [factor * scale for scale in scales])
-            for name in (block + "ffn_post_norm", block + "ffn_post_norm_1"):
-                keep(name, [0.5 * weight for weight in await read(name)])  # half a feed-forward
+            upload(layer + "per_dim_scale", [factor * scale for scale in scales])
+            for name in (layer + "ffn_post_norm", layer + "ffn_post_norm_1"):
+                upload(name, [0.5 * weight for weight in await read(name)])  # half a feed-forward
 
     async def _derive_distance_keys(self, gguf: Gguf, tensors: dict[str, TensorInfo]) -> None:
-        """W [sin(δ s), cos(δ s)] of every layer for the distances δ = 0 … 11."""
-        width, bench = self.audio.width, Bench(self.device)
+        """Compute W [sin(δ s), cos(δ s)] of every layer for the distances δ = 0 … 11."""
+        width, plan = self.audio.width, StagedPlan(self.device)
         try:
-            with Matrices(self.device) as passing:
-                waves = bench.put(packed_floats(_waves(width)), "waves")
+            with Matrices(self.device) as weights:
+                waves = plan.upload(packed_floats(_waves(width)), "waves")
                 waves.shape = (REACH, width)
-                steps = Steps(passing, bench.recorder, bench.state(REACH), REACH, EPS)
-                for block in (f"a.blk.{index}." for index in range(self.audio.layers)):
-                    name = block + "attn_k_rel.weight"
-                    passing.reserve_tensors(name, [tensors[name]])
-                    await passing.fill_tensors(gguf, name, [tensors[name]])
-                    keys = Tensor(waves.shape, waves.nbytes, self.keep(waves.nbytes, name))
-                    self.distance_keys[block] = steps.linear(waves, passing.matrices[name], keys)
-                await passing.settle()
-                await bench.finish()
+                ops = Ops(weights, plan.recorder, plan.batch(REACH), REACH, EPS)
+                for layer in (f"a.blk.{index}." for index in range(self.audio.layers)):
+                    name = layer + "attn_k_rel.weight"
+                    weights.allocate(name, [tensors[name]])
+                    await weights.load_tensors(gguf, name, [tensors[name]])
+                    keys = self.memory.tensor(*waves.shape, label=name)
+                    self.distance_keys[layer] = ops.linear(waves, weights.matrices[name], keys)
+                await weights.wait_until_loaded()
+                await plan.finish()
         finally:
-            bench.clear()
+            plan.close()
 
 
 @dataclass(frozen=True, slots=True)
-class Loose:
-    """What a clipped linear made; who reads it has yet to hold it between limits."""
+class Unclamped:
+    """The output of a clipped linear that its reader has yet to clamp."""
 
     values: Tensor
-    limits: Limits
+    bounds: Clamp
+
+    def arguments(self, name: str) -> dict[str, Argument]:
+        """Return the parameters of a kernel that clamps it."""
+        return {f"{name}_low": self.bounds.low, f"{name}_high": self.bounds.high}
 
 
-class AudioRecorder(ClippedSteps):
-    """Records what becomes of one sound of so many soft tokens."""
+class AudioRecorder(EncoderOps):
+    """Records the encoding of one segment of so many soft tokens."""
 
-    def __init__(self, ears: Ears, bench: Bench, tokens: int) -> None:
-        super().__init__(ears, ears.bounds, bench.recorder, bench.state(tokens), tokens)
-        self.bench = bench
-        self.ears = ears
-        self.audio = ears.audio
+    def __init__(self, encoder: AudioEncoder, plan: StagedPlan, tokens: int) -> None:
+        super().__init__(encoder, encoder.bounds, plan.recorder, plan.batch(tokens), tokens)
+        self.plan = plan
+        self.encoder = encoder
+        self.audio = encoder.audio
 
     def subsample(self, mel: Tensor) -> Tensor:
-        """Two convolutions, each halving time and bins, then all bins of a time in one vector."""
+        """Record two convolutions that halve time and bins, then all bins of a time as one row."""
         frames, bins = mel.shape
         halves = -(-frames // 2)
-        (first, _), (second, channels) = CONVOLVED
-        x = self.recorder.scratch(halves, bins // 2, channels)
-        y = self.recorder.scratch(self.batch, bins // 4 * 32)
-        vector = self.ears.vector
-        self.call(
-            "mel_convolve",
+        (first, _), (second, channels) = CONVOLUTIONS
+        x = self.scratch(halves, bins // 2, channels)
+        y = self.scratch(self.rows, bins // 4 * 32)
+        vector = self.encoder.vector
+        self.recorder.call(
+            "mel_conv",
             (bins // 2, halves),
-            [frames, bins, EPS],
-            *(mel, vector(first + ".weight"), vector(first + ".norm.weight"), x),
-            pieces=("sum",),
+            mel=mel,
+            W=vector(first + ".weight"),
+            y=x,
+            frames=frames,
+            bins=bins,
+            norm=vector(first + ".norm.weight"),
+            eps=EPS,
             THREADS=self.row_threads(32),
             CHANNELS=channels,
         )
-        self.call(
-            "convolve",
-            (self.batch,),
-            [halves, EPS],
-            *(x, vector(second + ".weight"), vector(second + ".norm.weight"), y),
+        self.recorder.call(
+            "audio_conv",
+            (self.rows,),
+            x=x,
+            W=vector(second + ".weight"),
+            y=y,
+            times=halves,
+            eps=EPS,
+            norm=vector(second + ".norm.weight"),
             IN=channels,
         )
-        return self.clipped(y, "a.input_projection")
+        return self.clipped_linear(y, "a.input_projection")
 
-    async def body(self, x: Tensor) -> None:
-        """All layers, in place."""
+    async def layers(self, x: Tensor) -> None:
+        """Record all layers, in place, each as a stage."""
         names = [f"a.blk.{index}." for index in range(self.audio.layers)]
-        h = self.norm(x, names[0] + "ffn_norm.weight")
-        h = self.clip(h, self.agreed([names[0] + "ffn_up"]))
+        h = self.norm(x, self.encoder.vector(names[0] + "ffn_norm.weight"))
+        h = self.clamp(h, self.shared_bounds([names[0] + "ffn_up"]))
         for index, name in enumerate(names):
-            await self.bench.run(x, h)
-            following = names[(index + 1) % len(names)]  # after the last one nobody reads h
-            h = self.block(name, x, h, following)
+            await self.plan.run(x, h)
+            following = names[(index + 1) % len(names)]  # after the last one h is unused
+            h = self.layer(name, x, h, following)
 
-    def block(self, name: str, x: Tensor, h: Tensor, following: str) -> Tensor:
-        """A conformer block: half a feed-forward, attention, convolution, the other half.
+    def layer(self, name: str, x: Tensor, h: Tensor, following: str) -> Tensor:
+        """Record a conformer block: half a feed-forward, attention, convolution, the other half.
 
-        h is what the first half reads; given back is what that of the following block reads."""
-        f = self.feed_forward(name, h, "")
+        h is the input of the first half; returned is that of the following block's."""
+        forwarded = self.feed_forward(name, h, "")
         readers = [name + part for part in QKV]
-        h = self.add(x, f, name + "ffn_post_norm", name + "attn_pre_norm", readers)
-        a = self.attention(name, h)
-        h = self.add(x, a, name + "attn_post_norm", name + "conv_norm", [name + "conv_pw1"])
-        c = self.convolution(name, h)
-        h = self.add(x, c, "", name + "ffn_norm_1", [name + "ffn_up_1"])
-        f = self.feed_forward(name, h, "_1")
+        h = self.add(x, forwarded, name + "ffn_post_norm", name + "attn_pre_norm", readers)
+        attended = self.attention(name, h)
+        conv = [name + "conv_pw1"]
+        h = self.add(x, attended, name + "attn_post_norm", name + "conv_norm", conv)
+        convolved = self.convolution(name, h)
+        h = self.add(x, convolved, "", name + "ffn_norm_1", [name + "ffn_up_1"])
+        forwarded = self.feed_forward(name, h, "_1")
         post, end = name + "ffn_post_norm_1", name + "ln2"
-        return self.add(x, f, post, following + "ffn_norm", [following + "ffn_up"], end)
+        return self.add(x, forwarded, post, following + "ffn_norm", [following + "ffn_up"], end)
 
     def add(
-        self, x: Tensor, y: Loose, post: str, then: str, readers: Sequence[str], end: str = ""
+        self, x: Tensor, y: Unclamped, post: str, then: str, readers: Sequence[str], end: str = ""
     ) -> Tensor:
-        """x = x + y, or x + rms(y) · post, and then rms(x) · end if there is one, in place.
+        """Record x = x + y, or x + rms(y) · post, and then rms(x) · end if there is one, in place.
 
-        Gives rms(x) · then, as these linears read it."""
-        h = self.recorder.scratch(*x.shape)
-        vectors = [self.ears.vector(name + ".weight") for name in (post, end, then)]
-        self.call(
-            "sound_residual",
-            (self.batch,),
-            [EPS, *y.limits, *self.agreed(readers)],
-            *(x, y.values, *vectors, h),
-            pieces=("sum",),
-            THREADS=self._keeping_threads(),
+        Return rms(x) · then, as these linears read it."""
+        h, vector = self.scratch(*x.shape), self.encoder.vector
+        bounds = self.shared_bounds(readers)
+        self.recorder.call(
+            "audio_residual",
+            (self.rows,),
+            x=x,
+            y=y.values,
+            h=h,
+            eps=EPS,
+            **y.arguments("y"),
+            post=vector(post + ".weight"),
+            end=vector(end + ".weight"),
+            next=vector(then + ".weight"),
+            h_low=bounds.low,
+            h_high=bounds.high,
+            THREADS=self.kept_row_threads,
             WIDTH=self.audio.width,
-            NORMED=int(bool(post)),
-            ENDING=int(bool(end)),
+            NORMED=bool(post),
+            ENDING=bool(end),
         )
         return h
 
-    def feed_forward(self, name: str, h: Tensor, which: str) -> Loose:
-        """W_down silu(W_up h); `which` of the two is the end of its tensors' names."""
-        up, down = f"{name}ffn_up{which}", f"{name}ffn_down{which}"
-        u = self.loose(h, up)
-        params = [self.audio.ffn, *u.limits, *self.agreed([down])]
-        grid = self.fours(self.audio.ffn)
-        self.call("silu", grid, params, self.state, u.values, pieces=("state", "silu"))
-        return self.loose(u.values, down)
+    def feed_forward(self, name: str, h: Tensor, half: str) -> Unclamped:
+        """Record W_down silu(W_up h); `half` is the suffix of its tensors' names."""
+        up, down = f"{name}ffn_up{half}", f"{name}ffn_down{half}"
+        u = self.unclamped_linear(h, up)
+        then = self.shared_bounds([down])
+        self.recorder.call(
+            "silu",
+            self.vec4_grid(self.audio.ffn),
+            batch=self.batch,
+            x=u.values,
+            width=self.audio.ffn,
+            low=u.bounds.low,
+            high=u.bounds.high,
+            then_low=then.low,
+            then_high=then.high,
+        )
+        return self.unclamped_linear(u.values, down)
 
-    def attention(self, name: str, h: Tensor) -> Loose:
-        """Each position over the last 12: softmax(cap(q · k + q · r)) v, r the distance's key."""
+    def attention(self, name: str, h: Tensor) -> Unclamped:
+        """Record softmax(cap(q · k + q · r)) v over the last 12 positions, r the distance's key."""
         width, heads = self.audio.width, self.audio.heads
         readers = [name + part for part in QKV]
-        raw = self.recorder.scratch(self.batch, 3 * width)
-        limits: list[float] = []
+        raw = self.scratch(self.rows, 3 * width)
+        arguments: dict[str, Argument] = {}
         for number, reader in enumerate(readers):
             bounds = self.bounds_of(reader)
-            x = h if bounds.input == self.agreed(readers) else self.clip(h, bounds.input)
-            self.linear(x, self.ears.matrices[reader + ".weight"], raw, number * width)
-            limits += bounds.output
-        out = self.recorder.scratch(self.batch, width)
-        scales = self.ears.vector(name + "per_dim_scale.weight")
-        self.call(
-            "sound_attention",
-            (heads, -(-self.batch // ATTENTION_TOKENS)),
-            [heads, KEY_SCALE, *limits, *self.agreed([name + "attn_out"])],
-            *(self.state, raw, scales, self.ears.distance_keys[name], out),
-            pieces=("state",),
+            x = h
+            if bounds.input != self.shared_bounds(readers):
+                x = self.clamp(h, bounds.input)
+            self.linear(x, self.encoder.matrices[reader + ".weight"], raw, number * width)
+            arguments |= Unclamped(raw, bounds.output).arguments(reader[-1])
+        out = self.scratch(self.rows, width)
+        then = self.shared_bounds([name + "attn_out"])
+        self.recorder.call(
+            "audio_attention",
+            (heads, -(-self.rows // ATTENTION_TOKENS)),
+            **arguments,
+            batch=self.batch,
+            raw=raw,
+            r=self.encoder.distance_keys[name],
+            out=out,
+            q_scale=self.encoder.vector(name + "per_dim_scale.weight"),
+            heads=heads,
+            k_scale=KEY_SCALE,
+            low=then.low,
+            high=then.high,
             THREADS=self.row_threads(THREADS),
             HEAD_DIM=width // heads,
             TOKENS=ATTENTION_TOKENS,
         )
-        return self.loose(out, name + "attn_out")
+        return self.unclamped_linear(out, name + "attn_out")
 
-    def convolution(self, name: str, h: Tensor) -> Loose:
-        """A gated linear unit, five taps in time for each channel, and a mix of the channels."""
-        u = self.loose(h, name + "conv_pw1")
-        c = self.recorder.scratch(*h.shape)
-        vectors = [self.ears.vector(f"{name}{part}.weight") for part in ("conv_dw", "norm_conv")]
-        self.call(
-            "light_convolve",
-            (self.batch,),
-            [EPS, *u.limits, *self.agreed([name + "conv_pw2"])],
-            *(u.values, *vectors, c),
-            pieces=("sum", "silu"),
-            THREADS=self._keeping_threads(),
+    def convolution(self, name: str, h: Tensor) -> Unclamped:
+        """Record a gated linear unit, five taps in time for each channel, and a channel mix."""
+        u = self.unclamped_linear(h, name + "conv_pw1")
+        c, then = self.scratch(*h.shape), self.shared_bounds([name + "conv_pw2"])
+        self.recorder.call(
+            "light_conv",
+            (self.rows,),
+            u=u.values,
+            h=c,
+            eps=EPS,
+            **u.arguments("u"),
+            taps=self.encoder.vector(name + "conv_dw.weight"),
+            norm=self.encoder.vector(name + "norm_conv.weight"),
+            h_low=then.low,
+            h_high=then.high,
+            THREADS=self.kept_row_threads,
             WIDTH=self.audio.width,
         )
-        return self.loose(c, name + "conv_pw2")
+        return self.unclamped_linear(c, name + "conv_pw2")
 
     def project(self, x: Tensor) -> Tensor:
-        """W rms(x + the bias of the tower's last linear): into the width of the text model."""
-        ears = self.ears
-        h = self.recorder.scratch(*x.shape)
-        shift = ears.vectors.get("a.pre_encode.out.bias", ears.zeros)
-        weights = ears.vectors.get("mm.a.soft_emb_norm.weight", ears.ones)
-        self.call(
+        """Record W rms(x + the bias of the encoder's last linear): [n, output]."""
+        encoder, h = self.encoder, self.scratch(*x.shape)
+        self.recorder.call(
             "shifted_norm",
-            (self.batch,),
-            [x.shape[1], EPS],
-            *(x, shift, weights, h),
-            pieces=("sum",),
+            (self.rows,),
+            x=x,
+            h=h,
+            width=x.shape[1],
+            eps=EPS,
+            shift=encoder.vectors.get("a.pre_encode.out.bias", encoder.zeros),
+            w=encoder.vectors.get("mm.a.soft_emb_norm.weight", encoder.ones),
             THREADS=self.row_threads(ROW_THREADS),
         )
-        return self.clipped(h, "mm.a.input_projection")
+        return self.clipped_linear(h, "mm.a.input_projection")
 
-    def loose(self, h: Tensor, name: str) -> Loose:
-        """W h, where h is already as this linear reads it."""
-        product = self.linear(h, self.ears.matrices[name + ".weight"])
-        return Loose(product, self.bounds_of(name).output)
+    def unclamped_linear(self, h: Tensor, name: str) -> Unclamped:
+        """Record W h, where h is already clamped for this linear."""
+        product = self.linear(h, self.encoder.matrices[name + ".weight"])
+        return Unclamped(product, self.bounds_of(name).output)
 
-    def agreed(self, linears: Sequence[str]) -> Limits:
-        """Between which these linears take what they read; no limits where they differ."""
-        limits = {self.bounds_of(name).input for name in linears}
-        return limits.pop() if len(limits) == 1 else UNLIMITED
-
-    def _keeping_threads(self) -> int:
-        """Of a workgroup whose threads keep their shares of a row."""
-        return SOFTWARE_TILE if self.software else ROW_THREADS
+    def shared_bounds(self, linears: Sequence[str]) -> Clamp:
+        """Return the bounds of these linears' input; none where they differ."""
+        bounds = {self.bounds_of(name).input for name in linears}
+        return bounds.pop() if len(bounds) == 1 else UNBOUNDED
 
 
-class Sound(Encoded):
-    """What a sound has become on the device, until it is closed."""
+class EncodedAudio(Encoded):
+    """An encoded segment of audio on the device, until it is closed."""
 
     def __init__(self, device: Device, mel: Tensor, tokens: Tensor) -> None:
         super().__init__(device, mel, tokens)
@@ -287,58 +331,62 @@ class Sound(Encoded):
         self.tokens = tokens  # [n, output], what the text model reads
 
 
-async def hear(ears: Ears, samples: Any, progress: Progress = unwatched) -> Sound:
-    """Have the device hear a sound of at most 30 s: float32 samples at 16 kHz, as a buffer."""
+async def encode_audio(
+    encoder: AudioEncoder, samples: Any, progress: Progress = ignore_progress
+) -> EncodedAudio:
+    """Encode at most 30 s of audio: float32 samples at 16 kHz, as a buffer."""
     view = memoryview(samples)
     if not view.nbytes:
-        raise InputError("There is nothing to hear: the sound has no samples.")
-    if view.nbytes > 4 * PART_SAMPLES:
+        raise InputError("The audio has no samples: there is nothing to encode.")
+    if view.nbytes > 4 * SEGMENT_SAMPLES:
         raise InputError(
-            f"A sound of {view.nbytes // 4} samples is longer than the 30 s that ears hear at "
-            "once; give them its parts."
+            f"Audio of {view.nbytes // 4} samples is longer than the 30 s that are encoded at "
+            "once; split it into segments."
         )
 
-    async def record(bench: Bench, sound: Tensor) -> None:
-        if ears.tables is None:
-            sound.shape = (sound.shape[0] // RAW_SAMPLES, RAW_SAMPLES)
-            await bench.finish(sound, AudioRecorder(ears, bench, sound.shape[0]).project(sound))
+    async def record(plan: StagedPlan, audio: Tensor) -> None:
+        if encoder.tables is None:
+            audio.shape = (audio.shape[0] // RAW_SAMPLES, RAW_SAMPLES)
+            await plan.finish(audio, AudioRecorder(encoder, plan, audio.shape[0]).project(audio))
             return
-        frames = log_mel(bench, ears.tables, sound)
-        recorder = AudioRecorder(ears, bench, -(-frames.shape[0] // 4))
+        frames = log_mel(plan, encoder.tables, audio)
+        recorder = AudioRecorder(encoder, plan, -(-frames.shape[0] // 4))
         x = recorder.subsample(frames)
-        await recorder.body(x)
-        await bench.finish(frames, recorder.project(recorder.clipped(x, "a.pre_encode.out")))
+        await recorder.layers(x)
+        projected = recorder.project(recorder.clipped_linear(x, "a.pre_encode.out"))
+        await plan.finish(frames, projected)
 
-    data = view.cast("B") if ears.tables else raw_frames(view.tobytes())
-    return Sound(ears.device, *await ears.work((view.nbytes,), data, record, progress))
+    data = view.cast("B") if encoder.tables else raw_frames(view.tobytes())
+    results = await encoder.encode((view.nbytes,), data, record, progress)
+    return EncodedAudio(encoder.device, *results)
 
 
 def _check_kernels_fit(gguf: Gguf, audio: AudioConfig) -> None:
-    """Refuse shapes that no Gemma 4 has and that the kernels would compute wrongly."""
+    """Raise DeviceError for shapes that no Gemma 4 has and that the kernels do not support."""
     size = audio.width // audio.heads if audio.layers else 0
     shapes = {"heads": size, "feed-forward layers": audio.ffn, "features": audio.features}
     for what, count in shapes.items():
         if count % 4:
             raise DeviceError(
-                f"{gguf.name}: its ears have {what} of {count}, but the GPU reads four at a time; "
-                "use device='cpu'."
+                f"{gguf.name}: its audio encoder has {what} of {count}, but the GPU kernels read "
+                "four at a time; use device='cpu'."
             )
 
 
 def _by_taps(weight: list[float], inputs: int) -> list[float]:
-    """[out, inputs, 9] as [inputs / 4, 9, 4, out]: what four channels need lies together."""
-    four = min(4, inputs)
+    """Reorder [out, inputs, 9] as [inputs / 4, 9, 4, out]: what four channels need is together."""
+    at_once = min(4, inputs)
     return [
         value
-        for first in range(0, inputs, four)
+        for first in range(0, inputs, at_once)
         for tap in range(9)
-        for channel in range(first, first + four)
+        for channel in range(first, first + at_once)
         for value in weight[9 * channel + tap :: 9 * inputs]
     ]
 
 
 def _waves(width: int) -> list[float]:
-    """[sin(δ s), cos(δ s)] for the distances δ = 0 … 11: [distance, width].
+    """Return [sin(δ s), cos(δ s)] for the distances δ = 0 … 11: [distance, width].
 
     The speeds s fall from 1 to 1 / 10000 in equal ratios."""
     last = max(1, width // 2 - 1)

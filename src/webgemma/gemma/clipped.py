@@ -1,43 +1,42 @@
-"""Clipped linears: products that hold what goes in and what comes out between bounds of a file."""
+"""Clipped linears of the encoders: products whose inputs and outputs are clamped to bounds."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from webgemma.gemma.matrices import Matrices
-from webgemma.gemma.record.ops import THREADS, Steps
+from webgemma.gemma.record.matmul import Clamp
+from webgemma.gemma.record.ops import Ops
 from webgemma.gemma.tensors import read_floats
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Recorder, Tensor
 
-EPS = 1e-6  # of every rms in a tower
+EPS = 1e-6  # of every RMS norm in an encoder
 SIDES = ("input_min", "input_max", "output_min", "output_max")
 LARGEST = 3.4e38  # a bound that bounds nothing
-
-Limits = tuple[float, float]  # the lowest and the highest value
-UNLIMITED: Limits = (-LARGEST, LARGEST)
+UNBOUNDED = Clamp(-LARGEST, LARGEST)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Between which values a clipped linear keeps what goes in and what comes out."""
+    """The bounds of a clipped linear's input and output."""
 
-    input: Limits = UNLIMITED
-    output: Limits = UNLIMITED
+    input: Clamp = UNBOUNDED
+    output: Clamp = UNBOUNDED
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Bounds":
-        """From four numbers in the order of SIDES; WGSL has no infinity."""
+        """Return the bounds of four numbers in the order of SIDES; WGSL has no infinity."""
         numbers = [max(-LARGEST, min(LARGEST, value)) for value in values]
-        return cls((numbers[0], numbers[1]), (numbers[2], numbers[3]))
+        return cls(Clamp(numbers[0], numbers[1]), Clamp(numbers[2], numbers[3]))
 
 
 async def read_bounds(
     gguf: Gguf, names: Iterable[str], tensors: Mapping[str, TensorInfo]
 ) -> dict[str, Bounds]:
-    """Of each of these linears, by its name: what the file says beside its weight."""
+    """Read the bounds of each of these linears, which the file has beside its weight."""
     found = {}
     for name in names:
-        values = [*UNLIMITED, *UNLIMITED]
+        values = [*UNBOUNDED, *UNBOUNDED]
         for at, side in enumerate(SIDES):
             if f"{name}.{side}" in tensors:
                 (values[at],) = await read_floats(gguf, tensors[f"{name}.{side}"])
@@ -45,41 +44,45 @@ async def read_bounds(
     return found
 
 
-class ClippedSteps(Steps):
-    """Steps of a tower, some of whose linears are clipped."""
+class EncoderOps(Ops):
+    """Records the ops of an encoder, some of whose linears are clipped."""
 
     def __init__(
         self,
-        tower: Matrices,
+        weights: Matrices,
         bounds: Mapping[str, Bounds],
         recorder: Recorder,
-        state: Tensor,
-        batch: int,
+        batch: Tensor,
+        rows: int,
     ) -> None:
-        super().__init__(tower, recorder, state, batch, EPS)
+        super().__init__(weights, recorder, batch, rows, EPS)
         self.bounds = bounds
 
     def bounds_of(self, name: str) -> Bounds:
-        """Those of a linear; most of them bound nothing in models that do not clip."""
+        """Return the bounds of a linear; in models that do not clip, they bound nothing."""
         return self.bounds.get(name, Bounds())
 
-    def clipped(self, x: Tensor, name: str) -> Tensor:
-        """W x; a clipped linear keeps what goes in and what comes out between its bounds."""
+    def clipped_linear(self, x: Tensor, name: str) -> Tensor:
+        """Record W x with input and output clamped."""
         bounds = self.bounds_of(name)
-        between = None if bounds.output == UNLIMITED else bounds.output
+        output = None if bounds.output == UNBOUNDED else bounds.output
         weight = self.weights.matrices[name + ".weight"]
-        return self.linear(self.clip(x, bounds.input), weight, between=between)
+        return self.linear(self.clamp(x, bounds.input), weight, clamp=output)
 
-    def clip(self, x: Tensor, limits: Limits) -> Tensor:
-        """x held between two values; x itself where they bound nothing."""
-        if limits == UNLIMITED:
+    def clamp(self, x: Tensor, bounds: Clamp) -> Tensor:
+        """Record x clamped to bounds; x itself where they bound nothing."""
+        if bounds == UNBOUNDED:
             return x
-        h = self.recorder.scratch(*x.shape)
-        params = [x.shape[1], *limits]
-        pieces = ("state", "put_float")
-        self.call("clip", self.fours(x.shape[1]), params, self.state, x, h, pieces=pieces)
+        h, width = self.scratch(*x.shape), x.shape[1]
+        self.recorder.call(
+            "clamp",
+            self.vec4_grid(width),
+            batch=self.batch,
+            x=x,
+            h=h,
+            width=width,
+            store="float",
+            low=bounds.low,
+            high=bounds.high,
+        )
         return h
-
-    def fours(self, width: int) -> tuple[int, int]:
-        """The grid in which a thread takes four values of a row."""
-        return -(-width // (4 * THREADS)), self.batch

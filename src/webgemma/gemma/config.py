@@ -1,11 +1,12 @@
-"""What a Gemma 4 is: the blueprint, derived from a file's metadata and tensors."""
+"""Configuration of a Gemma 4 text model, derived from a file's metadata and tensors."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from webgemma.errors import GgufError
 from webgemma.gemma.metadata import Metadata
-from webgemma.gemma.tensors import canonical_tensors, check_tensors, text_tensors
+from webgemma.gemma.tensors import TensorSpec, canonical_tensors, check_tensors
 from webgemma.gguf.reader import Gguf, TensorInfo
 
 ARCHITECTURES = ("gemma4", "diffusion-gemma")
@@ -13,7 +14,7 @@ ARCHITECTURES = ("gemma4", "diffusion-gemma")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One block: its attention, its feed-forward width, and where its keys and values come from."""
+    """A layer: its attention, its feed-forward width, and whose keys and values it reads."""
 
     index: int
     sliding: bool  # attends to the last `Config.window` positions; else to all of them
@@ -27,7 +28,7 @@ class Layer:
 
     @property
     def shares_kv(self) -> bool:
-        """Whether it has no keys and values of its own."""
+        """Whether it reads another layer's keys and values."""
         return self.kv_donor != self.index
 
 
@@ -79,16 +80,16 @@ class Config:
 
     @classmethod
     def from_gguf(cls, gguf: Gguf) -> "Config":
-        """The blueprint of a file; GgufError when it is no Gemma 4 or contradicts itself."""
-        return _Reading(gguf).config()
+        """Return the configuration of a file; GgufError if it is not a Gemma 4, or inconsistent."""
+        return _ConfigReader(gguf).config()
 
     @property
-    def images_attend_both_ways(self) -> bool:
-        """Whether image blocks see themselves whole on sliding layers (the models without PLE)."""
+    def bidirectional_images(self) -> bool:
+        """Whether images attend to all of themselves on sliding layers: models without PLE do."""
         return self.ple == 0
 
     def kv_nbytes(self, context: int, *, chunk: int = 512, element_nbytes: int = 2) -> int:
-        """Bytes of the KV cache: full layers keep all, sliding ones the window and a chunk."""
+        """Return the bytes of the KV cache: full layers keep all, sliding ones window and chunk."""
         ring = min(context, self.window + chunk)
         return sum(
             2
@@ -101,8 +102,77 @@ class Config:
         )
 
 
-class _Reading:
-    """One pass over a file: metadata first, then each tensor against it."""
+def text_tensors(config: Config) -> Iterator[TensorSpec]:
+    """Yield all tensors of the text model."""
+    width, ple, number = config.width, config.ple, len(config.layers)
+    yield "token_embd.weight", (width, config.vocab), True
+    yield "output.weight", (width, config.vocab), False
+    yield "output_norm.weight", (width,), True
+    full = [layer for layer in config.layers if not layer.sliding]
+    if full:
+        yield "rope_freqs.weight", (full[0].head_dim // 2,), False
+    if ple:
+        yield "per_layer_token_embd.weight", (ple * number, config.vocab), True
+        yield "per_layer_model_proj.weight", (width, ple * number), True
+        yield "per_layer_proj_norm.weight", (ple,), True
+    if config.diffusion:
+        ffn = config.diffusion.ffn
+        yield "self_cond_pre_norm.weight", (width,), True
+        yield "self_cond_gate.weight", (width, ffn), True
+        yield "self_cond_up.weight", (width, ffn), True
+        yield "self_cond_down.weight", (ffn, width), True
+    for layer in config.layers:
+        for name, shape, needed in _layer_tensors(config, layer):
+            yield f"blk.{layer.index}.{name}", shape, needed
+
+
+def _layer_tensors(config: Config, layer: Layer) -> Iterator[TensorSpec]:
+    width, ple = config.width, config.ple
+    queries = layer.heads * layer.head_dim
+    keys = layer.kv_heads * layer.head_dim
+    own_kv = not layer.shares_kv
+    yield "attn_norm.weight", (width,), True
+    yield "attn_q.weight", (width, queries), True
+    yield "attn_q_norm.weight", (layer.head_dim,), True
+    if own_kv:  # sharing layers may carry these, unused
+        yield "attn_k.weight", (width, keys), True
+        yield "attn_k_norm.weight", (layer.head_dim,), True
+        yield "attn_v.weight", (width, keys), not layer.k_is_v
+    yield "attn_output.weight", (queries, width), True
+    yield "post_attention_norm.weight", (width,), True
+    yield "ffn_norm.weight", (width,), True
+    yield "ffn_gate.weight", (width, layer.ffn), True
+    yield "ffn_up.weight", (width, layer.ffn), True
+    yield "ffn_down.weight", (layer.ffn, width), True
+    yield "post_ffw_norm.weight", (width,), True
+    yield "layer_output_scale.weight", (1,), False
+    if config.diffusion:
+        yield "enc_layer_output_scale.weight", (1,), False
+    if ple:
+        yield "inp_gate.weight", (width, ple), True
+        yield "proj.weight", (ple, width), True
+        yield "post_norm.weight", (width,), True
+    if layer.experts and config.experts:
+        experts = config.experts
+        yield "ffn_gate_inp.weight", (width, experts.count), True
+        yield "ffn_gate_inp.scale", (width,), True
+        for name, ffn in gate_and_up(experts.fused, experts.ffn):
+            yield name, (width, ffn, experts.count), True
+        yield "ffn_down_exps.weight", (experts.ffn, width, experts.count), True
+        yield "ffn_down_exps.scale", (experts.count,), False
+        for norm in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
+            yield f"{norm}.weight", (width,), True
+
+
+def gate_and_up(fused: bool, ffn: int) -> tuple[tuple[str, int], ...]:
+    """Return the experts' input tensors and their rows: one fused (gate first), or two."""
+    if fused:
+        return (("ffn_gate_up_exps.weight", 2 * ffn),)
+    return (("ffn_gate_exps.weight", ffn), ("ffn_up_exps.weight", ffn))
+
+
+class _ConfigReader:
+    """Reads one file: metadata first, then checks each tensor against it."""
 
     def __init__(self, gguf: Gguf) -> None:
         self.gguf = gguf
@@ -116,7 +186,7 @@ class _Reading:
         if table is None:
             raise GgufError(
                 f"{self.gguf.name}: there is no tensor token_embd.weight; "
-                "this file holds no model (perhaps only a vocabulary)."
+                "the file has no model (perhaps only a vocabulary)."
             )
         layers = self.layers()
         config = Config(
@@ -131,7 +201,7 @@ class _Reading:
             softcap=keys.number("final_logit_softcapping", 30.0),
             rope_base=keys.number("rope.freq_base", 1e6),
             rope_base_sliding=keys.number("rope.freq_base_swa", 1e4),
-            ple=keys.count("embedding_length_per_layer_input", 0, least=0),
+            ple=keys.count("embedding_length_per_layer_input", 0, minimum=0),
             experts=self.experts if any(layer.experts for layer in layers) else None,
             diffusion=self.diffusion() if self.architecture == "diffusion-gemma" else None,
             tied="output.weight" not in self.tensors,
@@ -145,7 +215,7 @@ class _Reading:
         return config
 
     def layers(self) -> tuple[Layer, ...]:
-        """Each layer's shape; sharing layers read the last earlier layer of their kind."""
+        """Return the layers; sharing layers read the last earlier layer of their kind."""
         keys = self.keys
         number = keys.count("block_count")
         if number > 4 * len(self.tensors):
@@ -157,14 +227,14 @@ class _Reading:
         heads = keys.counts("attention.head_count", number)
         kv_heads = keys.counts("attention.head_count_kv", number)
         ffn = keys.counts("feed_forward_length", number)
-        own = number - keys.count("attention.shared_kv_layers", 0, least=0)
+        own = number - keys.count("attention.shared_kv_layers", 0, minimum=0)
         dims = {False: self.head_dim(""), True: self.head_dim("_swa") if any(sliding) else 0}
         layers = []
         for index in range(number):
             if heads[index] % kv_heads[index]:
                 raise GgufError(
                     f"{self.gguf.name}: layer {index} has {heads[index]} query heads, "
-                    f"which {kv_heads[index]} key-value heads cannot share evenly."
+                    f"which is not a multiple of its {kv_heads[index]} key-value heads."
                 )
             donor = index if index < own else _donor(self.gguf, sliding, own, index)
             layers.append(
@@ -183,7 +253,7 @@ class _Reading:
         return tuple(layers)
 
     def head_dim(self, suffix: str) -> int:
-        """Head size of full ("") or sliding ("_swa") layers: even, the same for keys and values."""
+        """Return the head size of full ("") or sliding ("_swa") layers: even, equal for k and v."""
         size = self.keys.count(f"attention.key_length{suffix}")
         value = self.keys.count(f"attention.value_length{suffix}", size)
         rotary = self.keys.count(f"rope.dimension_count{suffix}", size)
@@ -208,7 +278,7 @@ class _Reading:
         )
 
     def diffusion(self) -> Diffusion:
-        """The schedule, with the published constants where the file has none."""
+        """Return the schedule, with the published constants where the file has none."""
         keys = Metadata(self.gguf, "diffusion.")
         gate = self.tensors.get("self_cond_gate.weight")
         return Diffusion(
@@ -217,23 +287,23 @@ class _Reading:
             t_min=keys.number("eb_t_min", 0.4),
             t_max=keys.number("eb_t_max", 0.8),
             entropy_bound=keys.number("eb_entropy_bound", 0.1),
-            stability_threshold=keys.count("eb_stability_threshold", 1, least=0),
+            stability_threshold=keys.count("eb_stability_threshold", 1, minimum=0),
             confidence_threshold=keys.number("eb_confidence_threshold", 0.005),
             ffn=gate.rows if gate else 1,
         )
 
     def suppressed(self, vocab: int) -> tuple[int, ...]:
-        """The ids that the file never wants to see."""
+        """Return the ids that must never be generated."""
         key = "tokenizer.ggml.suppress_tokens"
         listed = self.gguf.metadata.get(key, ())
         if not isinstance(listed, str | int | float):
             ids = tuple(token for token in listed if isinstance(token, int) and 0 <= token < vocab)
             if len(ids) == len(listed):
                 return ids
-        raise GgufError(f"{self.gguf.name}: {key} holds something else than ids below {vocab}.")
+        raise GgufError(f"{self.gguf.name}: {key} must hold ids below {vocab} only.")
 
     def check_vocabulary(self, config: Config) -> None:
-        """As many tokens as embedding rows; only a file that says so may have none."""
+        """Raise GgufError unless there are as many tokens as embedding rows, or declared none."""
         tokens = self.gguf.metadata.get("tokenizer.ggml.tokens")
         if tokens is None and self.gguf.metadata.get("tokenizer.ggml.model") in (
             "none",
@@ -243,7 +313,7 @@ class _Reading:
         if tokens is None or isinstance(tokens, str | int | float):
             raise GgufError(
                 f"{self.gguf.name}: the metadata has no list tokenizer.ggml.tokens; "
-                "the file has lost its vocabulary."
+                "the vocabulary is missing."
             )
         if len(tokens) != config.vocab:
             raise GgufError(
@@ -257,8 +327,8 @@ def _architecture(gguf: Gguf) -> str:
     if name in ARCHITECTURES:
         return name
     hints = {
-        "clip": "it is a projector (mmproj); open the text model it belongs to",
-        "gemma4-assistant": "it is a drafter; open the model it drafts for",
+        "clip": "it is a projector (mmproj); load the text model it belongs to",
+        "gemma4-assistant": "it is a drafter; load the model it drafts for",
     }
     hint = hints.get(name, "webgemma runs Gemma 4 and DiffusionGemma only")
     raise GgufError(f"{gguf.name}: the architecture is {name[:40]!r}, not Gemma 4; {hint}.")
@@ -270,7 +340,7 @@ def _donor(gguf: Gguf, sliding: list[bool], own: int, index: int) -> int:
             return donor
     raise GgufError(
         f"{gguf.name}: layer {index} shares keys and values, "
-        "but no earlier layer of its kind has any; the file contradicts itself."
+        "but no earlier layer of its kind has any; the file is inconsistent."
     )
 
 

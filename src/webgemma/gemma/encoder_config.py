@@ -1,73 +1,73 @@
-"""The eyes and ears of a Gemma 4: the towers in Ollama's single file or llama.cpp's mmproj."""
+"""Configurations of the vision and audio encoders in a model file (Ollama) or an mmproj."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from webgemma.errors import GgufError
 from webgemma.gemma.metadata import Metadata
-from webgemma.gemma.tensors import Wanted, canonical_tensors
+from webgemma.gemma.tensors import TensorSpec, canonical_tensors
 from webgemma.gguf.reader import Gguf, TensorInfo
 
-SAMPLE_RATE = 16_000  # of the sound that a model hears
-PART_SAMPLES = 30 * SAMPLE_RATE  # what a tower hears at once
-RAW_SAMPLES = 640  # of a soft token where there are no layers
+SAMPLE_RATE = 16_000  # of the audio that models take
+SEGMENT_SAMPLES = 30 * SAMPLE_RATE  # samples that the audio encoder takes at once
+RAW_SAMPLES = 640  # samples per soft token of an audio encoder without layers
 
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
-    """A picture encoder; without layers it is the 12B's patch embedder."""
+    """Vision encoder; without layers it is 12B's patch embedder."""
 
     width: int
     layers: int
     heads: int
     ffn: int
-    patch: int  # pixels of a patch's side
-    pool: int  # patches of a soft token's side
-    positions: int  # rows of each axis' position table
+    patch: int  # pixels per side of a patch
+    pool: int  # patches per side of a soft token
+    positions: int  # rows of the position table of each axis
     output: int  # width of a soft token
-    clipped: bool  # linears clamp what goes in and out
-    standardised: bool
+    clipped: bool  # linears clamp their inputs and outputs
+    standardised: bool  # the pooled features are shifted and scaled
 
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig:
-    """A sound encoder; without layers it is the 12B's projection of raw frames."""
+    """Audio encoder; without layers it is 12B's projection of raw samples."""
 
     width: int
     layers: int
     heads: int
     ffn: int
-    features: int  # width of what the projector takes
+    features: int  # width of the projection's input
     output: int  # width of a soft token
 
-    def parts(self, samples: int) -> list[slice]:
-        """Where the parts of a longer sound lie: each is heard on its own."""
-        return [slice(at, at + PART_SAMPLES) for at in range(0, samples, PART_SAMPLES)]
+    def segments(self, samples: int) -> list[slice]:
+        """Return the segments of 30 s, which are encoded separately."""
+        return [slice(at, at + SEGMENT_SAMPLES) for at in range(0, samples, SEGMENT_SAMPLES)]
 
     def soft_tokens(self, samples: int) -> int:
-        """How many placeholders a sound takes: all of its parts, between one pair of markers."""
+        """Return the number of soft tokens of so many samples, over all segments."""
         if not self.layers:
             return -(-samples // RAW_SAMPLES)
-        return sum(_heard(min(samples, x.stop) - x.start) for x in self.parts(samples))
+        return sum(_segment_tokens(min(samples, x.stop) - x.start) for x in self.segments(samples))
 
 
-def _heard(samples: int) -> int:
-    """Soft tokens of one part: frames of 320 samples every 160, halved twice, rounded up."""
+def _segment_tokens(samples: int) -> int:
+    """Return soft tokens of a segment: frames (320 samples every 160) halved twice, rounded up."""
     frames = max(1, (samples - 1) // 160)
     return -(-frames // 4)
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfigs:
-    """What a file can see and hear."""
+    """Encoders in a file."""
 
     vision: VisionConfig | None
     audio: AudioConfig | None
-    nbytes: int  # of their weights
+    nbytes: int  # size of their weights
 
     @classmethod
     def from_gguf(cls, gguf: Gguf) -> "EncoderConfigs":
-        """The towers in a model file or in an mmproj; none of them is no error."""
+        """Return the configurations of the encoders in a model file or an mmproj, if any."""
         prefix = "clip." if gguf.metadata.get("general.architecture") == "clip" else "gemma4."
         tensors = canonical_tensors(gguf)
         return cls(
@@ -80,17 +80,17 @@ class EncoderConfigs:
 
 
 def encoder_nbytes(gguf: Gguf, kind: str) -> int:
-    """What the weights of a file's "vision" or "audio" tower take."""
-    hearing = kind == "audio"
+    """Return the size of the weights of a file's "vision" or "audio" encoder."""
+    is_audio = kind == "audio"
     return sum(
         tensor.nbytes
         for name, tensor in gguf.tensors.items()
-        if name.startswith(("a.", "v.", "mm.")) and name.startswith(("a.", "mm.a.")) == hearing
+        if name.startswith(("a.", "v.", "mm.")) and name.startswith(("a.", "mm.a.")) == is_audio
     )
 
 
-def vision_tensors(vision: VisionConfig) -> Iterator[Wanted]:
-    """All tensors of a picture encoder except the bounds of its clipped linears."""
+def vision_tensors(vision: VisionConfig) -> Iterator[TensorSpec]:
+    """Yield all tensors of a vision encoder except the bounds of its clipped linears."""
     width, side = vision.width, vision.patch
     yield "v.position_embd.weight", (width, vision.positions, 2), True
     yield "mm.input_projection.weight", (width, vision.output), True
@@ -130,17 +130,17 @@ def _vision(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> Visio
                 "mm.input_projection.weight; the file is incomplete."
             )
         return None
-    layers = _blocks(tensors, "v.")
+    layers = _layer_count(tensors, "v.")
     clamps = "v.clamp_data" in tensors or "v.blk.0.attn_q.input_max" in tensors
     if len(table.shape) != 3 or table.shape[2] != 2:
         raise GgufError(
-            f"{gguf.name}: v.position_embd.weight has no table for each of the two axes."
+            f"{gguf.name}: v.position_embd.weight must hold one table for each of the two axes."
         )
     heads = keys.count("attention.head_count") if layers else 0
-    if heads and table.width % (4 * heads):  # each half of a head turns in pairs
+    if heads and table.width % (4 * heads):  # RoPE rotates pairs in each half of a head
         raise GgufError(
-            f"{gguf.name}: a vision width of {table.width} cannot be {heads} heads "
-            "of a multiple of four."
+            f"{gguf.name}: a vision encoder of width {table.width} cannot have {heads} heads, "
+            "whose size must be a multiple of four."
         )
     return VisionConfig(
         width=table.width,
@@ -165,7 +165,7 @@ def _audio(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> AudioC
                 "the file is incomplete."
             )
         return None
-    layers = _blocks(tensors, "a.")
+    layers = _layer_count(tensors, "a.")
     audio = AudioConfig(
         width=keys.count("embedding_length") if layers else projection.width,
         layers=layers,
@@ -176,13 +176,13 @@ def _audio(gguf: Gguf, keys: Metadata, tensors: dict[str, TensorInfo]) -> AudioC
     )
     if layers and audio.width % (2 * audio.heads):
         raise GgufError(
-            f"{gguf.name}: an audio tower of width {audio.width} cannot have {audio.heads} heads."
+            f"{gguf.name}: an audio encoder of width {audio.width} cannot have {audio.heads} heads."
         )
     return audio
 
 
-def audio_tensors(audio: AudioConfig) -> Iterator[Wanted]:
-    """All tensors of a sound encoder."""
+def audio_tensors(audio: AudioConfig) -> Iterator[TensorSpec]:
+    """Yield all tensors of an audio encoder."""
     width, ffn = audio.width, audio.ffn
     if not audio.layers:
         yield "mm.a.input_projection.weight", (RAW_SAMPLES, audio.output), True
@@ -212,7 +212,7 @@ def audio_tensors(audio: AudioConfig) -> Iterator[Wanted]:
 
 
 def _audio_linears(width: int, ffn: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The clamped linears of a block."""
+    """Yield the clipped linears of a conformer block and their shapes."""
     for end in ("", "_1"):
         yield "ffn_up" + end, (width, ffn)
         yield "ffn_down" + end, (ffn, width)
@@ -221,10 +221,10 @@ def _audio_linears(width: int, ffn: int) -> Iterator[tuple[str, tuple[int, int]]
     yield "conv_pw1", (width, 2 * width)
 
 
-def _blocks(tensors: dict[str, TensorInfo], tower: str) -> int:
-    """How many blocks there are tensors of, counted without a hole."""
-    found = {name.split(".")[2] for name in tensors if name.startswith(tower + "blk.")}
+def _layer_count(tensors: dict[str, TensorInfo], prefix: str) -> int:
+    """Return the number of consecutive layers, from 0 on, that the file has tensors of."""
+    present = {name.split(".")[2] for name in tensors if name.startswith(prefix + "blk.")}
     count = 0
-    while str(count) in found:
+    while str(count) in present:
         count += 1
     return count

@@ -1,4 +1,4 @@
-"""Typed, range-checked access to metadata: a wrong value ends in a sentence, not a wrong model."""
+"""Typed, range-checked access to GGUF metadata; GgufError for a missing or wrong value."""
 
 import math
 from collections.abc import Sequence
@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from webgemma.errors import GgufError
 from webgemma.gguf.reader import Gguf
 
-LARGEST_COUNT = 1 << 24  # no width, length or number of anything in a Gemma 4 comes near it
+MAX_COUNT = 1 << 24  # far above every width, length and count of a Gemma 4
 
 
 class Metadata:
-    """The keys of one file under one prefix ("gemma4.", "clip.vision.")."""
+    """Metadata of a file under one key prefix ("gemma4.", "clip.vision.")."""
 
     def __init__(self, gguf: Gguf, prefix: str) -> None:
         self.gguf = gguf
         self.prefix = prefix
 
     def has(self, key: str) -> bool:
-        """Whether the file says anything under this key."""
+        """Return whether the file has this key."""
         return self.prefix + key in self.gguf.metadata
 
-    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number of at least `least`."""
-        return self._count(key, self._value(key, default), least)
+    def count(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+        """Return an integer from `minimum` to MAX_COUNT."""
+        return self._count(key, self._value(key, default), minimum)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite, positive number."""
+        """Return a finite, positive number."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, value, "a number")
@@ -34,21 +34,21 @@ class Metadata:
         return float(value)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
+        """Return a string."""
         value = self._value(key, default)
         if not isinstance(value, str):
             raise self._wrong(key, value, "a string")
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """True or false."""
+        """Return a boolean."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self._wrong(key, value, "true or false")
         return value
 
     def flags(self, key: str, length: int) -> list[bool]:
-        """One true or false for each layer."""
+        """Return one boolean for each of `length` layers."""
         values = self._array(key, length)
         for value in values:
             if not isinstance(value, bool):
@@ -56,7 +56,7 @@ class Metadata:
         return [value is True for value in values]
 
     def counts(self, key: str, length: int) -> list[int]:
-        """One whole number for each layer; a single number stands for all of them."""
+        """Return one integer for each of `length` layers; a single one applies to all."""
         value = self._value(key, None)
         if isinstance(value, int):
             return [self._count(key, value, 1)] * length
@@ -67,15 +67,15 @@ class Metadata:
         if value is None:
             raise GgufError(
                 f"{self.gguf.name}: the metadata has no {self.prefix}{key}, which a Gemma 4 model "
-                "needs; the file is incomplete or its converter does not know Gemma 4."
+                "needs; the file is incomplete or its converter does not support Gemma 4."
             )
         return value
 
-    def _count(self, key: str, value: object, least: int) -> int:
+    def _count(self, key: str, value: object, minimum: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(key, value, "a whole number")
-        if not least <= value <= LARGEST_COUNT:
-            raise self._wrong(key, value, f"between {least} and {LARGEST_COUNT}")
+        if not minimum <= value <= MAX_COUNT:
+            raise self._wrong(key, value, f"between {minimum} and {MAX_COUNT}")
         return value
 
     def _array(self, key: str, length: int) -> Sequence[object]:
@@ -89,7 +89,7 @@ class Metadata:
             )
         return values
 
-    def _wrong(self, key: str, value: object, wanted: str) -> GgufError:
+    def _wrong(self, key: str, value: object, expected: str) -> GgufError:
         shown = repr(value)
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        return GgufError(f"{self.gguf.name}: {self.prefix}{key} is {shown}; it must be {wanted}.")
+        return GgufError(f"{self.gguf.name}: {self.prefix}{key} is {shown}; it must be {expected}.")

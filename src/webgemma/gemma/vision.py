@@ -1,4 +1,4 @@
-"""The eyes of Gemma 4 over a Recorder: pixels in, soft tokens out, all on the device."""
+"""The vision encoder on the device: pixels in, soft tokens out."""
 
 import math
 import struct
@@ -7,101 +7,106 @@ from typing import Self
 
 from webgemma.device import Device, Limits
 from webgemma.errors import DeviceError, GgufError
-from webgemma.gemma.attention import EVERYTHING, Heads, attend
-from webgemma.gemma.clipped import EPS, Bounds, ClippedSteps, read_bounds
+from webgemma.gemma.attention import NO_WINDOW, Heads, attend
+from webgemma.gemma.clipped import EPS, Bounds, EncoderOps, read_bounds
 from webgemma.gemma.encoder_config import VisionConfig, vision_tensors
 from webgemma.gemma.image_resize import check_pixels, resized
+from webgemma.gemma.kv_cache import LayerCache
 from webgemma.gemma.matrices import whole_words
+from webgemma.gemma.record.matmul import Columns
 from webgemma.gemma.record.ops import ROW_THREADS
-from webgemma.gemma.record.staged_plan import Bench, Encoded, Tower
+from webgemma.gemma.record.staged_plan import Encoded, EncoderWeights, StagedPlan
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats
+from webgemma.gemma.weights import packed_rotations
 from webgemma.gguf.reader import Gguf, TensorInfo
-from webgemma.graph import Tensor
+from webgemma.graph import Argument, Tensor
 from webgemma.images import RgbImage
-from webgemma.progress import Progress, unwatched
+from webgemma.progress import Progress, ignore_progress
 
 LAYER_NORM_EPS = 1e-5  # of the 12B's patch embedder
 ROPE_BASE = 100.0
-# The order in which `v.clamp_data` keeps the bounds of a block's linears.
+# The order in which `v.clamp_data` keeps the bounds of a layer's linears.
 CLIPPED = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
-HEAD_DIMS = (16, 24, 32, 64, 72, 128)  # that attention_prefill.wgsl can cut up
+HEAD_DIMS = (16, 24, 32, 64, 72, 128)  # that attention_prefill.wgsl supports
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
-    """How sight_attention.wgsl is cut: the size of a head, and the queries of a workgroup."""
+class VisionAttentionTiling:
+    """How vision_attention.wgsl is divided: the size of a head, the queries of a workgroup."""
 
     head_dim: int
     queries: int
 
     @classmethod
-    def within(cls, head_dim: int, limits: Limits) -> "Looks | None":
-        """The most queries that a workgroup has memory and threads for."""
+    def within(cls, head_dim: int, limits: Limits) -> "VisionAttentionTiling | None":
+        """Return the most queries that a workgroup has memory and threads for."""
         for queries in (64, 48, 32, 24, 16):
-            looks = cls(head_dim, queries)
-            fits = looks.nbytes <= limits.workgroup_nbytes
-            if fits and looks.threads <= limits.workgroup_threads:
-                return looks
+            tiling = cls(head_dim, queries)
+            fits = tiling.nbytes <= limits.workgroup_nbytes
+            if fits and tiling.threads <= limits.workgroup_threads:
+                return tiling
         return None
 
     @property
     def threads(self) -> int:
-        """Each has four queries and eight keys."""
+        """Threads of a workgroup: each has four queries and eight keys."""
         return self.queries // 4 * self.head_dim // 8
 
     @property
-    def slice_fours(self) -> int:
-        """Fours of dimensions that the threads bring at once, one each for four queries or keys."""
-        fours = self.head_dim // 4
-        most = self.threads // (self.queries // 4 + fours)
-        return next(n for n in range(most, 0, -1) if fours % n == 0)
+    def slice_vec4s(self) -> int:
+        """vec4s of dimensions fetched at once, one by each thread for four queries or keys."""
+        vec4s = self.head_dim // 4
+        fitting = self.threads // (self.queries // 4 + vec4s)
+        return next(n for n in range(fitting, 0, -1) if vec4s % n == 0)
 
     @property
     def nbytes(self) -> int:
-        """Of a workgroup's memory."""
+        """Bytes of workgroup memory."""
         query_line, key_line = self.queries // 4 + 1, self.head_dim // 4 + 1
-        slices = 8 * self.slice_fours * (query_line + key_line)
+        slices = 8 * self.slice_vec4s * (query_line + key_line)
         return 16 * (max(slices, self.head_dim * query_line) + self.threads)
 
     @property
     def constants(self) -> dict[str, int]:
-        """As sight_attention.wgsl names them."""
+        """The overrides of vision_attention.wgsl."""
         return {
             "HEAD_DIM": self.head_dim,
             "QUERIES": self.queries,
-            "SLICE_FOURS": self.slice_fours,
+            "SLICE_VEC4S": self.slice_vec4s,
             "THREADS": self.threads,
         }
 
 
-class Eyes(Tower):
-    """A vision tower's weights on a device."""
+class VisionEncoder(EncoderWeights):
+    """A vision encoder's weights on a device."""
 
     def __init__(self, vision: VisionConfig, device: Device) -> None:
-        super().__init__(device, steps=vision.layers + 1)
+        super().__init__(device, stages=vision.layers + 1)
         self.vision = vision
         self.bounds: dict[str, Bounds] = {}  # of clipped linears, by name
         self.head_norms: dict[int, Tensor] = {}  # of each layer: q_norm, then k_norm
-        self.turns = self.tensor(_turns(vision), "turns", 1) if vision.layers else self.one
+        self.rotations = self.one
+        if vision.layers:
+            self.rotations = self.memory.upload(_rotations(vision), 1, label="rotations")
         self.ones = self.vector_of([1.0] * vision.width)
 
     @classmethod
     async def load(cls, gguf: Gguf, vision: VisionConfig, device: Device) -> Self:
-        """Bring the tower of an mmproj, or of a file that holds text and towers, to a device."""
+        """Load the encoder of an mmproj, or of a file that holds text model and encoders."""
         tensors = canonical_tensors(gguf)
         check_tensors(gguf, vision_tensors(vision), tensors)
         _check_kernels_fit(gguf, vision)
-        eyes = cls(vision, device)
+        encoder = cls(vision, device)
         try:
-            await eyes._derive(gguf, tensors)
-            for name, stack in _stacks(vision, tensors, eyes.bounds).items():
-                eyes.reserve_tensors(name, stack)
-                await eyes.fill_tensors(gguf, name, stack)
-            await eyes.settle()
+            await encoder._derive(gguf, tensors)
+            for name, stack in _stacks(vision, tensors, encoder.bounds).items():
+                encoder.allocate(name, stack)
+                await encoder.load_tensors(gguf, name, stack)
+            await encoder.wait_until_loaded()
         except BaseException:
-            eyes.close()
+            encoder.close()
             raise
-        return eyes
+        return encoder
 
     async def _derive(self, gguf: Gguf, tensors: dict[str, TensorInfo]) -> None:
         for index in range(self.vision.layers):
@@ -110,257 +115,289 @@ class Eyes(Tower):
             norms += await read_floats(gguf, tensors[name + "attn_k_norm.weight"])
             self.head_norms[index] = self.vector_of(norms)
         if self.vision.clipped:
-            self.bounds = await _bounds(gguf, self.vision, tensors)
+            self.bounds = await _read_all_bounds(gguf, self.vision, tensors)
 
 
-class VisionRecorder(ClippedSteps):
-    """Records what becomes of one picture of so many patches."""
+class VisionRecorder(EncoderOps):
+    """Records the encoding of one image of so many patches."""
 
-    def __init__(self, eyes: Eyes, bench: Bench, columns: int, rows: int) -> None:
-        state = bench.state(columns * rows)
-        super().__init__(eyes, eyes.bounds, bench.recorder, state, columns * rows)
-        self.bench = bench
-        self.eyes = eyes
-        self.vision = eyes.vision
-        self.columns, self.rows = columns, rows  # patches
+    def __init__(self, encoder: VisionEncoder, plan: StagedPlan, columns: int, rows: int) -> None:
+        patches = columns * rows
+        super().__init__(encoder, encoder.bounds, plan.recorder, plan.batch(patches), patches)
+        self.plan = plan
+        self.encoder = encoder
+        self.vision = encoder.vision
+        self.columns = columns  # patches in a row of the image
 
     def embed(self, pixels: Tensor, x_ids: Tensor, y_ids: Tensor) -> Tensor:
-        """W (2 p − 1) + X[x] + Y[y]: [patches, width]."""
+        """Record W (2 p − 1) + X[x] + Y[y]: [patches, width]."""
         width, large = self.vision.width, not self.vision.layers
         p = self.patches(pixels, 1.0 if large else 2.0, 0.0 if large else -1.0)
         if large:  # norm₂(W norm₁(p) + b)
             p = self.layer_norm(p, 1)
-        x = self.linear(p, self.eyes.matrices["v.patch_embd.weight"])
+        x = self.linear(p, self.encoder.matrices["v.patch_embd.weight"])
         if large:
             x = self.layer_norm(x, 2, "v.patch_embd.bias")
-        table = self.eyes.matrices["v.position_embd.weight"]
-        added = (self.rows_of(table, x_ids), self.rows_of(table, y_ids), x)
-        self.call("sum_rows", self.fours(width), [width], self.state, *added, pieces=("state",))
+        table = self.encoder.matrices["v.position_embd.weight"]
+        a, b = self.lookup(table, x_ids), self.lookup(table, y_ids)
+        grid = self.vec4_grid(width)
+        self.recorder.call("add_rows", grid, batch=self.batch, a=a, b=b, x=x, width=width)
         return self.layer_norm(x, 3) if large else x
 
     def patches(self, pixels: Tensor, scale: float, shift: float) -> Tensor:
-        """The picture cut up, each patch colour by colour: [patches, 3 · side²]."""
+        """Record the image cut into patches, each colour by colour: [patches, 3 · side²]."""
         side = self.vision.patch
-        p = self.recorder.scratch(self.batch, 3 * side * side)
-        self.call(
+        p = self.scratch(self.rows, 3 * side * side)
+        self.recorder.call(
             "patches",
-            self.fours(side * side),
-            [self.columns, scale, shift],
-            *(self.state, pixels, p),
-            pieces=("state",),
+            self.vec4_grid(side * side),
+            batch=self.batch,
+            pixels=pixels,
+            p=p,
+            columns=self.columns,
+            scale=scale,
+            shift=shift,
             SIDE=side,
         )
         return p
 
-    async def body(self, x: Tensor) -> None:
-        """All layers, in place."""
+    async def layers(self, x: Tensor) -> None:
+        """Record all layers, in place, each as a stage."""
+        vector = self.encoder.vector
         for index in range(self.vision.layers):
-            await self.bench.run(x)
+            await self.plan.run(x)
             name = f"v.blk.{index}."
-            a = self.attention(index, self.norm(x, name + "ln1.weight"))
-            n = self.residual(x, a, name + "attn_post_norm.weight", name + "ln2.weight")
-            f = self.feed_forward(name, n)
+            attended = self.attention(index, self.norm(x, vector(name + "ln1.weight")))
+            n = self.scratch(*x.shape)
+            self.residual(x, attended, name + "attn_post_norm.weight", name + "ln2.weight", out=n)
+            forwarded = self.feed_forward(name, n)
             scale = name + "out_scale.weight"
-            self.residual(x, f, name + "ffn_post_norm.weight", scale=scale)
+            self.residual(x, forwarded, name + "ffn_post_norm.weight", scale=scale)
 
     def attention(self, index: int, h: Tensor) -> Tensor:
-        """softmax(q kᵀ) v, every patch seeing every other."""
+        """Record softmax(q kᵀ) v, every patch attending to every other."""
         vision, name = self.vision, f"v.blk.{index}."
-        size = vision.width // vision.heads
-        raw = self.recorder.scratch(self.batch, 3 * vision.width)
-        first, limits = 0, list[float]()
+        raw = self.scratch(self.rows, 3 * vision.width)
+        bounds: dict[str, Argument] = {}
+        first = 0
         for part in CLIPPED[:3]:
-            bounds = self.bounds_of(name + part)
-            weight = self.eyes.matrices.get(f"{name}{part}.weight")
-            if weight is not None:  # else it is on top of the first one
-                self.linear(self.clip(h, bounds.input), weight, raw, first)
+            own = self.bounds_of(name + part)
+            weight = self.encoder.matrices.get(f"{name}{part}.weight")
+            if weight is not None:  # else it is stacked under the first one
+                self.linear(self.clamp(h, own.input), weight, raw, first)
                 first += weight.rows
-            limits += bounds.output
-        q, k, v = (self.recorder.scratch(self.batch, vision.width) for _ in range(3))
-        self.call(
-            "sight_heads",
-            (3 * vision.heads, self.batch),
-            [vision.heads, self.columns, EPS, *limits],
-            *(self.state, raw, self.eyes.head_norms[index], self.eyes.turns, q, k, v),
-            pieces=("sum", "state", "rope"),
-            HEAD_DIM=size,
+            letter = part[-1]
+            bounds |= {f"{letter}_low": own.output.low, f"{letter}_high": own.output.high}
+        q, k, v = (self.scratch(self.rows, vision.width) for _ in range(3))
+        self.recorder.call(
+            "vision_heads",
+            (3 * vision.heads, self.rows),
+            **bounds,
+            batch=self.batch,
+            raw=raw,
+            q=q,
+            k=k,
+            v=v,
+            eps=EPS,
+            norms=self.encoder.head_norms[index],
+            rotations=self.encoder.rotations,
+            heads=vision.heads,
+            columns=self.columns,
+            HEAD_DIM=vision.width // vision.heads,
             THREADS=self.row_threads(32),
         )
-        return self.clipped(self.look(q, k, v), name + "attn_out")
+        return self.clipped_linear(self.attend(q, k, v), name + "attn_out")
 
-    def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """softmax(q kᵀ) v: [patches, width]."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Record softmax(q kᵀ) v: [patches, width]."""
         heads, size = self.vision.heads, self.vision.width // self.vision.heads
-        looks = None if self.software else Looks.within(size, self.eyes.device.limits)
-        if looks is None:
-            kind = Heads(heads, heads, size)
-            return attend(self, q, (k, v), kind, self.batch, EVERYTHING, "kv_f32", "sees_all")
-        out = self.recorder.scratch(*q.shape)
-        grid = (heads, -(-self.batch // looks.queries))
-        tensors = (self.state, q, k, v, out)
-        pieces = ("state",)
-        self.call("sight_attention", grid, [heads], *tensors, pieces=pieces, **looks.constants)
+        tiling = None
+        if not self.software:
+            tiling = VisionAttentionTiling.within(size, self.encoder.device.limits)
+        if tiling is None:
+            kind, cache = Heads(heads, heads, size), LayerCache(k, v, self.rows)
+            return attend(self, q, cache, kind, NO_WINDOW, "f32", "all")
+        out = self.scratch(*q.shape)
+        self.recorder.call(
+            "vision_attention",
+            (heads, -(-self.rows // tiling.queries)),
+            batch=self.batch,
+            q=q,
+            k=k,
+            v=v,
+            out=out,
+            heads=heads,
+            **tiling.constants,
+        )
         return out
 
     def feed_forward(self, name: str, n: Tensor) -> Tensor:
-        """W_down(gelu(W_gate n) · W_up n)."""
-        gate, ffn = self.clipped(n, name + "ffn_gate"), self.vision.ffn
-        if f"{name}ffn_up.weight" in self.eyes.matrices:
-            hidden = self.geglu(gate, ffn, self.clipped(n, name + "ffn_up"), ffn, 0, ffn)
-        else:  # it is on top of the gate
-            hidden = self.geglu(gate, 2 * ffn, gate, 2 * ffn, ffn, ffn)
-        return self.clipped(hidden, name + "ffn_down")
+        """Record W_down(gelu(W_gate n) · W_up n)."""
+        gate, ffn = self.clipped_linear(n, name + "ffn_gate"), self.vision.ffn
+        if f"{name}ffn_up.weight" in self.encoder.matrices:
+            up = self.clipped_linear(n, name + "ffn_up")
+            hidden = self.geglu(Columns(gate, ffn, 0), Columns(up, ffn, 0), ffn)
+        else:  # it is stacked under the gate
+            both = Columns(gate, 2 * ffn, 0)
+            hidden = self.geglu(both, both._replace(first=ffn), ffn)
+        return self.clipped_linear(hidden, name + "ffn_down")
 
     def layer_norm(self, x: Tensor, number: int, shift: str = "") -> Tensor:
-        """(y − mean) / √(variance + eps), times the weight, plus the bias; y = x + shift."""
-        name = f"v.patch_norm.{number}."
-        h = self.recorder.scratch(*x.shape)
-        vectors = [self.eyes.vector(each) for each in (shift, name + "weight", name + "bias")]
-        self.call(
+        """Record (y − mean) / √(variance + eps) times the weight plus the bias; y = x + shift."""
+        name, vector = f"v.patch_norm.{number}.", self.encoder.vector
+        h = self.scratch(*x.shape)
+        self.recorder.call(
             "layer_norm",
-            (self.batch,),
-            [x.shape[1], LAYER_NORM_EPS],
-            *(self.state, x, *vectors, h),
-            pieces=("sum", "state"),
+            (self.rows,),
+            batch=self.batch,
+            x=x,
+            h=h,
+            shift=vector(shift),
+            w=vector(name + "weight"),
+            b=vector(name + "bias"),
+            width=x.shape[1],
+            eps=LAYER_NORM_EPS,
             THREADS=self.row_threads(ROW_THREADS),
-            SHIFTED=int(bool(shift)),
+            SHIFTED=bool(shift),
         )
         return h
 
 
 class ProjectionRecorder(VisionRecorder):
-    """Records the end of the way, where a soft token is what was a square of patches."""
+    """Records the end of the encoder, where a row is a soft token: a square of patches."""
 
     def pool(self, x: Tensor) -> Tensor:
-        """√width · the mean of each square of pool × pool patches, standardised: [n, width]."""
-        vision, vector = self.vision, self.eyes.vector
+        """Record √width · the mean of each pool × pool patches, standardised: [n, width]."""
+        vision, vector = self.vision, self.encoder.vector
         if not vision.layers:
             return x
-        h = self.recorder.scratch(self.batch, vision.width)
-        self.call(
+        h = self.scratch(self.rows, vision.width)
+        self.recorder.call(
             "pool",
-            self.fours(vision.width),
-            [vision.width, self.columns, math.sqrt(vision.width)],
-            *(self.state, x, vector("v.std_bias"), vector("v.std_scale"), h),
-            pieces=("state",),
+            self.vec4_grid(vision.width),
+            batch=self.batch,
+            x=x,
+            h=h,
+            columns=self.columns,
+            bias=vector("v.std_bias"),
+            scale=vector("v.std_scale"),
+            width=vision.width,
+            root=math.sqrt(vision.width),
             POOL=vision.pool,
-            STANDARDISED=int(vision.standardised),
+            STANDARDISED=vision.standardised,
         )
         return h
 
     def project(self, pooled: Tensor) -> Tensor:
-        """W rms(pooled): [n, output]."""
-        h = self.recorder.scratch(*pooled.shape)
-        self.call(
-            "norm",
-            (self.batch,),
-            [pooled.shape[1], EPS],
-            *(self.state, pooled, self.eyes.ones, h),
-            pieces=("sum", "state", "put_float"),
-            THREADS=self.row_threads(ROW_THREADS),
-        )
-        return self.clipped(h, "mm.input_projection")
+        """Record W rms(pooled): [n, output]."""
+        return self.clipped_linear(self.norm(pooled, self.encoder.ones), "mm.input_projection")
 
 
-class Sight(Encoded):
-    """What a picture has become on the device, until it is closed."""
+class EncodedImage(Encoded):
+    """An encoded image on the device, until it is closed."""
 
     def __init__(self, device: Device, pooled: Tensor, tokens: Tensor) -> None:
         super().__init__(device, pooled, tokens)
-        self.pooled = pooled  # [n, width], what the tower makes of it
+        self.pooled = pooled  # [n, width], before the projection
         self.tokens = tokens  # [n, output], what the text model reads
 
 
-async def see(
-    eyes: Eyes, picture: RgbImage, width: int, height: int, progress: Progress = unwatched
-) -> Sight:
-    """Have the device look at a picture in a size that the tower takes."""
-    vision, size = eyes.vision, (picture.width, picture.height)
-    check_pixels(eyes.device, *size)
+async def encode_image(
+    encoder: VisionEncoder,
+    image: RgbImage,
+    width: int,
+    height: int,
+    progress: Progress = ignore_progress,
+) -> EncodedImage:
+    """Encode an image, resized to a size that the encoder takes."""
+    vision, size = encoder.vision, (image.width, image.height)
+    check_pixels(encoder.device, *size)
 
-    async def record(bench: Bench, rgb: Tensor) -> None:
+    async def record(plan: StagedPlan, rgb: Tensor) -> None:
         columns, rows = width // vision.patch, height // vision.patch
-        pixels = resized(bench, rgb, size, (width, height))
-        first = VisionRecorder(eyes, bench, columns, rows)
-        x = first.embed(pixels, *_places(bench, vision, columns, rows))
-        await first.body(x)
+        pixels = resized(plan, rgb, size, (width, height))
+        recorder = VisionRecorder(encoder, plan, columns, rows)
+        x = recorder.embed(pixels, *_position_ids(plan, vision, columns, rows))
+        await recorder.layers(x)
         columns, rows = columns // vision.pool, rows // vision.pool
-        last = ProjectionRecorder(eyes, bench, columns, rows)
-        pooled = last.pool(x)
-        await bench.finish(pooled, last.project(pooled))
+        projection = ProjectionRecorder(encoder, plan, columns, rows)
+        pooled = projection.pool(x)
+        await plan.finish(pooled, projection.project(pooled))
 
-    made = await eyes.work((*size, width, height), whole_words(picture.rgb), record, progress)
-    return Sight(eyes.device, *made)
+    data = whole_words(image.rgb)
+    results = await encoder.encode((*size, width, height), data, record, progress)
+    return EncodedImage(encoder.device, *results)
 
 
 def _check_kernels_fit(gguf: Gguf, vision: VisionConfig) -> None:
-    """Refuse shapes that no Gemma 4 has and that the kernels would compute wrongly."""
+    """Raise DeviceError for shapes that no Gemma 4 has and that the kernels do not support."""
     size = vision.width // vision.heads if vision.layers else HEAD_DIMS[0]
     if size not in HEAD_DIMS:
         raise DeviceError(
-            f"{gguf.name}: its eyes have heads of {size} dimensions, for which the GPU has no "
-            "kernel; use device='cpu'."
+            f"{gguf.name}: its vision encoder has heads of {size} dimensions, for which there is "
+            "no GPU kernel; use device='cpu'."
         )
     for what, count in (("patches", vision.patch), ("feed-forward layers", vision.ffn)):
         if count % 4:
             raise DeviceError(
-                f"{gguf.name}: its eyes have {what} of {count}, but the GPU reads four at a time; "
-                "use device='cpu'."
+                f"{gguf.name}: its vision encoder has {what} of {count}, but the GPU kernels read "
+                "four at a time; use device='cpu'."
             )
 
 
-def _places(bench: Bench, vision: VisionConfig, columns: int, rows: int) -> tuple[Tensor, Tensor]:
-    """For each patch its row of the table of columns, and of the table of rows behind it."""
+def _position_ids(
+    plan: StagedPlan, vision: VisionConfig, columns: int, rows: int
+) -> tuple[Tensor, Tensor]:
+    """Upload for each patch its row in the table of columns, and in the table of rows after it."""
     x = list(range(columns)) * rows
     y = [vision.positions + row for row in range(rows) for _ in range(columns)]
-    tables = [bench.put(struct.pack(f"<{len(ids)}I", *ids), "places") for ids in (x, y)]
+    tables = [plan.upload(struct.pack(f"<{len(ids)}I", *ids), "position ids") for ids in (x, y)]
     return tables[0], tables[1]
 
 
 def _stacks(
     vision: VisionConfig, tensors: dict[str, TensorInfo], bounds: dict[str, Bounds]
 ) -> dict[str, list[TensorInfo]]:
-    """What is brought to the device, by its name there: alike matrices that read the same go on top
-    of each other, under the name of the first, to be multiplied at once."""
+    """Return what is loaded, by its name on the device.
+
+    Matrices of one format that read the same input are stacked under the name of the first, to be
+    multiplied at once."""
     stacks = {
-        name: [_as_rows(name, tensors[name])]
+        name: [_as_matrix(name, tensors[name])]
         for name, _, _ in vision_tensors(vision)
         if name in tensors
     }
     for index in range(vision.layers):
         for parts in (CLIPPED[:3], CLIPPED[4:6]):
             names = [f"v.blk.{index}.{part}" for part in parts]
-            limits = [bounds.get(name, Bounds()) for name in names]
-            # What comes out of q, k and v is held later, each by itself.
-            held = {each.input if parts[0] == "attn_q" else each for each in limits}
+            own = [bounds.get(name, Bounds()) for name in names]
+            # The outputs of q, k and v are clamped later, each by itself.
+            shared = {each.input if parts[0] == "attn_q" else each for each in own}
             stack = [stacks[name + ".weight"][0] for name in names]
-            if len(held) == 1 and len({each.format for each in stack}) == 1:
+            if len(shared) == 1 and len({each.format for each in stack}) == 1:
                 stacks[names[0] + ".weight"] = stack
                 for name in names[1:]:
                     del stacks[name + ".weight"]
     return stacks
 
 
-def _as_rows(name: str, tensor: TensorInfo) -> TensorInfo:
-    """A kernel of a convolution as a matrix, the two tables of positions as one."""
+def _as_matrix(name: str, tensor: TensorInfo) -> TensorInfo:
+    """Return a convolution's kernel as a matrix, the two tables of positions as one."""
     if len(tensor.shape) < 3:
         return tensor
     width = math.prod(tensor.shape[:3]) if name == "v.patch_embd.weight" else tensor.shape[0]
     return replace(tensor, shape=(width, tensor.weights // width))
 
 
-def _turns(vision: VisionConfig) -> bytes:
-    """Turns per place of each pair of a half head, as 64-bit fractions."""
+def _rotations(vision: VisionConfig) -> bytes:
     half = vision.width // vision.heads // 2
-    turns = [ROPE_BASE ** (-2 * j / half) / (2 * math.pi) for j in range(half // 2)]
-    words = [part for turn in turns for part in divmod(round(turn * 2**64) % 2**64, 2**32)]
-    return struct.pack(f"<{len(words)}I", *words)
+    return packed_rotations([ROPE_BASE ** (-2 * j / half) for j in range(half // 2)])
 
 
-async def _bounds(
+async def _read_all_bounds(
     gguf: Gguf, vision: VisionConfig, tensors: dict[str, TensorInfo]
 ) -> dict[str, Bounds]:
-    """Of each clipped linear; four zeros in Ollama's older table say that one is not."""
+    """Read the bounds of every linear; four zeros in Ollama's older table mean that it has none."""
     names = [f"v.blk.{index}.{part}" for index in range(vision.layers) for part in CLIPPED]
     names.append("mm.input_projection")
     found = await read_bounds(gguf, names, tensors)
@@ -372,7 +409,7 @@ async def _bounds(
                 f"not four for each of {len(names)} linears."
             )
         for at, name in enumerate(names):
-            four = table[4 * at : 4 * at + 4]
-            if any(four):
-                found[name] = Bounds.of(four)
+            values = table[4 * at : 4 * at + 4]
+            if any(values):
+                found[name] = Bounds.of(values)
     return found

@@ -1,4 +1,4 @@
-"""The weights of the text model on a device, and the table that may stay in its file."""
+"""The weights of the text model on a device, and the embedding table that may stay in its file."""
 
 import hashlib
 import math
@@ -7,33 +7,37 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from webgemma.device import Device, Plan
-from webgemma.errors import InputError
-from webgemma.gemma.config import Config
-from webgemma.gemma.lora_weights import Adapters, Scaled
+from webgemma.errors import DeviceError, InputError
+from webgemma.gemma.config import Config, text_tensors
+from webgemma.gemma.lora_weights import LoraWeights, ScaledAdapter
 from webgemma.gemma.matrices import Matrices, Weight, record_repack, whole_words
-from webgemma.gemma.stacks import TABLE, check_kernels_fit, stacks, wanted_tensors
+from webgemma.gemma.record.loop_limits import MAX_ROW
 from webgemma.gemma.tensors import canonical_tensors, check_rope_factors, read_floats
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Recorder, Tensor
 
+PLE_TABLE = "per_layer_token_embd.weight"
+HEAD_DIMS = (16, 32, 64, 128, 256, 512)  # that attention_decode.wgsl supports
 SAMPLE_NBYTES = 1 << 16  # of a tensor, for the fingerprint
-BATCH_ROWS = 512  # of a table on the host that the device sees at a time: the largest batch
+BATCH_ROWS = 512  # of a table on the host that the device gets at a time: the largest batch
+
+TableLocation = Literal["device", "host"]
 
 
 class Model(Matrices):
-    """A blueprint and its weights on a device, named as in the file."""
+    """A configuration and its weights on a device, named as in the file."""
 
     def __init__(self, config: Config, device: Device) -> None:
         super().__init__(device)
         self.config = config
-        self.adapters = Adapters(self)
-        self.name = ""  # its file's
+        self.lora = LoraWeights(device, config, self.matrices)
+        self.name = ""  # of its file
         self._fingerprint = ""
         self.table: HostTable | None = None  # if the per-layer embeddings stay in the file
         self.head_norms: dict[int, Tensor] = {}  # of each layer: q_norm, then k_norm
-        self.fork_norms: dict[int, Tensor] = {}  # of layers with experts: see next_three.wgsl
-        self.join_norms: dict[int, Tensor] = {}  # and y_two.wgsl
-        self.turns: dict[bool, Tensor] = {}  # of sliding and full layers: see heads.wgsl
+        self.branch_norms: dict[int, Tensor] = {}  # of layers with experts: see next_norms/three
+        self.join_norms: dict[int, Tensor] = {}  # of the branches' outputs: see added/two
+        self.rotations: dict[bool, Tensor] = {}  # of sliding and full layers: see rope/fixed_point
 
     @classmethod
     async def load(
@@ -43,74 +47,74 @@ class Model(Matrices):
         device: Device,
         progress: Callable[[int], None] | None = None,
         *,
-        table: Literal["device", "host"] = "device",
+        table: TableLocation = "device",
     ) -> "Model":
-        """Make room for every tensor and bring it there: `reserve`, `derive`, `fill`."""
-        model = cls.reserve(gguf, config, device, table=table)
+        """Allocate and load every tensor: `allocate_all`, `derive`, `load_all`."""
+        model = cls.allocate_all(gguf, config, device, table=table)
         await model.derive(gguf)
-        await model.fill(gguf, progress)
+        await model.load_all(gguf, progress)
         return model
 
     @classmethod
-    def reserve(
-        cls,
-        gguf: Gguf,
-        config: Config,
-        device: Device,
-        *,
-        table: Literal["device", "host"] = "device",
+    def allocate_all(
+        cls, gguf: Gguf, config: Config, device: Device, *, table: TableLocation = "device"
     ) -> "Model":
-        """A model whose memory is there, but not yet its weights; DeviceError if it is too small.
+        """Return a model whose memory is allocated but not loaded; DeviceError if it is too small.
 
         The `table` of per-layer embeddings may stay in the file, which must then stay open."""
         if table not in ("device", "host"):
-            raise InputError(f"There is no table {table!r}; choose device or host.")
+            raise InputError(f"The table cannot be on {table!r}; use device or host.")
         check_kernels_fit(gguf, config, device)
         model = cls(config, device)
         model.name = gguf.name
         try:
-            for name, tensors in stacks(wanted_tensors(gguf, config)).items():
-                if name == TABLE and table == "host":
+            for name, tensors in stacks(used_tensors(gguf, config)).items():
+                if name == PLE_TABLE and table == "host":
                     model.table = HostTable(model, gguf, tensors[0])
                     model.matrices[name] = model.table.weight
                 else:
-                    model.reserve_tensors(name, tensors)
+                    model.allocate(name, tensors)
         except BaseException:
             model.close()
             raise
         return model
 
-    async def fill(self, gguf: Gguf, progress: Callable[[int], None] | None = None) -> None:
-        """Bring every tensor to the device, chunk by chunk; a model for which that fails closes."""
+    async def load_all(self, gguf: Gguf, progress: Callable[[int], None] | None = None) -> None:
+        """Load every tensor, chunk by chunk; the model is closed if that fails."""
         try:
-            for name, tensors in stacks(wanted_tensors(gguf, self.config)).items():
-                if not (name == TABLE and self.table):
-                    await self.fill_tensors(gguf, name, tensors)
+            for name, tensors in stacks(used_tensors(gguf, self.config)).items():
+                if not (name == PLE_TABLE and self.table):
+                    await self.load_tensors(gguf, name, tensors)
                 if progress is not None:
                     progress(sum(tensor.nbytes for tensor in tensors))
             self._fingerprint = await _fingerprint(gguf, self.config)
-            await self.settle()
+            await self.wait_until_loaded()
         except BaseException:
             self.close()
             raise
 
-    def set_adapters(self, adapters: Sequence[Scaled]) -> None:
-        """Have these on from now on, each as much as its number says, and no others.
+    def set_adapters(self, adapters: Sequence[ScaledAdapter]) -> None:
+        """Apply these adapters from now on, each with its scale, and no others.
 
-        Sessions begin anew: what they have read was read without them."""
+        Sessions start over: what they have read was read without them."""
         if self.closed:
             raise InputError("The model is closed: load it again.")
-        made = Adapters(self, adapters)
-        self.adapters.close()
-        self.adapters, self.low = made, made.low
+        lora = LoraWeights(self.device, self.config, self.matrices, adapters)
+        self.lora.close()
+        self.lora = lora
 
     @property
     def fingerprint(self) -> str:
-        """Tells this model, with what it has on, from others."""
-        return self._fingerprint + self.adapters.digest
+        """Identifies this model with its adapters."""
+        return self._fingerprint + self.lora.digest
+
+    @property
+    def head(self) -> Weight:
+        """The matrix that turns states into logits; the embedding table, if that is tied."""
+        return self.matrices["token_embd.weight" if self.config.tied else "output.weight"]
 
     async def derive(self, gguf: Gguf) -> None:
-        """Make what kernels want put together; with it, plans can be recorded."""
+        """Compute what kernels need in another form; then plans can be recorded."""
         try:
             await self._derive(gguf, canonical_tensors(gguf))
         except BaseException:
@@ -118,7 +122,6 @@ class Model(Matrices):
             raise
 
     async def _derive(self, gguf: Gguf, tensors: dict[str, TensorInfo]) -> None:
-        """Head norms side by side, rotations in turns."""
         for layer in self.config.layers:
             name = f"blk.{layer.index}."
             norms = await read_floats(gguf, tensors[name + "attn_q_norm.weight"])
@@ -126,78 +129,77 @@ class Model(Matrices):
                 norms += await read_floats(gguf, tensors[name + "attn_k_norm.weight"])
             self.head_norms[layer.index] = self.vector_of(norms)
             if layer.experts:
-                await self._derive_branches(gguf, tensors, layer.index)
+                await self._derive_expert_norms(gguf, tensors, layer.index)
         factors = tensors.get("rope_freqs.weight")
         for sliding in {layer.sliding for layer in self.config.layers}:
             size = next(x.head_dim for x in self.config.layers if x.sliding == sliding)
             base = self.config.rope_base_sliding if sliding else self.config.rope_base
-            scale = [1.0] * (size // 2)
+            divisors = [1.0] * (size // 2)
             if not sliding:
-                scale = [1.0] * (size // 8) + [math.inf] * (size // 2 - size // 8)
+                divisors = [1.0] * (size // 8) + [math.inf] * (size // 2 - size // 8)
                 if factors is not None:
-                    scale = check_rope_factors(gguf, await read_floats(gguf, factors))
-            turns = [base ** (-2 * j / size) / scale[j] / (2 * math.pi) for j in range(size // 2)]
-            words = [part for turn in turns for part in divmod(round(turn * 2**64) % 2**64, 2**32)]
-            packed = struct.pack(f"<{len(words)}I", *words)
-            self.turns[sliding] = self.tensor(packed, "turns", len(turns), 2)
+                    divisors = check_rope_factors(gguf, await read_floats(gguf, factors))
+            frequencies = [base ** (-2 * j / size) / divisors[j] for j in range(size // 2)]
+            packed = packed_rotations(frequencies)
+            self.rotations[sliding] = self.memory.upload(packed, size // 2, 2, label="rotations")
 
-    async def _derive_branches(
+    async def _derive_expert_norms(
         self, gguf: Gguf, tensors: dict[str, TensorInfo], index: int
     ) -> None:
-        """The norms where a layer forks into dense branch, experts and router, and joins again."""
+        """Join the norms of the three branches' inputs, and those of the two branches' outputs."""
 
         async def norm(name: str) -> list[float]:
             return await read_floats(gguf, tensors[f"blk.{index}.{name}"])
 
         shrink = 1 / math.sqrt(self.config.width)
         router = [shrink * scale for scale in await norm("ffn_gate_inp.scale")]
-        fork = await norm("ffn_norm.weight") + await norm("pre_ffw_norm_2.weight") + router
-        join = await norm("post_ffw_norm_1.weight") + await norm("post_ffw_norm_2.weight")
-        self.fork_norms[index], self.join_norms[index] = self.vector_of(fork), self.vector_of(join)
+        inputs = await norm("ffn_norm.weight") + await norm("pre_ffw_norm_2.weight") + router
+        outputs = await norm("post_ffw_norm_1.weight") + await norm("post_ffw_norm_2.weight")
+        self.branch_norms[index] = self.vector_of(inputs)
+        self.join_norms[index] = self.vector_of(outputs)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         if self.table is not None:
             self.table.close()
         self.table = None
-        self.adapters.close()
+        self.lora.close()
         super().close()
 
 
 class HostTable:
-    """A table that stays in its file: each batch brings the rows of its tokens to the device."""
+    """A table that stays in its file: the rows of each batch are uploaded."""
 
     def __init__(self, model: Model, gguf: Gguf, tensor: TensorInfo) -> None:
         self._device = model.device
         self._gguf = gguf
         self._tensor = tensor
         fmt, width = tensor.format, tensor.width
-        part = model.part(tensor.name, fmt, width, 0, BATCH_ROWS)
+        part = model.allocate_part(tensor.name, fmt, width, 0, BATCH_ROWS)
         self.weight = Weight(tensor.name, fmt, width, BATCH_ROWS, (part,))
-        places = model.keep(4 * BATCH_ROWS, "places")
-        self.places = Tensor((BATCH_ROWS,), places.nbytes, places)  # of each token's row
+        self.ids = model.memory.tensor(BATCH_ROWS, label="row ids")  # of each token's row
         self._rows = part.data  # as they are in the file
         if fmt.planes:
             nbytes = BATCH_ROWS * fmt.row_nbytes(width)
-            self._rows = Tensor((nbytes,), nbytes, model.keep(nbytes, "rows"))
+            self._rows = Tensor((nbytes,), nbytes, model.memory.buffer(nbytes, "rows"))
         self._plans: dict[int, Plan] = {}
 
-    async def bring(self, ids: Sequence[int]) -> None:
-        """What is submitted next finds the rows of these tokens; equal tokens share one."""
+    async def upload(self, ids: Sequence[int]) -> None:
+        """Upload the rows of these tokens for the next submitted plan; equal tokens share one."""
         assert len(ids) <= BATCH_ROWS
-        places = {token: place for place, token in enumerate(dict.fromkeys(ids))}
+        indices = {token: index for index, token in enumerate(dict.fromkeys(ids))}
         nbytes = self._tensor.format.row_nbytes(self._tensor.width)
-        rows = [await self._gguf.read(self._tensor, token * nbytes, nbytes) for token in places]
-        # No await from here on: what another session brings must not come between.
+        rows = [await self._gguf.read(self._tensor, token * nbytes, nbytes) for token in indices]
+        # No await from here on: another session's upload must not come between.
         self._device.write(self._rows.buffer, whole_words(b"".join(rows)))
-        packed = struct.pack(f"<{len(ids)}I", *(places[token] for token in ids))
-        self._device.write(self.places.buffer, packed)
+        packed = struct.pack(f"<{len(ids)}I", *(indices[token] for token in ids))
+        self._device.write(self.ids.buffer, packed)
         if self._tensor.format.planes:
             self._device.run(self._repacking(len(rows)))
 
     def _repacking(self, rows: int) -> Plan:
-        """Moves at least so many rows to their planes; a few plans serve all batches."""
-        rows = 1 << (rows - 1).bit_length()
+        """Return a plan that moves at least so many rows to their planes."""
+        rows = 1 << (rows - 1).bit_length()  # a few plans serve all batches
         if rows not in self._plans:
             recorder = Recorder(self._device)
             blocks = rows * self._tensor.width // self._tensor.format.block
@@ -207,21 +209,93 @@ class HostTable:
         return self._plans[rows]
 
     def close(self) -> None:
-        """Give the memory of the plans back; the rest is the model's."""
+        """Free the plans; all other memory is the model's."""
         for plan in self._plans.values():
             plan.close(self._device)
         self._plans.clear()
 
 
+def packed_rotations(frequencies: Sequence[float]) -> bytes:
+    """Return RoPE frequencies (radians per position) as 64-bit fractions of a revolution."""
+    words: list[int] = []
+    for frequency in frequencies:
+        words += divmod(round(frequency / (2 * math.pi) * 2**64) % 2**64, 2**32)
+    return struct.pack(f"<{len(words)}I", *words)
+
+
+# Which tensors are loaded, and which of them as one matrix
+
+
+def weights_nbytes(gguf: Gguf, config: Config) -> tuple[int, int]:
+    """Return the bytes of the table of per-layer embeddings, and of all other text tensors."""
+    tensors = used_tensors(gguf, config)
+    table = tensors[PLE_TABLE].nbytes if PLE_TABLE in tensors else 0
+    return table, sum(tensor.nbytes for tensor in tensors.values()) - table
+
+
+def used_tensors(gguf: Gguf, config: Config) -> dict[str, TensorInfo]:
+    """Return the tensors of the text model."""
+    tensors = canonical_tensors(gguf)
+    names = [name for name, _, _ in text_tensors(config)]
+    return {name: tensors[name] for name in names if name in tensors}
+
+
+def stacks(tensors: dict[str, TensorInfo]) -> dict[str, list[TensorInfo]]:
+    """Return the tensors to load; those that are always used together are stacked if possible."""
+    found = {name: [tensor] for name, tensor in tensors.items()}
+    for name in tensors:
+        if name.endswith(".attn_q.weight"):
+            _stack(found, name, "attn_q", "attn_qkv", ("attn_k", "attn_v"))
+        elif name.endswith(".ffn_gate.weight"):
+            _stack(found, name, "ffn_gate", "ffn_gate_up", ("ffn_up",))
+    return found
+
+
+def _stack(
+    stacks: dict[str, list[TensorInfo]], name: str, old: str, new: str, others: tuple[str, ...]
+) -> None:
+    """Stack as many of the others under the first as have its format and block alignment."""
+    stack = stacks.pop(name)
+    for other in others:
+        below = stacks.get(name.replace(old, other))
+        if below is None or below[0].format != stack[0].format:
+            break
+        if stack[-1].weights // stack[-1].format.block % 16:
+            break  # a plane's chunk would begin within a word
+        stack += stacks.pop(name.replace(old, other))
+    stacks[name.replace(old, new)] = stack
+
+
+def check_kernels_fit(gguf: Gguf, config: Config, device: Device) -> None:
+    """Raise DeviceError for shapes that no Gemma 4 has and that the kernels do not support."""
+    for layer in config.layers:
+        if layer.head_dim not in HEAD_DIMS:
+            raise DeviceError(
+                f"{gguf.name}: the GPU kernels support heads of {HEAD_DIMS[0]} to {HEAD_DIMS[-1]} "
+                f"dimensions, not {layer.head_dim}; use device='cpu'."
+            )
+    for name, tensor in used_tensors(gguf, config).items():
+        if len(tensor.shape) > 1 and tensor.width % 4:
+            raise DeviceError(
+                f"{gguf.name}: the rows of {name} have {tensor.width} weights, but the GPU kernels "
+                "read four at a time; use device='cpu'."
+            )
+        if len(tensor.shape) > 1 and tensor.width > MAX_ROW and device.software:
+            raise DeviceError(
+                f"{gguf.name}: the rows of {name} have {tensor.width} weights, but {device.name} "
+                f"is a software GPU that sums at most {MAX_ROW}; use device='cpu'."
+            )
+
+
 async def _fingerprint(gguf: Gguf, config: Config) -> str:
-    """A digest of some numbers, the tensor table, and both ends of one tensor of every kind."""
-    tensors = wanted_tensors(gguf, config)
+    """Return a digest of some numbers, the tensor table and samples of one layer's tensors."""
+    tensors = used_tensors(gguf, config)
     digest = hashlib.sha256()
     numbers = (config.window, config.eps, config.rope_base, config.rope_base_sliding)
     digest.update(f"{numbers}\n".encode())
     for name, tensor in tensors.items():
-        place = f"{name} {tensor.shape} {tensor.format.name} {tensor.part} {tensor.offset}\n"
-        digest.update(place.encode())
+        entry = f"{name} {tensor.shape} {tensor.format.name} {tensor.part} {tensor.offset}\n"
+        digest.update(entry.encode())
     middle = f"blk.{len(config.layers) // 2}."
     for name, tensor in tensors.items():
         if name.startswith((middle, "token_embd.")):

@@ -1,1 +1,1 @@
-"""The whole model in plain numpy, from its definition: to learn from, and to judge by."""
+"""Reference implementation of Gemma 4 in numpy, written from the specification of the model."""

@@ -1,4 +1,4 @@
-"""AdamW and the clipping of gradients, from their definitions."""
+"""AdamW optimiser and gradient clipping."""
 
 import math
 from collections.abc import Sequence
@@ -9,29 +9,34 @@ import numpy as np
 from webgemma.reference.weights import Floats
 
 
-def clip(gradients: Sequence[Floats], longest: float) -> float:
-    """Shortens all gradients together, in place, to the longest length; what it was before."""
+def clip_gradients(gradients: Sequence[Floats], max_norm: float) -> float:
+    """Scale all gradients, in place, by min(1, max_norm / ‖g‖); return ‖g‖ before.
+
+    ‖g‖ = √(Σ g²) is the norm over all gradients together."""
     norm = math.sqrt(sum(float(np.sum(np.square(g, dtype=np.float64))) for g in gradients))
-    if norm > longest:
+    if norm > max_norm:
         for gradient in gradients:
-            gradient *= np.float32(longest / norm)
+            gradient *= np.float32(max_norm / norm)
     return norm
 
 
 @dataclass
 class AdamW:
-    """m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²,
-    w ← w − rate (m̂ / (√v̂ + eps) + decay · w), where m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ)."""
+    """Adam with decoupled weight decay. Step t changes each weight w by its gradient g:
+
+    m ← β₁ m + (1 − β₁) g,  m̂ = m / (1 − β₁ᵗ)
+    v ← β₂ v + (1 − β₂) g²,  v̂ = v / (1 − β₂ᵗ)
+    w ← w − rate (m̂ / (√v̂ + eps) + decay · w)"""
 
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     decay: float = 0.0
-    step: int = 0
-    moments: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
+    step: int = 0  # t, the number of updates made
+    moments: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)  # m and v by index
 
     def update(self, weights: Sequence[Floats], gradients: Sequence[Floats], rate: float) -> None:
-        """One step of all weights, in place."""
+        """Change all weights, in place, by one step at a learning rate."""
         self.step += 1
         for index, (w, g) in enumerate(zip(weights, gradients, strict=True)):
             if index not in self.moments:
@@ -39,6 +44,6 @@ class AdamW:
             m, v = self.moments[index]
             m += (1 - self.beta1) * (g - m)
             v += (1 - self.beta2) * (g * g - v)
-            bent = m / (1 - self.beta1**self.step)
-            size = np.sqrt(v / (1 - self.beta2**self.step)) + self.eps
-            w -= rate * (bent / size + self.decay * w)
+            m_hat = m / (1 - self.beta1**self.step)
+            v_hat = v / (1 - self.beta2**self.step)
+            w -= rate * (m_hat / (np.sqrt(v_hat) + self.eps) + self.decay * w)

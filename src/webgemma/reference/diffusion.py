@@ -1,4 +1,10 @@
-"""DiffusionGemma, formula by formula: a canvas of noise comes into focus, block after block."""
+"""DiffusionGemma: text by denoising, one canvas of tokens after another.
+
+The encoder is the text model: it reads the prompt and finished canvases causally into the KV cache.
+The decoder has the same weights: it computes logits for a canvas, whose positions attend to the
+cache and to each other. Each step accepts the positions of least entropy and replaces the others
+by random tokens.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,23 +17,23 @@ from webgemma.gemma.config import Config, Layer
 from webgemma.reference.text import Cache, TextModel, attend, gelu, rms, softmax
 from webgemma.reference.weights import Floats, Weights
 
-Ids = np.ndarray  # [canvas], whole numbers
+Ids = np.ndarray  # [canvas], integers
 
 
 class Draws(Protocol):
-    """Where the random tokens of a generation come from."""
+    """Source of the random tokens of a generation."""
 
     def noise(self, block: int, step: int) -> Ids:
-        """A token for each position, all equally likely; step 0 is the first canvas."""
+        """Return a uniformly random token for each position; step 0 is the first canvas."""
         ...
 
     def sample(self, block: int, step: int, z: Floats) -> Ids:
-        """A token for each position, of the probabilities softmax(z)."""
+        """Return a token for each position, drawn from softmax(z)."""
         ...
 
 
 class SeededDraws:
-    """Draws that a seed decides, by Gumbel's trick: the largest z + g, each g its own number."""
+    """Random tokens determined by a seed; tokens are drawn with the Gumbel-max trick."""
 
     def __init__(self, seed: int, canvas: int, vocab: int) -> None:
         self.seed = seed
@@ -35,11 +41,11 @@ class SeededDraws:
         self.vocab = vocab
 
     def noise(self, block: int, step: int) -> Ids:
-        """Random bits, modulo the vocabulary."""
+        """Return random bits modulo the size of the vocabulary."""
         return self._bits(block, step, sampling=False) % self.vocab
 
     def sample(self, block: int, step: int, z: Floats) -> Ids:
-        """argmax(z + g) with g = -log(-log(1 - w)), w random in (0, 1)."""
+        """Return argmax(z + g) with g = -ln(-ln(1 - w)), w random in (0, 1) for each logit."""
         keys = self._bits(block, step, sampling=True).astype(np.uint32)[:, None]
         random = mix(keys ^ mix(np.arange(self.vocab, dtype=np.uint32)))  # [canvas, vocab]
         w = np.minimum((random + 0.5) / 2.0**32, 1 - 2.0**-24)
@@ -53,28 +59,31 @@ class SeededDraws:
 
 
 class Decoder(TextModel):
-    """The same weights, looking at a canvas: every position sees all of it and what is read."""
+    """Text model over a canvas: bidirectional attention, and the decoder's output scales."""
 
     def __init__(self, config: Config, weights: Weights) -> None:
         super().__init__(config, weights)
         self.output_scale = "layer_output_scale.weight"
 
     def attention(self, layer: Layer, h: Floats, cache: Cache, ends: np.ndarray) -> Floats:
-        """softmax(q kᵀ) v over the cache (on sliding layers its last window - 1) and the canvas."""
-        del ends  # nothing of a canvas is hidden from it
+        """Return W_o softmax(q kᵀ) v over the cache and the whole canvas: [canvas, width].
+
+        Sliding layers attend to the last window - 1 positions of the cache. The cache is not
+        changed, and `ends` is unused."""
+        del ends
         first, count = cache.length, len(h)
         k, v = self.keys_and_values(layer, h, first)
         low = max(0, first - self.config.window + 1) if layer.sliding else 0
-        held_k, held_v = cache.read(layer, first)
-        k, v = np.concatenate([held_k[low:], k]), np.concatenate([held_v[low:], v])
-        everything = np.full(count, len(k))
+        cached_k, cached_v = cache.read(layer, first)
+        k, v = np.concatenate([cached_k[low:], k]), np.concatenate([cached_v[low:], v])
+        all_visible = np.full(count, len(k))
         q = self.queries(layer, h, first)
-        out = attend(q, k, v, 0, len(k) + count, everything)  # [canvas, heads, head_dim]
+        out = attend(q, k, v, 0, len(k) + count, all_visible)  # [canvas, heads, head_dim]
         return self.weights.linear(out.reshape(count, -1), f"blk.{layer.index}.attn_output.weight")
 
 
 class DiffusionModel:
-    """An encoder that reads tokens into a cache, and a decoder that sees a canvas after them."""
+    """DiffusionGemma: the encoder and the decoder over one set of weights."""
 
     def __init__(self, config: Config, weights: Weights) -> None:
         assert config.diffusion is not None
@@ -85,30 +94,33 @@ class DiffusionModel:
         self.decoder = Decoder(config, weights)
 
     def encode(self, ids: Sequence[int], cache: Cache) -> Floats:
-        """Read tokens that follow what the cache holds; gives the normed states: [T, width]."""
+        """Append tokens to the cache; return their states after the final RMSNorm: [T, width]."""
         trace: list[Floats] = []
         self.encoder.forward(ids, cache, last_only=True, trace=trace)
         return rms(trace[-2], self.weights["output_norm.weight"], self.config.eps)
 
     def logits(self, canvas: Sequence[int], cache: Cache, expected: Floats | None) -> Floats:
-        """[canvas, vocab] for a canvas after the cache, which it does not change."""
+        """Return logits [canvas, vocab] of a canvas after the cache, which is not changed.
+
+        The input is rms(√d E[id] + self_condition(expected)), where `expected` [canvas, width] is
+        the expected embedding after the previous step; None on the first step."""
         config, decoder = self.config, self.decoder
         x = decoder.embed(canvas)  # [canvas, width]
         if expected is not None:
-            x = x + self.condition(expected)
+            x = x + self.self_condition(expected)
         x = rms(x, None, config.eps)
         ends = np.empty(0)
         for layer in config.layers:
-            x = decoder.block(layer, x, None, cache, ends)
+            x = decoder.layer_output(layer, x, None, cache, ends)
         return decoder.head(rms(x, self.weights["output_norm.weight"], config.eps))
 
-    def expect(self, z: Floats) -> Floats:
-        """The embedding that the next step may expect: softmax(z) E √d, [canvas, width]."""
+    def expected_embedding(self, z: Floats) -> Floats:
+        """Return √d · softmax(z) E, the embedding expected under z: [canvas, width]."""
         scale = np.float32(math.sqrt(self.config.width))
-        return self.weights.blend(softmax(z), "token_embd.weight") * scale
+        return self.weights.weighted_rows(softmax(z), "token_embd.weight") * scale
 
-    def condition(self, expected: Floats) -> Floats:
-        """W_down(gelu(W_gate n) · W_up n) of the normed expectation n: [canvas, width]."""
+    def self_condition(self, expected: Floats) -> Floats:
+        """Return W_down(gelu(W_gate n) · W_up n) for n = rms(expected): [canvas, width]."""
         linear = self.weights.linear
         n = rms(expected, self.weights["self_cond_pre_norm.weight"], self.config.eps)
         hidden = gelu(linear(n, "self_cond_gate.weight")) * linear(n, "self_cond_up.weight")
@@ -117,7 +129,12 @@ class DiffusionModel:
     def denoise(
         self, cache: Cache, denoising: Denoising, draws: Draws, block: int = 0
     ) -> Iterator[Canvas]:
-        """One block after what the cache holds, step by step; the last canvas is done."""
+        """Yield the canvas after each step of one block that follows the cache; the last is done.
+
+        z = logits / temperature, H = entropy(softmax(z)) of each position. Positions accepted by H
+        get tokens drawn from softmax(z), the others random ones. The block is done when argmax(z)
+        is stable and the mean of H below its threshold, or after the last step; its text is
+        argmax(z)."""
         canvas, expected = draws.noise(block, 0), None
         best, stable = np.empty(0), 0
         for step in range(1, denoising.steps + 1):
@@ -126,8 +143,8 @@ class DiffusionModel:
             h = entropy(z)
             accepted = accept(h, denoising.entropy_bound)
             canvas = np.where(accepted, draws.sample(block, step, z), draws.noise(block, step))
-            last, best = best, np.argmax(z, axis=-1)
-            stable = stable + 1 if np.array_equal(last, best) else 0
+            previous, best = best, np.argmax(z, axis=-1)
+            stable = stable + 1 if np.array_equal(previous, best) else 0
             confident = h.mean() < denoising.confidence_threshold
             settled = stable >= denoising.stability_threshold and bool(confident)
             yield Canvas(
@@ -142,11 +159,11 @@ class DiffusionModel:
             )
             if settled:
                 return
-            expected = self.expect(z)
+            expected = self.expected_embedding(z)
 
 
 def entropy(z: Floats) -> Floats:
-    """Of softmax(z), in nats, over the last axis."""
+    """Return −Σ p ln p of p = softmax(z) over the last axis, in nats."""
     shifted = z - z.max(axis=-1, keepdims=True)
     e = np.exp(shifted)
     total = e.sum(axis=-1)
@@ -155,7 +172,7 @@ def entropy(z: Floats) -> Floats:
 
 
 def accept(h: Floats, bound: float) -> np.ndarray:
-    """Which positions stay: the least uncertain, while those before them sum up to the bound."""
+    """Return which positions are accepted, in order of entropy h: Σ h before them ≤ bound."""
     order = np.argsort(h, kind="stable")
     before = np.cumsum(np.append(0.0, h[order][:-1]))
     accepted = np.empty(len(h), bool)
@@ -164,7 +181,7 @@ def accept(h: Floats, bound: float) -> np.ndarray:
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """`webgemma.sampler`'s bijection of 32-bit integers, of an array."""
+    """Return the bijection of 32-bit integers that `webgemma.sampler` uses, of each element."""
     x = (x ^ x >> np.uint32(16)) * np.uint32(0x7FEB352D)
     x = (x ^ x >> np.uint32(15)) * np.uint32(0x846CA68B)
     return x ^ x >> np.uint32(16)

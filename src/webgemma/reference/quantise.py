@@ -1,4 +1,4 @@
-"""Turn float32 weights into the bytes of a tensor, for the formats whose rule is short."""
+"""Quantisation of float32 weights to the ggml formats that webgemma writes."""
 
 from collections.abc import Callable
 
@@ -6,44 +6,44 @@ import numpy as np
 
 from webgemma.reference.weights import Floats
 
-BLOCK = 32  # weights with one scale
+BLOCK = 32  # weights that share one scale
 
 
 def f32(w: Floats) -> np.ndarray:
-    """As they are."""
+    """Return w."""
     return w.astype("<f4")
 
 
 def f16(w: Floats) -> np.ndarray:
-    """The nearest float16."""
+    """Return the nearest float16."""
     return w.astype("<f2")
 
 
 def bf16(w: Floats) -> np.ndarray:
-    """The nearest bfloat16, ties to even."""
+    """Return the nearest bfloat16, ties to even."""
     words = w.astype("<f4").view("<u4")
     return ((words + 0x7FFF + ((words >> 16) & 1)) >> 16).astype("<u2")
 
 
 def q8_0(w: Floats) -> np.ndarray:
-    """d = largest / 127, then q = round(w / d)."""
+    """Return d = max|w| / 127 and q = round(w / d)."""
     d: Floats = np.abs(w).max(axis=1, keepdims=True) / np.float32(127)
-    return _joined(d, _away(w * _inverse(d)).astype(np.int8).view(np.uint8))
+    return _block_bytes(d, _round(w * _inverse(d)).astype(np.int8).view(np.uint8))
 
 
 def q4_0(w: Floats) -> np.ndarray:
-    """d = (what is largest in size) / −8, then q = ⌊w / d + 8.5⌋ up to 15."""
+    """Return d = peak / −8 and q = min(15, ⌊w / d + 8.5⌋), peak being the w of largest |w|."""
     d: Floats = _peak(w) / np.float32(-8)
     q = np.minimum(15, np.trunc(w * _inverse(d) + 8.5)).astype(np.uint8)
-    return _joined(d, _nibbles(q))
+    return _block_bytes(d, _nibbles(q))
 
 
 def q5_0(w: Floats) -> np.ndarray:
-    """d = (what is largest in size) / −16, then q = ⌊w / d + 16.5⌋ up to 31."""
+    """Return d = peak / −16 and q = min(31, ⌊w / d + 16.5⌋), peak being the w of largest |w|."""
     d: Floats = _peak(w) / np.float32(-16)
     q = np.minimum(31, np.trunc(w * _inverse(d) + 16.5)).astype(np.uint8)
     high = np.packbits(q >> 4, axis=1, bitorder="little")
-    return _joined(d, high, _nibbles(q & 15))
+    return _block_bytes(d, high, _nibbles(q & 15))
 
 
 QUANTISERS: dict[str, Callable[[Floats], np.ndarray]] = {
@@ -57,29 +57,33 @@ QUANTISERS: dict[str, Callable[[Floats], np.ndarray]] = {
 
 
 def quantise(weights: Floats, format: str) -> bytes:
-    """The bytes of whole rows; their width is a multiple of the format's block."""
-    plain = format in ("F32", "F16", "BF16")
-    blocks = weights if plain else weights.reshape(-1, BLOCK)
+    """Return the bytes of rows whose width is a multiple of the format's block."""
+    unscaled = format in ("F32", "F16", "BF16")
+    blocks = weights if unscaled else weights.reshape(-1, BLOCK)
     return QUANTISERS[format](blocks.astype(np.float32, copy=False)).tobytes()
 
 
 def _peak(w: Floats) -> Floats:
+    """Return the weight of largest magnitude of each block, with its sign: (n, 1)."""
     at = np.abs(w).argmax(axis=1)[:, None]
     return np.take_along_axis(w, at, axis=1)
 
 
 def _inverse(d: Floats) -> Floats:
+    """Return 1 / d, and 0 where d is 0."""
     return np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
 
 
-def _away(x: Floats) -> Floats:
-    """Rounded, halves away from zero."""
+def _round(x: Floats) -> Floats:
+    """Return the nearest integers, halves rounded away from zero."""
     return np.sign(x) * np.floor(np.abs(x) + np.float32(0.5))
 
 
 def _nibbles(q: np.ndarray) -> np.ndarray:
+    """Return q of 4 bits packed in pairs: byte j holds q[j] and q[j + 16]."""
     return q[:, : BLOCK // 2] | (q[:, BLOCK // 2 :] << 4)
 
 
-def _joined(d: Floats, *parts: np.ndarray) -> np.ndarray:
+def _block_bytes(d: Floats, *parts: np.ndarray) -> np.ndarray:
+    """Return the bytes of each block: d as a float16, then the parts."""
     return np.concatenate([d.astype("<f2").view(np.uint8), *parts], axis=1)

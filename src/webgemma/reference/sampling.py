@@ -1,4 +1,4 @@
-"""Choosing a token from logits, in numpy, in the order that `Sampling` states."""
+"""Token sampling from logits in numpy, in the order that `webgemma.settings` defines."""
 
 from collections.abc import Sequence
 
@@ -6,47 +6,57 @@ import numpy as np
 
 from webgemma.reference.text import softmax
 from webgemma.reference.weights import Floats
-from webgemma.sampler import Chosen, Sampling, draw
+from webgemma.sampler import SampledToken, draw
+from webgemma.settings import Settings, is_greedy, penalised_tokens
 
 
-def sample(logits: Floats, sampling: Sampling, tokens: Sequence[int], seed: int) -> Chosen:
-    """The next token after `tokens`, and log-probabilities before any setting."""
-    changed = penalise(logits, sampling, tokens)
+def sample(logits: Floats, settings: Settings, tokens: Sequence[int], seed: int) -> SampledToken:
+    """Return the token after `tokens` with log-probabilities, sampled from logits [vocab].
+
+    The log-probabilities are those of the model: before penalties, bias and temperature."""
+    changed = penalise(logits, settings, tokens)
     best = int(np.argmax(changed))
-    token = best if sampling.greedy else choose(changed, sampling, draw(seed, len(tokens)))
+    token = best if is_greedy(settings) else choose(changed, settings, draw(seed, len(tokens)))
     shifted = logits - logits.max()
     logprobs = shifted - np.log(np.exp(shifted).sum())
-    return Chosen(token, float(logprobs[token]), likeliest(logprobs, sampling.top_logprobs))
+    top = likeliest(logprobs, settings["top_logprobs"])
+    return SampledToken(token, float(logprobs[token]), top)
 
 
 def likeliest(logprobs: Floats, count: int) -> tuple[tuple[int, float], ...]:
-    """At most `count` possible tokens, the likeliest first, the lowest id where equal."""
+    """Return (token, log-probability) of the `count` likeliest tokens, the likeliest first.
+
+    The lowest id comes first among equals; tokens of probability 0 are left out."""
     order = np.argsort(-logprobs, kind="stable")[:count] if count else ()
     return tuple((int(i), float(logprobs[i])) for i in order if logprobs[i] > -np.inf)
 
 
-def penalise(logits: Floats, sampling: Sampling, tokens: Sequence[int]) -> Floats:
-    """Logits after repetition and presence penalties on the recent tokens, and after the bias."""
+def penalise(logits: Floats, settings: Settings, tokens: Sequence[int]) -> Floats:
+    """Return logits with repetition and presence penalties on recent tokens, and the bias added."""
     changed = logits.astype(np.float32, copy=True)
-    count = sampling.look_back(len(tokens))
+    count = penalised_tokens(settings, len(tokens))
     recent = np.unique(np.asarray(tokens[len(tokens) - count :], np.int64))
-    seen = changed[recent]
-    penalty = np.float32(sampling.repetition_penalty)
-    changed[recent] = np.where(seen > 0, seen / penalty, seen * penalty)
-    changed[recent] -= np.float32(sampling.presence_penalty)
-    for token, bias in sampling.logit_bias.items():
+    penalised = changed[recent]
+    penalty = np.float32(settings["repetition_penalty"])
+    changed[recent] = np.where(penalised > 0, penalised / penalty, penalised * penalty)
+    changed[recent] -= np.float32(settings["presence_penalty"])
+    for token, bias in settings["logit_bias"].items():
         changed[token] += np.float32(bias)
     return changed
 
 
-def choose(logits: Floats, sampling: Sampling, u: float) -> int:
-    """The token at the share `u` of the remaining probability, the likeliest first."""
-    order = np.argsort(-logits, kind="stable")[: sampling.top_k or None]
+def choose(logits: Floats, settings: Settings, u: float) -> int:
+    """Return the token at quantile u of what top_k, top_p and min_p leave.
+
+    The tokens are ordered from the likeliest; temperature applies after all filters."""
+    top_p, min_p = settings["top_p"], settings["min_p"]
+    order = np.argsort(-logits, kind="stable")[: settings["top_k"] or None]
     p = softmax(logits[order])
     before = np.cumsum(p, dtype=np.float64) - p
-    inside = (before < sampling.top_p) | (sampling.top_p == 1)  # rounding must not cut the tail
-    kept = inside & (p >= sampling.min_p * p[0])
-    kept[0] = True  # the best always stays
+    inside = (before < top_p) | (top_p == 1)  # rounding must not cut the tail
+    kept = inside & (p >= min_p * p[0])
+    kept[0] = True  # the likeliest token always stays
     order = order[kept]
-    share = np.cumsum(softmax(logits[order] / np.float32(sampling.temperature)), dtype=np.float64)
-    return int(order[np.searchsorted(share, u * share[-1], side="right").clip(0, len(order) - 1)])
+    shares = softmax(logits[order] / np.float32(settings["temperature"]))
+    total = np.cumsum(shares, dtype=np.float64)
+    return int(order[np.searchsorted(total, u * total[-1], side="right").clip(0, len(order) - 1)])

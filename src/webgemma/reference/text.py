@@ -1,4 +1,9 @@
-"""The text model of Gemma 4, formula by formula: ids in, logits out."""
+"""Text model of Gemma 4: token ids in, logits out.
+
+Shapes: T tokens of this call, S positions in the KV cache, d = `width` of the residual stream. The
+file's tensors are named as in GGUF. A linear layer W maps x [T, in] to x Wᵀ [T, out] and is written
+W x below; there are no biases. Products of two vectors, gelu(·) · u, are elementwise.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,61 +16,64 @@ from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.tensors import check_rope_factors
 from webgemma.reference.weights import Floats, Weights
 
-QUERY_BLOCK = (
-    256  # queries whose scores are held at once, so that memory grows with the length only
-)
+QUERY_CHUNK = 256  # queries whose scores are computed at a time: memory grows linearly with T
 
-PADDING = 0  # the id whose per-layer embedding soft tokens take
+PADDING = 0  # token id whose per-layer embedding soft tokens use
 
 
 class Soft(NamedTuple):
-    """What a tower saw or heard: it takes the place of ids[first : first + len(rows)]."""
+    """Soft tokens of an image or audio encoder, in place of ids[first : first + len(rows)]."""
 
     first: int
-    rows: Floats  # [n, width], as the projector made them
-    picture: bool = False  # the large models let the tokens of one picture see each other
+    rows: Floats  # [n, width], the output of the encoder's projection
+    image: bool = False  # in the large models, tokens of one image attend to each other
 
 
 class Cache:
-    """The keys and values of one conversation; layers that share read their donor's."""
+    """KV cache of one conversation: keys and values of all its positions.
+
+    Layers that share a KV cache read that of their donor layer."""
 
     def __init__(self, config: Config) -> None:
-        self.length = 0  # positions held
+        self.length = 0  # positions stored
         shapes = {x.index: (x.kv_heads, x.head_dim) for x in config.layers if not x.shares_kv}
-        self._held = {i: np.empty((2, 64, *shape), np.float32) for i, shape in shapes.items()}
+        # Per layer [2, capacity, kv_heads, head_dim]: keys, then values.
+        self._stored = {i: np.empty((2, 64, *shape), np.float32) for i, shape in shapes.items()}
 
     def append(self, layer: Layer, k: Floats, v: Floats) -> None:
-        """Keep k and v [T, kv_heads, head_dim] of the positions from `length` on."""
+        """Store k and v [T, kv_heads, head_dim] at the positions from `length` on.
+
+        The length stays as it is until every layer has stored its own."""
         end = self.length + len(k)
-        held = self._held[layer.index]
-        if end > held.shape[1]:
-            held = np.empty((2, max(end, 2 * held.shape[1]), *held.shape[2:]), np.float32)
-            held[:, : self.length] = self._held[layer.index][:, : self.length]
-            self._held[layer.index] = held
-        held[0, self.length : end], held[1, self.length : end] = k, v
+        stored = self._stored[layer.index]
+        if end > stored.shape[1]:
+            stored = np.empty((2, max(end, 2 * stored.shape[1]), *stored.shape[2:]), np.float32)
+            stored[:, : self.length] = self._stored[layer.index][:, : self.length]
+            self._stored[layer.index] = stored
+        stored[0, self.length : end], stored[1, self.length : end] = k, v
 
     def read(self, layer: Layer, end: int) -> tuple[Floats, Floats]:
-        """Keys and values of the positions below `end`: two of [end, kv_heads, head_dim]."""
-        k, v = self._held[layer.kv_donor][:, :end]
+        """Return keys and values of the positions below `end`: two of [end, kv_heads, head_dim]."""
+        k, v = self._stored[layer.kv_donor][:, :end]
         return k, v
 
     def truncate(self, length: int) -> None:
-        """Forget every position from `length` on."""
+        """Drop every position from `length` on."""
         self.length = min(self.length, length)
 
 
 class TextModel:
-    """A text model: a blueprint and its weights. It holds no conversation."""
+    """Text model: a configuration and its weights. The state of a conversation is in `Cache`."""
 
     def __init__(self, config: Config, weights: Weights) -> None:
         self.config = config
         self.weights = weights
-        # DiffusionGemma reads with other scales than it writes with: see diffusion.py.
+        # DiffusionGemma's encoder has output scales of its own: see diffusion.py.
         self.output_scale = "enc_" * bool(config.diffusion) + "layer_output_scale.weight"
         kinds = {layer.sliding: layer.head_dim for layer in config.layers}
         self.frequencies = {kind: self._rope_frequencies(kind, kinds[kind]) for kind in kinds}
 
-    @np.errstate(over="ignore", invalid="ignore")  # `head` notices what came of it
+    @np.errstate(over="ignore", invalid="ignore")  # `head` raises for values that are not finite
     def forward(
         self,
         ids: Sequence[int],
@@ -75,18 +83,18 @@ class TextModel:
         last_only: bool = False,
         trace: list[Floats] | None = None,
     ) -> Floats:
-        """Logits [T, vocab] of tokens that follow what the cache holds; `last_only`: [1, vocab].
+        """Return logits [T, vocab] of tokens that follow the cache; with `last_only` [1, vocab].
 
-        `soft` tokens come whole: a picture is not to be cut by a call.
-        `trace` receives the scaled embedding, every layer's output, and the final norm's."""
+        The tokens are appended to the cache. Each item of `soft` must lie within this call.
+        `trace` receives the scaled embeddings, every layer's output and the final RMSNorm's."""
         cache = Cache(self.config) if cache is None else cache
         x = self.embed(ids)  # [T, width]
-        ids, ends = self.merge(x, ids, soft, cache.length)
+        ids, ends = self.insert_soft_tokens(x, ids, soft, cache.length)
         ple = self.per_layer_embeddings(x, ids)  # [T, layers, ple]
         if trace is not None:
             trace.append(x)
         for layer in self.config.layers:
-            x = self.block(layer, x, ple, cache, ends)
+            x = self.layer_output(layer, x, ple, cache, ends)
             if trace is not None:
                 trace.append(x)
         cache.length += len(ids)
@@ -95,33 +103,38 @@ class TextModel:
             trace.append(h)
         return self.head(h)
 
+    # Input
+
     def embed(self, ids: Sequence[int]) -> Floats:
-        """x = E[id] · √d: [T, width]."""
+        """Return x = √d · E[id]: [T, width]."""
         scale = np.float32(math.sqrt(self.config.width))
         return self.weights.rows("token_embd.weight", ids) * scale
 
-    def merge(
+    def insert_soft_tokens(
         self, x: Floats, ids: Sequence[int], soft: Sequence[Soft], first: int
     ) -> tuple[list[int], np.ndarray]:
-        """Write soft tokens into x, unscaled; their ids become the padding's.
+        """Write soft tokens, unscaled, over their rows of x; return ids and ends [T].
 
-        The ends [T] say before which position each token stops looking on sliding layers: after
-        itself, or, in a picture of a large model, after the picture."""
+        The ids of soft tokens become the padding's. On sliding layers a token attends to the
+        positions before its end: p + 1 for causal attention, the position after the image for the
+        tokens of an image in the large models. InputError for soft tokens outside of x."""
         ids, ends = list(ids), np.arange(first, first + len(ids)) + 1
-        for at, rows, picture in soft:
+        for at, rows, image in soft:
             if at < 0 or at + len(rows) > len(ids) or rows.shape[1:] != x.shape[1:]:
                 raise InputError(
                     f"Soft tokens of shape {rows.shape} at {at} do not fit into {len(ids)} tokens "
                     f"of width {self.config.width}."
                 )
-            place = slice(at, at + len(rows))
-            x[place], ids[place] = rows, [PADDING] * len(rows)
-            if picture and self.config.images_attend_both_ways:
-                ends[place] = first + at + len(rows)
+            span = slice(at, at + len(rows))
+            x[span], ids[span] = rows, [PADDING] * len(rows)
+            if image and self.config.bidirectional_images:
+                ends[span] = first + at + len(rows)
         return ids, ends
 
     def per_layer_embeddings(self, x: Floats, ids: Sequence[int]) -> Floats | None:
-        """(table row · √ple + rms(W x / √d)) / √2, one vector for each layer: [T, layers, ple]."""
+        """Return (√ple · table[id] + rms(W x / √d)) / √2, a vector per layer: [T, layers, ple].
+
+        None for models without per-layer embeddings."""
         width, ple = self.config.width, self.config.ple
         if not ple:
             return None
@@ -135,10 +148,17 @@ class TextModel:
         )
         return (normed + token.reshape(shape)) * np.float32(math.sqrt(0.5))
 
-    def block(
+    # Layers
+
+    def layer_output(
         self, layer: Layer, x: Floats, ple: Floats | None, cache: Cache, ends: np.ndarray
     ) -> Floats:
-        """One layer: attention, feed-forward, per-layer embedding, each normed before and after."""
+        """Return a layer's output for its input x: [T, width].
+
+        x = x + rms(attention(rms(x)))
+        x = x + rms(f), f = feed_forward(rms(x)); with experts f = rms(f) + rms(experts(x))
+        x = x + rms(W_proj(gelu(W_gate x) · ple)), with per-layer embeddings
+        x = x · output scale"""
         name = f"blk.{layer.index}."
         norm = self._norm
         a = self.attention(layer, norm(x, name + "attn_norm"), cache, ends)
@@ -157,7 +177,10 @@ class TextModel:
         return x
 
     def attention(self, layer: Layer, h: Floats, cache: Cache, ends: np.ndarray) -> Floats:
-        """softmax(q kᵀ) v over all positions so far, then the output projection: [T, width]."""
+        """Return W_o softmax(q kᵀ) v over the cache and these tokens: [T, width].
+
+        Appends k and v to the cache, unless the layer shares its donor's. Full layers are causal;
+        sliding layers attend to the last `window` positions before `ends`."""
         first, count = cache.length, len(h)
         q = self.queries(layer, h, first)
         if not layer.shares_kv:
@@ -170,48 +193,59 @@ class TextModel:
         return self.weights.linear(out.reshape(count, -1), f"blk.{layer.index}.attn_output.weight")
 
     def queries(self, layer: Layer, h: Floats, first: int) -> Floats:
-        """q = rope(rms(W_q h)) of positions from `first` on: [T, heads, head_dim]."""
+        """Return q = rope(rms(W_q h)) at the positions from `first` on: [T, heads, head_dim]."""
         name = f"blk.{layer.index}.attn_q"
         q = self.weights.linear(h, name + ".weight").reshape(len(h), layer.heads, layer.head_dim)
-        return self._turned(layer, self._norm(q, name + "_norm"), first)
+        return self._rope(layer, self._norm(q, name + "_norm"), first)
 
     def keys_and_values(self, layer: Layer, h: Floats, first: int) -> tuple[Floats, Floats]:
-        """k = rope(rms(W_k h)) and v = rms(W_v h), two of [T, kv_heads, head_dim]."""
+        """Return k = rope(rms(W_k h)) and v = rms(W_v h), two of [T, kv_heads, head_dim].
+
+        Full layers of the large models have no W_v: v = rms(W_k h). The RMSNorm of v has no
+        weight."""
         name = f"blk.{layer.index}.attn_"
         shape = (len(h), layer.kv_heads, layer.head_dim)
         k = self.weights.linear(h, name + "k.weight").reshape(shape)
         v = k if layer.k_is_v else self.weights.linear(h, name + "v.weight").reshape(shape)
-        k = self._turned(layer, self._norm(k, name + "k_norm"), first)
+        k = self._rope(layer, self._norm(k, name + "k_norm"), first)
         return k, rms(v, None, self.config.eps)
 
-    def _turned(self, layer: Layer, x: Floats, first: int) -> Floats:
+    def _rope(self, layer: Layer, x: Floats, first: int) -> Floats:
         angles = np.arange(first, first + len(x))[:, None] * self.frequencies[layer.sliding]
         return rope(x, angles)
 
     def feed_forward(self, name: str, n: Floats) -> Floats:
-        """GeGLU: W_down(gelu(W_gate n) · W_up n)."""
+        """Return W_down(gelu(W_gate n) · W_up n), a GeGLU: [T, width]."""
         linear = self.weights.linear
         hidden = gelu(linear(n, name + "ffn_gate.weight")) * linear(n, name + "ffn_up.weight")
         return linear(hidden, name + "ffn_down.weight")
 
+    # Mixture of experts
+
     def experts(self, name: str, r: Floats) -> Floats:
-        """The weighted sum of each token's chosen experts, from the residual r [T, width]."""
+        """Return Σ wₑ · expertₑ(rms(r)) over each token's routed experts e: [T, width].
+
+        r [T, width] is the residual stream; every expert is a GeGLU of its own."""
         experts = self.config.experts
         assert experts is not None
-        chosen, share = self.route(name, r)  # both [T, used]
+        routed, routing_weights = self.route(name, r)  # both [T, used]
         m = self._norm(r, name + "pre_ffw_norm_2")
         out = np.zeros_like(r)
-        for expert in np.unique(chosen):
-            tokens, slot = np.nonzero(chosen == expert)
+        for expert in np.unique(routed):
+            tokens, slot = np.nonzero(routed == expert)
             hidden = self._expert_hidden(name, m[tokens], int(expert))
             down = self.weights.linear(
                 hidden, name + "ffn_down_exps.weight", int(expert), experts.count
             )
-            out[tokens] += share[tokens, slot, None] * down
+            out[tokens] += routing_weights[tokens, slot, None] * down
         return out
 
     def route(self, name: str, r: Floats) -> tuple[np.ndarray, Floats]:
-        """Each token's experts and their shares: softmax, the best few, renormalised, scaled."""
+        """Return each token's experts and their routing weights, two of [T, used].
+
+        The router's probabilities are p = softmax(W (rms(r) / √d)) over all experts, where the
+        RMSNorm has the weight `ffn_gate_inp.scale`. A token uses the `used` experts of the largest
+        p, with weights p / Σ p over those, times the expert's scale."""
         experts = self.config.experts
         assert experts is not None
         scaled = rms(r, self.weights[name + "ffn_gate_inp.scale"], self.config.eps)
@@ -219,14 +253,17 @@ class TextModel:
             scaled / np.float32(math.sqrt(self.config.width)), name + "ffn_gate_inp.weight"
         )
         p = softmax(scores)  # [T, experts]
-        chosen = np.argsort(-p, axis=-1, kind="stable")[:, : experts.used]
-        share = np.take_along_axis(p, chosen, axis=-1)
-        share /= share.sum(axis=-1, keepdims=True)
+        routed = np.argsort(-p, axis=-1, kind="stable")[:, : experts.used]
+        routing_weights = np.take_along_axis(p, routed, axis=-1)
+        routing_weights /= routing_weights.sum(axis=-1, keepdims=True)
         if name + "ffn_down_exps.scale" in self.weights:
-            share *= self.weights[name + "ffn_down_exps.scale"][chosen]
-        return chosen, share
+            routing_weights *= self.weights[name + "ffn_down_exps.scale"][routed]
+        return routed, routing_weights
 
     def _expert_hidden(self, name: str, m: Floats, expert: int) -> Floats:
+        """Return gelu(W_gate m) · W_up m of one expert: [tokens, expert width].
+
+        A fused tensor holds the rows of W_gate, then those of W_up."""
         experts = self.config.experts
         assert experts is not None
         linear, count = self.weights.linear, experts.count
@@ -238,8 +275,12 @@ class TextModel:
             up = linear(m, name + "ffn_up_exps.weight", expert, count)
         return gelu(gate) * up
 
+    # Output
+
     def head(self, h: Floats) -> Floats:
-        """Logits: the tied table (or its own), softly capped; suppressed tokens at -inf."""
+        """Return logits cap · tanh(W h / cap) [T, vocab], suppressed tokens at -inf.
+
+        W is the embedding table in tied models. GgufError when a logit is not finite."""
         table = "token_embd.weight" if self.config.tied else "output.weight"
         cap = np.float32(self.config.softcap)
         logits = self.weights.linear(h, table)
@@ -256,38 +297,45 @@ class TextModel:
         return rms(x, self.weights[name + ".weight"], self.config.eps)
 
     def _rope_frequencies(self, sliding: bool, size: int) -> np.ndarray:
-        """Radians per position of each pair of a head's `size` dimensions: [size / 2]."""
+        """Return base^(-2j / size) in radians per position for each pair j of a head: [size / 2].
+
+        Full layers divide them by the factors of `rope_freqs.weight`: 1 for the first quarter of
+        the pairs and 1e30, which stops the rotation, for the rest (partial RoPE)."""
         base = self.config.rope_base_sliding if sliding else self.config.rope_base
         frequencies = base ** (-np.arange(size // 2) * 2.0 / size)
         if sliding:
             return frequencies
-        if "rope_freqs.weight" in self.weights:  # 1 rotates, 1e30 stands still
+        if "rope_freqs.weight" in self.weights:
             factors = self.weights["rope_freqs.weight"]
             return frequencies / check_rope_factors(self.weights.gguf, factors)
         return np.where(np.arange(size // 2) < size // 8, frequencies, 0.0)
 
 
 def rms(x: Floats, weight: Floats | None, eps: float) -> Floats:
-    """x / √(mean(x²) + eps), times the weight as it is stored."""
+    """Return x / √(mean(x²) + eps) · weight over the last axis: RMSNorm.
+
+    The weight is used as stored, without an added 1; None stands for a weight of 1."""
     normed = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
     return normed if weight is None else normed * weight
 
 
 def gelu(x: Floats) -> Floats:
-    """The tanh approximation of x Φ(x)."""
+    """Return ½ x (1 + tanh(√(2/π) (x + 0.044715 x³))): GELU in its tanh approximation."""
     inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
     return np.float32(0.5) * x * (1 + np.tanh(inner))
 
 
 def rope(x: Floats, angles: np.ndarray) -> Floats:
-    """Rotate dimensions j and j + d/2 of x [T, heads, d] together by angles [T, d/2]."""
+    """Return x [T, heads, d] with each pair of dimensions (j, j + d/2) rotated: RoPE.
+
+    (a, b) becomes (a cos θ - b sin θ, b cos θ + a sin θ), θ of `angles` [T, d/2]."""
     cos, sin = (f(angles)[:, None].astype(np.float32) for f in (np.cos, np.sin))
     a, b = np.split(x, 2, axis=-1)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 def softmax(x: Floats) -> Floats:
-    """Over the last axis."""
+    """Return eˣ / Σ eˣ over the last axis."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
 
@@ -295,23 +343,24 @@ def softmax(x: Floats) -> Floats:
 def attend(
     q: Floats, k: Floats, v: Floats, first: int, window: int, ends: np.ndarray | None = None
 ) -> Floats:
-    """Attention of q [T, heads, d] from position first on over k, v [S, kv_heads, d].
+    """Return softmax(q kᵀ + mask) v for q [T, heads, d] and k, v [S, kv_heads, d]: [T, heads, d].
 
-    Query head j uses key-value head j // (heads / kv_heads); p sees p - window < s < its end,
-    which is p + 1 (causal attention) unless `ends` [T] says otherwise."""
+    The queries have the positions p from `first` on; the scores are not scaled. Query head j uses
+    key-value head j // (heads / kv_heads) (grouped-query attention). A query attends to the
+    positions p - window < s < its end: p + 1 (causal) unless `ends` [T] has another."""
     count, heads, size = q.shape
     ends = np.arange(first, first + count) + 1 if ends is None else ends
     kv_heads = k.shape[1]
     out = np.empty_like(q)
-    for start in range(0, count, QUERY_BLOCK):
-        stop = min(count, start + QUERY_BLOCK)
+    for start in range(0, count, QUERY_CHUNK):
+        stop = min(count, start + QUERY_CHUNK)
         low, high = max(0, first + start - window + 1), ends[start:stop].max()
         grouped = q[start:stop].reshape(stop - start, kv_heads, heads // kv_heads, size)
         keys, values = k[low:high].transpose(1, 2, 0), v[low:high].transpose(1, 0, 2)
         scores = grouped.transpose(1, 2, 0, 3) @ keys[:, None]  # [kv_heads, group, T, S]
         p, s = np.arange(first + start, first + stop)[:, None], np.arange(low, high)
-        seen = (s > p - window) & (s < ends[start:stop, None])
-        scores = np.where(seen, scores, np.float32(-np.inf))
-        block = softmax(scores) @ values[:, None]  # [kv_heads, group, T, d]
-        out[start:stop] = block.transpose(2, 0, 1, 3).reshape(stop - start, heads, size)
+        visible = (s > p - window) & (s < ends[start:stop, None])
+        scores = np.where(visible, scores, np.float32(-np.inf))
+        chunk = softmax(scores) @ values[:, None]  # [kv_heads, group, T, d]
+        out[start:stop] = chunk.transpose(2, 0, 1, 3).reshape(stop - start, heads, size)
     return out

@@ -1,38 +1,38 @@
-"""How often the loops of a kernel turn, at most: a software adapter ends those that turn too often.
+"""Upper bounds of loop iterations in kernels: a software GPU silently ends a long invocation.
 
-Mesa's lavapipe counts the turns of all loops of an invocation, nested ones included, and ends it
-silently when there are too many. Compilers unroll some loops; here, all of them count."""
+Mesa's lavapipe counts the iterations of all loops of an invocation, nested ones included, and ends
+it without an error when there are too many. Compilers unroll some loops; here, all count."""
 
-MOST = 65535
-LONGEST_ROW = 1 << 16  # up to which tests hold the products of many tokens
+MAX_ITERATIONS = 65535
+MAX_ROW = 1 << 16  # weights of a row for which products of many tokens are tested
 
 
-def matvec(units: int, fours: int, lanes: int, each: int) -> int:
-    """Turns of matvec.wgsl over rows of so many units, of so many fours each."""
-    decode = fours if fours > 1 else 0
+def matvec(units: int, unit_vec4s: int, lanes: int, each: int) -> int:
+    """Return the iterations of matvec over rows of so many units, of so many vec4s each."""
+    decode = unit_vec4s if unit_vec4s > 1 else 0
     return -(-units // lanes) * (1 + decode + each * (1 + 2 * decode)) + 2 * each * (lanes + 1)
 
 
-def attention_keys(head_dim: int, threads: int) -> int:
-    """Keys that one workgroup of attention.wgsl may look at."""
-    fours, keys = head_dim // 4, threads // 4
-    own = -(-fours // threads)
-    turns = keys // max(1, threads // fours)
-    tile = 1 + fours // 4 + keys + own + turns * (1 + own)
-    around = fours + own * (1 + threads) + threads
-    return (MOST - around) // tile * keys
+def attention_decode_keys(head_dim: int, threads: int) -> int:
+    """Return how many keys one workgroup of attention_decode may cover."""
+    vec4s, keys = head_dim // 4, threads // 4
+    own = -(-vec4s // threads)
+    turns = keys // max(1, threads // vec4s)
+    tile = 1 + vec4s // 4 + keys + own + turns * (1 + own)
+    around = vec4s + own * (1 + threads) + threads
+    return (MAX_ITERATIONS - around) // tile * keys
 
 
 def attention_prefill_keys(head_dim: int, threads: int, queries: int, keys: int) -> int:
-    """Keys that one dispatch of attention_prefill.wgsl may look at."""
-    fours, quads = head_dim // 4, queries // 4
-    slice = min(8, fours) if fours % min(8, fours) == 0 else 6
+    """Return how many keys one dispatch of attention_prefill may cover."""
+    vec4s, quads = head_dim // 4, queries // 4
+    slice = min(8, vec4s) if vec4s % min(8, vec4s) == 0 else 6
     split = threads // (keys // 4 * quads)
     parts = min(16, threads // quads)
-    own = quads // min(threads // fours, quads)
+    own = quads // min(threads // vec4s, quads)
     load = -(-queries * slice // threads) + -(-keys * slice // threads)
-    score = fours // slice * (1 + load + -(-slice // split) * 5) + split * 5
+    score = vec4s // slice * (1 + load + -(-slice // split) * 5) + split * 5
     soften = 2 * -(-keys // parts) + parts
-    gather = own * 5 + keys // 4 * (5 + 4 * (1 + own * 5))
+    accumulate = own * 5 + keys // 4 * (5 + 4 * (1 + own * 5))
     around = own * (parts + 10) + parts
-    return (MOST - around) // (1 + score + soften + gather) * keys
+    return (MAX_ITERATIONS - around) // (1 + score + soften + accumulate) * keys

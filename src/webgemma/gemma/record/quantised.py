@@ -1,52 +1,50 @@
-"""Activations as integers: what the big products read instead of floats."""
+"""Activations quantised to integers, which the large products read instead of floats."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from webgemma.errors import InputError
 from webgemma.gguf.formats import Format
 from webgemma.graph import Tensor
 
-GROUP = 32  # values with one scale
+GROUP = 32  # values that share a scale
 VALUE_NBYTES = {"int16": 2, "int8": 1}
 GROUP_NBYTES = {name: GROUP * nbytes + 16 for name, nbytes in VALUE_NBYTES.items()}
 
+Slot = Literal["input", "input_vec4", "store", "store_row", "tile"]
+
 
 @dataclass(eq=False, slots=True)
-class Integers(Tensor):
-    """Rows of values in groups of 32, as integer.wgsl reads them; `precision` is their size."""
+class QuantisedTensor(Tensor):
+    """Rows of integers in groups of 32: of each group the values, then a scale and two sums."""
 
     precision: str = "int16"
 
     @classmethod
-    def of(cls, shape: tuple[int, int], precision: str) -> "Integers":
-        """A scratch tensor: of each group the integers, then a scale and two sums."""
-        rows, width = shape
-        return cls(shape, rows * width // GROUP * GROUP_NBYTES[precision], precision=precision)
+    def scratch(cls, rows: int, width: int, precision: str) -> "QuantisedTensor":
+        """Return a scratch tensor."""
+        nbytes = rows * width // GROUP * GROUP_NBYTES[precision]
+        return cls((rows, width), nbytes, precision=precision)
 
 
-def chosen_precision(precision: str, software: bool) -> str:
-    """What is asked for; "auto" is int16, but exact in software, which int16 makes no faster."""
+def providers(slot: Slot, tensor: Tensor) -> dict[str, str]:
+    """Return the providers with which a kernel reads or writes a tensor through this slot."""
+    if isinstance(tensor, QuantisedTensor):
+        return {slot: "integer", "integer_width": tensor.precision}
+    return {slot: "float"}
+
+
+def choose_precision(precision: str, software: bool) -> str:
+    """Resolve "auto": int16, but exact on a software GPU, which int16 makes no faster."""
     if precision == "auto":
         return "exact" if software else "int16"
     if precision != "exact" and precision not in VALUE_NBYTES:
-        raise InputError(f"There is no precision {precision!r}; choose auto, exact, int16 or int8.")
+        raise InputError(
+            f"The precision {precision!r} does not exist; use auto, exact, int16 or int8."
+        )
     return precision
 
 
 def multiplies_integers(fmt: Format) -> bool:
-    """Whether there is a formats/integer/ file; weights that are floats themselves have none."""
+    """Return whether a format has a product of integers; float formats have none."""
     return fmt.block > 1
-
-
-def pieces_of(role: str, tensor: Tensor) -> tuple[str, ...]:
-    """What of lib/ reads a tensor ("x", "tile", "four") or writes it ("put", "row") in its form."""
-    if not isinstance(tensor, Integers):
-        return (f"{role}_float",)
-    below = {
-        "row": ("eight", "put_integer"),
-        "put": ("eight",),
-        "x": ("integer",),
-        "tile": ("integer",),
-        "four": (),
-    }[role]
-    return tensor.precision, *below, f"{role}_integer"

@@ -1,205 +1,190 @@
-"""Where pictures and sounds are worked on: buffers on the device and what is done with them."""
+"""Staged plans: long work recorded in stages that the device runs one after the other.
+
+The device begins with the first stage while the second is recorded, no stage keeps it busy for
+long, and progress is reported between them. All stages can run again on other inputs."""
 
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
-from math import prod
 
-from webgemma.device import Buffer, Device, Plan, Reading
+from webgemma.device import Device, Plan, Reading
 from webgemma.errors import DeviceError
 from webgemma.gemma.matrices import Matrices
 from webgemma.gguf.sources import Bytes
-from webgemma.graph import Recorder, Tensor
-from webgemma.progress import Progress, unwatched
+from webgemma.graph import BufferPool, Recorder, Tensor
+from webgemma.progress import Progress, ignore_progress
 
-AHEAD = 2  # steps that the device has in hand at most, while the next one is recorded
-KEPT_NBYTES = 256 << 20  # of an idle bench: enough for a picture of 280 soft tokens, 30 s of sound
+AHEAD = 2  # stages that the device has queued at most, while the next one is recorded
+# Memory of an idle staged plan that is kept: enough for an image of 280 soft tokens, 30 s of audio.
+KEPT_NBYTES = 256 << 20
 
 
-class Bench:
-    """A recorder, what it has recorded, and buffers that live until the bench is cleared.
+class StagedPlan:
+    """Plans that run one after the other, and the buffers that they share."""
 
-    The work is cut into steps: the device begins with the first while the second is recorded, no
-    step keeps it busy for long, and between them `progress` is told, which may raise to end it.
-    All steps can run again, on other words in the same buffers."""
-
-    def __init__(self, device: Device, steps: int = 1, size: tuple[int, ...] = ()) -> None:
+    def __init__(self, device: Device, stages: int = 1, size: tuple[int, ...] = ()) -> None:
         self.device = device
-        self.size = size  # of what it was recorded for
-        self.recorder = Recorder(device, pool=[])
-        self.progress: Progress = unwatched
-        self.words: Tensor | None = None  # that go in
-        self.results: tuple[Tensor, ...] = ()  # once all steps are recorded
-        self._buffers: list[Buffer] = []
+        self.size = size  # of the input that it was recorded for
+        self.scratch = BufferPool(device)
+        self.memory = BufferPool(device)
+        self.recorder = Recorder(device, self.scratch)
+        self.progress: Progress = ignore_progress  # may raise to cancel
+        self.input: Tensor | None = None
+        self.results: tuple[Tensor, ...] = ()  # once all stages are recorded
         self._plans: list[Plan] = []
-        self._under_way: deque[Reading] = deque()
-        self._done, self._steps = 0, steps
-        self._cleared = False
+        self._running: deque[Reading] = deque()
+        self._done, self._stages = 0, stages
+        self._closed = False
 
-    def put(self, data: Bytes, label: str) -> Tensor:
-        """Words that the host brings."""
-        tensor = self.room(len(data) // 4, label=label)
-        self.device.write(tensor.buffer, data)
-        return tensor
+    def upload(self, data: Bytes, label: str) -> Tensor:
+        """Allocate a tensor of words that holds these bytes."""
+        return self.memory.upload(data, len(data) // 4, label=label)
 
-    def state(self, count: int) -> Tensor:
-        """What kernels read of so many rows that are all there at once: see lib/state.wgsl."""
-        return self.put(struct.pack("<4I", 0, count, 0, 0), "state")
-
-    def room(self, *shape: int, label: str) -> Tensor:
-        """Words that a kernel writes."""
-        nbytes = 4 * prod(shape)
-        self._buffers.append(self.device.buffer(nbytes, label))
-        return Tensor(shape, nbytes, self._buffers[-1])
+    def batch(self, count: int) -> Tensor:
+        """Allocate the batch of so many rows that are all there at once: see lib/batch."""
+        return self.upload(struct.pack("<4I", 0, count, 0, 0), "batch")
 
     async def run(self, *kept: Tensor) -> None:
-        """A step: what was recorded since the last one; of its scratch only these tensors stay."""
+        """Run what was recorded since the last stage; of its scratch only these tensors stay."""
         for tensor in kept:
-            if tensor.placed is None:
-                tensor.placed = self.room(*tensor.shape, label="kept").buffer
+            if tensor.allocated is None:
+                tensor.allocated = self.memory.tensor(*tensor.shape, label="kept").buffer
         plan = self.recorder.plan()
-        plan.ahead = False  # the device is busy for longer than preparing takes
+        plan.ahead = False  # the device is busy for longer than recording it again takes
         self._plans.append(plan)
         self.recorder.calls.clear()
         await self.device.compiled()
         await self._submit(plan)
 
     async def finish(self, *results: Tensor) -> None:
-        """The last step."""
+        """Run the last stage and wait for it."""
         await self.run(*results)
         await self._wait(0)
         self.results = results
 
-    async def again(self) -> None:
-        """All steps once more."""
+    async def run_again(self) -> None:
+        """Run all stages once more."""
         self._done = 0
         for plan in self._plans:
             await self._submit(plan)
         await self._wait(0)
 
-    def copies(self) -> list[Tensor]:
-        """The results in memory that does not belong to the bench."""
-        made: list[Tensor] = []
+    def copy_results(self) -> list[Tensor]:
+        """Copy the results into memory that the caller owns."""
+        pool = BufferPool(self.device)
+        copies: list[Tensor] = []
         try:
             for tensor in self.results:
-                buffer = self.device.buffer(tensor.nbytes, "result")
-                made.append(Tensor(tensor.shape, tensor.nbytes, buffer))
-                self.device.copy(tensor.buffer, buffer, tensor.nbytes)
+                copies.append(pool.tensor(*tensor.shape, label="result"))
+                self.device.copy(tensor.buffer, copies[-1].buffer, tensor.nbytes)
         except BaseException:
-            for tensor in made:
-                self.device.free(tensor.buffer)
+            pool.close()
             raise
-        return made
+        return copies
 
     @property
     def nbytes(self) -> int:
-        """Of its buffers."""
-        own = (buffer for plan in self._plans for buffer in plan.buffers)
-        return sum(buffer.nbytes for buffer in (*self._buffers, *self._pool, *own))
+        """Bytes of its buffers."""
+        own = sum(buffer.nbytes for plan in self._plans for buffer in plan.buffers)
+        return self.memory.nbytes + self.scratch.nbytes + own
 
-    def clear(self) -> None:
-        """Give the memory back; work that is under way ends with a DeviceError."""
-        self._cleared = True
+    def close(self) -> None:
+        """Free the memory; work that is under way ends with a DeviceError."""
+        self._closed = True
         while self._plans:
             self._plans.pop().close(self.device)
-        for buffers in (self._buffers, self._pool):
-            while buffers:
-                self.device.free(buffers.pop())
-
-    @property
-    def _pool(self) -> list[Buffer]:
-        assert self.recorder.pool is not None
-        return self.recorder.pool
+        self.memory.close()
+        self.scratch.close()
 
     async def _submit(self, plan: Plan) -> None:
-        self._check()
+        self._check_open()
         reading = self.device.run(plan, (plan.buffers[0], 0, 4))
         assert reading is not None
-        self._under_way.append(reading)
+        self._running.append(reading)
         await self._wait(AHEAD)
 
-    async def _wait(self, most: int) -> None:
-        while len(self._under_way) > most:
-            await self._under_way.popleft().bytes()
-            self._check()
+    async def _wait(self, count: int) -> None:
+        """Wait until at most so many stages are running."""
+        while len(self._running) > count:
+            await self._running.popleft().bytes()
+            self._check_open()
             self._done += 1
-            self.progress(self._done, self._steps)
+            self.progress(self._done, self._stages)
 
-    def _check(self) -> None:
-        if self._cleared:
-            raise DeviceError("The tower was given back while it was at work.")
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceError("The encoder was freed while it was at work.")
 
 
-class Tower(Matrices):
-    """A tower's weights, and the bench on which it worked last: the same size needs no other."""
+class EncoderWeights(Matrices):
+    """An encoder's weights, and the staged plan of its last input: an equal size reuses it."""
 
-    def __init__(self, device: Device, steps: int) -> None:
+    def __init__(self, device: Device, stages: int) -> None:
         super().__init__(device)
-        self._steps = steps
-        self._idle: Bench | None = None
-        self._busy: list[Bench] = []
+        self._stages = stages
+        self._idle: StagedPlan | None = None
+        self._busy: list[StagedPlan] = []
 
-    async def work(
+    async def encode(
         self,
         size: tuple[int, ...],
         data: Bytes,
-        record: Callable[[Bench, Tensor], Awaitable[None]],
+        record: Callable[[StagedPlan, Tensor], Awaitable[None]],
         progress: Progress,
     ) -> list[Tensor]:
-        """What becomes of words of a size; `record` says how, with all steps until `finish`."""
-        bench = self._bench(size)
-        self._busy.append(bench)
-        bench.progress = progress
+        """Return the results for an input of a size; `record` records all stages for it."""
+        plan = self._plan(size)
+        self._busy.append(plan)
+        plan.progress = progress
         try:
-            if bench.words is None:
-                bench.words = bench.put(data, "words")
-                await record(bench, bench.words)
+            if plan.input is None:
+                plan.input = plan.upload(data, "input")
+                await record(plan, plan.input)
             else:
-                self.device.write(bench.words.buffer, data)
-                await bench.again()
-            results = bench.copies()
+                self.device.write(plan.input.buffer, data)
+                await plan.run_again()
+            results = plan.copy_results()
         except BaseException:
-            bench.clear()
+            plan.close()
             raise
         finally:
-            self._busy.remove(bench)
-            bench.progress = unwatched
-        self.rest()
-        self._idle = bench
-        if bench.nbytes > KEPT_NBYTES:
-            self.rest()
+            self._busy.remove(plan)
+            plan.progress = ignore_progress
+        self.free_idle()
+        self._idle = plan
+        if plan.nbytes > KEPT_NBYTES:
+            self.free_idle()
         return results
 
-    def rest(self) -> None:
-        """Give back what it needs only to work again."""
+    def free_idle(self) -> None:
+        """Free what is kept only to encode another input of the same size."""
         if self._idle is not None:
-            self._idle.clear()
+            self._idle.close()
             self._idle = None
 
     def close(self) -> None:
-        """Give all memory back."""
-        self.rest()
-        for bench in self._busy:
-            bench.clear()
+        """Free all memory."""
+        self.free_idle()
+        for plan in self._busy:
+            plan.close()
         super().close()
 
-    def _bench(self, size: tuple[int, ...]) -> Bench:
-        """The one of this size, if nobody works there, or a new one."""
+    def _plan(self, size: tuple[int, ...]) -> StagedPlan:
+        """Return the plan of this size if it is idle, or a new one."""
         if self._idle is None or self._idle.size != size:
-            self.rest()
-            return Bench(self.device, self._steps, size)
-        bench, self._idle = self._idle, None
-        return bench
+            self.free_idle()
+            return StagedPlan(self.device, self._stages, size)
+        plan, self._idle = self._idle, None
+        return plan
 
 
 class Encoded:
-    """What something has become on the device, until it is closed."""
+    """Results of an encoder on the device, until they are closed."""
 
     def __init__(self, device: Device, *tensors: Tensor) -> None:
-        self._device = device
-        self._buffers = [tensor.buffer for tensor in tensors]
+        self._memory = BufferPool(device)
+        self._memory.buffers += [tensor.buffer for tensor in tensors]
 
     def close(self) -> None:
-        """Give the memory back."""
-        while self._buffers:
-            self._device.free(self._buffers.pop())
+        """Free the memory."""
+        self._memory.close()

@@ -1,41 +1,44 @@
-"""How products are shared out among threads; measured on an H200 and on lavapipe."""
+"""How products are divided among workgroups and threads; measured on an H200 and on lavapipe."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from webgemma.gemma.matrices import Weight
-from webgemma.gemma.record import loop_limits as loops
+from webgemma.gemma.record import loop_limits
 from webgemma.gemma.record.quantised import GROUP
 from webgemma.kernels import unit as unit_of
 
-FEW_TOKENS = 2  # that many are better multiplied one by one
+FEW_TOKENS = 2  # that many are faster multiplied one by one
 MANY_ROWS = 2048
 LARGE_PRODUCT = 1 << 20  # values, enough for large tiles to fill a GPU
 FEW_GROUPS = 64  # workgroups that leave most of a large GPU idle
 MANY_GROUPS = 128  # that fill it
 MANY_THREADS = 3 << 14  # in flight, to hide the latency of memory
+NARROW = 32  # rows or columns below which narrow outer tiles are faster
+
+Constants = dict[str, int | float | bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
-    """How matvec shares out rows: of a workgroup's threads, `lanes` share `each` rows."""
+class MatvecTiling:
+    """How matvec divides rows: of a workgroup's threads, `lanes` share `each` rows."""
 
     threads: int
     lanes: int
     each: int
 
     @classmethod
-    def for_weight(cls, weight: Weight, features: frozenset[str], software: bool) -> "Team":
-        """Enough threads to fill a GPU, or as few as a software adapter has cores for."""
+    def for_weight(cls, weight: Weight, features: frozenset[str], software: bool) -> "MatvecTiling":
+        """Return enough threads to fill a GPU, or as few as a software GPU has cores for."""
         rows, unit = weight.rows, unit_of(weight.format.name)
         units = weight.width // unit
-        if software:  # adding up is slow there, and a value of x serves as many rows as may be
+        if software:  # sums are slow there, and a value of x should serve many rows
             each, lanes = 4, 1
-            while loops.matvec(units, unit // 4, lanes, each) > loops.MOST:
+            while loop_limits.matvec(units, unit // 4, lanes, each) > loop_limits.MAX_ITERATIONS:
                 lanes *= 2
-            return cls(8, lanes, each)  # among eight, lavapipe waits for nobody
+            return cls(8, lanes, each)  # eight threads need no barrier on lavapipe
         each = 2 if rows >= MANY_ROWS else 1
         lanes = 1 if units < 4 else 4
-        if "shuffle32" in features:  # adding up is cheap
+        if "shuffle32" in features:  # sums are cheap
             while lanes < min(32, units):
                 lanes *= 2
             return cls(256 if rows * lanes >= each << 14 else 64, lanes, each)
@@ -44,25 +47,25 @@ class Team:
         return cls(64, lanes, each)
 
     @classmethod
-    def for_pairs(cls, weight: Weight) -> "Team":
-        """Of gate_up, where `each` is a pair: a workgroup makes a whole group of integers."""
+    def for_gate_up(cls, weight: Weight) -> "MatvecTiling":
+        """Return the tiling of gate_up, where a workgroup computes a whole group of integers."""
         lanes = 1 if weight.width // unit_of(weight.format.name) < 4 else 8
         return cls(GROUP * lanes, lanes, 1)
 
     @property
-    def constants(self) -> dict[str, int]:
-        """As matvec.wgsl names them."""
+    def constants(self) -> Constants:
+        """The overrides of matvec."""
         return {"THREADS": self.threads, "LANES": self.lanes, "EACH": self.each}
 
     @property
     def rows(self) -> int:
-        """Of a workgroup."""
+        """Rows of a workgroup."""
         return self.threads // self.lanes * self.each
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """How matmul cuts a product: rows and tokens of a workgroup, of a thread, and the step of k."""
+class MatmulTiling:
+    """How matmul divides a product: rows and tokens of a workgroup, of a thread; a slice of k."""
 
     threads: int
     rows: int
@@ -73,44 +76,44 @@ class Tile:
     buffers: int = 1
 
     @classmethod
-    def of_fours(cls, rows: int, tokens: int, workgroup_nbytes: int) -> "Tile | None":
-        """For tile_four, where such tiles fill a GPU."""
-        step = 16 if workgroup_nbytes >= 17 << 10 else 8
-        tile = cls(128, 64, 64, 4, 8, step, 2)
-        return tile if tile.groups(rows, tokens) >= MANY_GROUPS else None
+    def for_vec4(cls, rows: int, tokens: int, workgroup_nbytes: int) -> "MatmulTiling | None":
+        """Return the tiling of tile/vec4, if such tiles fill a GPU."""
+        slice = 16 if workgroup_nbytes >= 17 << 10 else 8
+        tiling = cls(128, 64, 64, 4, 8, slice, 2)
+        return tiling if tiling.groups(rows, tokens) >= MANY_GROUPS else None
 
     @classmethod
-    def for_product(cls, rows: int, tokens: int, integers: bool) -> "Tile | None":
-        """None: so few tokens that each is better multiplied by itself."""
-        step = 64 if integers else 32  # either fills the 16 KiB of a workgroup at most
+    def for_product(cls, rows: int, tokens: int, integers: bool) -> "MatmulTiling | None":
+        """Return the tiling of a product; None for so few tokens that matvec is faster."""
+        slice = 64 if integers else 32  # either fills the 16 KiB of a workgroup at most
         if tokens <= FEW_TOKENS:
             return None
         if tokens <= 16:
-            tile = cls(64, 32, 16, 4, 4, step)
+            tiling = cls(64, 32, 16, 4, 4, slice)
         elif tokens <= 32 or (integers and rows * tokens < LARGE_PRODUCT):
-            tile = cls(128, 64, 32, 4, 4, step)
+            tiling = cls(128, 64, 32, 4, 4, slice)
         else:
-            tile = cls(128, 64, 64, 4, 8, step)
-        if not integers and tile.groups(rows, tokens) < FEW_GROUPS:
+            tiling = cls(128, 64, 64, 4, 8, slice)
+        if not integers and tiling.groups(rows, tokens) < FEW_GROUPS:
             return cls(128, 16, 16, 4, 4, 128)  # eight threads share k
-        return tile
+        return tiling
 
     @classmethod
-    def for_places(cls, tokens: int, integers: bool, software: bool) -> "Tile":
-        """For the experts' products, with 8, 16 or 32 places in a tile."""
+    def for_experts(cls, slots: int, integers: bool, software: bool) -> "MatmulTiling":
+        """Return the tiling of the experts' products, with 8, 16 or 32 slots in a tile."""
         if software and not integers:
-            threads = max(8, tokens // 2)
-            return cls(threads, 64, tokens, 8 * tokens // threads, 8, 32)
-        each = 8 if tokens == 32 else 4
-        return cls(max(64, 16 * tokens // each), 64, tokens, 4, each, 64 if integers else 32)
+            threads = max(8, slots // 2)
+            return cls(threads, 64, slots, 8 * slots // threads, 8, 32)
+        each = 8 if slots == 32 else 4
+        return cls(max(64, 16 * slots // each), 64, slots, 4, each, 64 if integers else 32)
 
     def groups(self, rows: int, tokens: int) -> int:
-        """Workgroups for a product of this size."""
+        """Return the workgroups of a product of this size."""
         return -(-rows // self.rows) * -(-tokens // self.tokens)
 
     @property
-    def constants(self) -> dict[str, int]:
-        """As matmul.wgsl names them."""
+    def constants(self) -> Constants:
+        """The overrides of tiled_product."""
         return {
             "THREADS": self.threads,
             "TILE_ROWS": self.rows,
@@ -123,22 +126,90 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How matmul_lanes cuts a product: threads of a subgroup, rows of a thread, tokens."""
+class SoftwareTiling:
+    """How matmul_software divides a product: threads of a subgroup, rows of a thread, tokens."""
 
     threads: int
     rows_each: int
     tokens: int
 
     @classmethod
-    def for_tokens(cls, tokens: int, features: frozenset[str], software: bool) -> "Cut | None":
-        """None: the device is no CPU, or its threads do not shuffle."""
+    def for_tokens(
+        cls, tokens: int, features: frozenset[str], software: bool
+    ) -> "SoftwareTiling | None":
+        """Return the tiling; None if the GPU is not software, or its threads cannot shuffle."""
         sizes = [size for size in (4, 8, 16) if f"shuffle{size}" in features]
         if not software or not sizes:
             return None
         return cls(sizes[-1], 2, 1) if tokens <= FEW_TOKENS else cls(sizes[-1], 4, 8)
 
     @property
-    def constants(self) -> dict[str, int]:
-        """As matmul_lanes.wgsl names them."""
+    def constants(self) -> Constants:
+        """The overrides of matmul_software."""
         return {"THREADS": self.threads, "EACH": self.rows_each, "TOKENS": self.tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class OuterTiling:
+    """How outer_product divides a product: m and n of a workgroup, vec4s of a thread, a slice of k.
+
+    A slice may be on its way while another is added up. Two buffers save a barrier a slice;
+    together they have to fit into 16 KiB."""
+
+    threads: int
+    m: int
+    n: int
+    each_m: int
+    each_n: int
+    slice: int = 16
+    buffers: int = 1
+    ahead: bool = True
+
+    @classmethod
+    def large(cls) -> "OuterTiling":
+        """Return the tiling for many rows and columns; wider than the longest unit of a format."""
+        return cls(128, 64, 128, 2, 2, 8, 2)
+
+    @classmethod
+    def narrow(cls) -> "OuterTiling":
+        """Return the tiling for few columns."""
+        return cls(64, 64, 16, 1, 1, 16, 2)
+
+    @property
+    def transposed(self) -> "OuterTiling":
+        """The same tiling with rows and columns exchanged."""
+        m, n, each_m, each_n = self.n, self.m, self.each_n, self.each_m
+        return replace(self, m=m, n=n, each_m=each_m, each_n=each_n)
+
+    @classmethod
+    def for_product(cls, m: int, n: int, software: bool) -> "OuterTiling":
+        """Return narrow tiles for narrow results; in software, threads that need no barrier."""
+        if software:
+            short = next((size for size in (8, 16) if min(m, n) <= size), 16)
+            m, n = (512 // short, short) if n <= m else (short, 512 // short)
+            return cls(8, m, n, 2, 2, ahead=False)
+        if n <= NARROW:
+            return cls.narrow()
+        return cls.narrow().transposed if m <= NARROW else cls.large()
+
+    @classmethod
+    def for_experts(cls, slots: int, software: bool) -> "OuterTiling":
+        """Return the tiling of the experts' products, with 8, 16 or 32 slots in a tile."""
+        each = 1 if slots == 8 and not software else 2
+        n = 64 if software else 128
+        return cls(slots // (4 * each) * n // 8, slots, n, each, 2, ahead=not software)
+
+    @property
+    def constants(self) -> Constants:
+        """The overrides of outer_product."""
+        return {
+            "THREADS": self.threads,
+            "TILE_M": self.m,
+            "TILE_N": self.n,
+            "EACH_M": self.each_m,
+            "EACH_N": self.each_n,
+            "SLICE": self.slice,
+            "BUFFERS": self.buffers,
+            "AHEAD": self.ahead,
+            "SKIP": False,
+        }

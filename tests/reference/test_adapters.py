@@ -1,12 +1,12 @@
-"""The reference with adapters against PEFT, transformers and autograd: logits, loss, gradients."""
+"""Adapters in the reference against PEFT, transformers, autograd and llama.cpp."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import FIXTURES, needs_shared
+from helpers.adapter_cases import CASES, LLAMA_CASES
 from helpers.tiny_adapter import tiny_adapter, tiny_pairs
-from helpers.truth_cases import CASES, LLAMA_CASES
 from tolerance import GRADIENTS_OF_TRANSFORMERS, LOGITS_OF_LLAMA_CPP, LOGITS_OF_TRANSFORMERS
 
 from webgemma.gemma.config import Config
@@ -26,31 +26,31 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_and_gradients_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    case, truth = CASES[name], np.load(FIXTURES / "lora" / f"{name}.npz")
+def test_logits_and_gradients_agree_with_transformers(name: str, tmp_path: Path) -> None:
+    case, recorded = CASES[name], np.load(FIXTURES / "lora" / f"{name}.npz")
     gguf = Gguf.open(case.path(tmp_path))
     pairs = tiny_pairs(gguf, case.targets)
     config = Config.from_gguf(gguf)
     adapted = TextModel(config, AdaptedWeights(gguf, [pairs]))
     logits = adapted.forward(case.ids)[case.first_logits :]
-    np.testing.assert_allclose(logits, truth["logits"], rtol=0, atol=LOGITS_OF_TRANSFORMERS)
+    np.testing.assert_allclose(logits, recorded["logits"], rtol=0, atol=LOGITS_OF_TRANSFORMERS)
 
     backward = Backward(TextModel(config, Weights(gguf)), pairs)
     loss, gradients = backward.gradients([Example(case.ids, case.supervised)])
-    assert loss == pytest.approx(float(truth["loss"]), rel=1e-5)
-    mine = in_pefts_layout(gradients, tmp_path)
-    wanted = [key for key in truth.files if "lora_" in key]
-    assert len(wanted) >= 12
-    for key in wanted:
-        bound = GRADIENTS_OF_TRANSFORMERS * np.abs(truth[key]).max()
+    assert loss == pytest.approx(float(recorded["loss"]), rel=1e-5)
+    found = in_peft_layout(gradients, tmp_path)
+    expected = [key for key in recorded.files if "lora_" in key]
+    assert len(expected) >= 12
+    for key in expected:
+        bound = GRADIENTS_OF_TRANSFORMERS * np.abs(recorded[key]).max()
         assert bound > 0, key
-        np.testing.assert_allclose(mine[key], truth[key], rtol=0, atol=bound, err_msg=key)
+        np.testing.assert_allclose(found[key], recorded[key], rtol=0, atol=bound, err_msg=key)
 
 
-def in_pefts_layout(
+def in_peft_layout(
     gradients: dict[str, tuple[np.ndarray, np.ndarray]], folder: Path
 ) -> dict[str, np.ndarray]:
-    """Gradients under PEFT's names and in its shapes: they go the way that adapters go."""
+    """Return gradients under PEFT's names and in its shapes, written and read as an adapter."""
     pairs = {name: Pair(da, db, 1.0) for name, (da, db) in gradients.items()}
     adapter: Adapter = tiny_adapter(pairs)
     write_peft_folder(adapter, folder / "gradients", text_only=True)
@@ -62,11 +62,11 @@ def in_pefts_layout(
 
 
 @pytest.mark.parametrize("name", LLAMA_CASES)
-def test_llama_cpp_applies_our_gguf_adapters(
+def test_gguf_adapters_agree_with_llama_cpp(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text, "gelu", llama_gelu)
-    truth = np.load(FIXTURES / "lora" / f"llama_{name}.npz")
+    recorded = np.load(FIXTURES / "lora" / f"llama_{name}.npz")
     case, targets = CASES[name], LLAMA_CASES[name]
     gguf = Gguf.open(case.path(tmp_path))
     first, second = (tiny_pairs(gguf, targets, seed=seed) for seed in (1, 2))
@@ -77,11 +77,11 @@ def test_llama_cpp_applies_our_gguf_adapters(
     for key, adapters in {"plain": [], "one": [first], "two": [half, quarter]}.items():
         adapted = TextModel(Config.from_gguf(gguf), AdaptedWeights(gguf, adapters))
         logits = adapted.forward(case.ids)[-2:]
-        np.testing.assert_allclose(logits, truth[key], rtol=0, atol=LOGITS_OF_LLAMA_CPP)
-        assert key == "plain" or np.abs(logits - truth["plain"]).max() > 1
+        np.testing.assert_allclose(logits, recorded[key], rtol=0, atol=LOGITS_OF_LLAMA_CPP)
+        assert key == "plain" or np.abs(logits - recorded["plain"]).max() > 1
 
 
 def llama_gelu(x: np.ndarray) -> np.ndarray:
-    """llama.cpp looks GELUs up in a table of float16."""
+    """Return GELU as llama.cpp computes it, from a table of float16."""
     halves = gelu(x.astype(np.float16).astype(np.float32)).astype(np.float16)
     return np.where(x <= -10, 0, np.where(x >= 10, x, halves.astype(np.float32)))

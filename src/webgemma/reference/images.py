@@ -1,4 +1,4 @@
-"""From a decoded picture to the patches that a tower takes, in numpy."""
+"""Image preprocessing in numpy: resizing and patches, by the rules of `webgemma.images`."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from webgemma.images import (
     RgbImage,
     check_sides,
     resize_taps,
-    starts_with_y,
+    resizes_height_first,
     target_size,
 )
 from webgemma.reference.weights import Floats
@@ -19,11 +19,14 @@ Rgb = NDArray[np.uint8]  # [height, width, 3]
 
 
 def pixel_values(
-    picture: RgbImage, vision: VisionConfig, budget: int = BUDGET, *, resized: bool = True
+    image: RgbImage, vision: VisionConfig, budget: int = BUDGET, *, resized: bool = True
 ) -> Floats:
-    """A picture as VisionModel takes it: [rows, columns, patch · patch · 3], from 0 to 1."""
-    width, height, _ = picture
-    rgb = rgb_of(picture)
+    """Return an image as VisionEncoder takes it: [rows, columns, patch · patch · 3], from 0 to 1.
+
+    It is resized to fill the budget of soft tokens; with resized=False it keeps its size, and
+    InputError is raised unless that fits the encoder."""
+    width, height, _ = image
+    rgb = rgb_array(image)
     side = vision.patch * vision.pool
     if resized:
         rgb = resize(rgb, *target_size(width, height, budget, side))
@@ -32,25 +35,25 @@ def pixel_values(
     return patches(rgb, vision.patch)
 
 
-def rgb_of(picture: RgbImage) -> Rgb:
-    """Its pixels as an array."""
-    return np.frombuffer(picture.rgb, np.uint8).reshape(picture.height, picture.width, 3)
+def rgb_array(image: RgbImage) -> Rgb:
+    """Return the pixels of an image as an array: [height, width, 3]."""
+    return np.frombuffer(image.rgb, np.uint8).reshape(image.height, image.width, 3)
 
 
 def resize(rgb: Rgb, width: int, height: int) -> Rgb:
-    """Bicubic with antialias: one axis, then the other."""
-    if starts_with_y(rgb.shape[1], rgb.shape[0], width, height):
+    """Return the image resized bicubically with antialiasing: one axis, then the other."""
+    if resizes_height_first(rgb.shape[1], rgb.shape[0], width, height):
         return resize_rows(resize_columns(rgb, height), width)
     return resize_columns(resize_rows(rgb, width), height)
 
 
 def resize_columns(rgb: Rgb, height: int) -> Rgb:
-    """Along y, as rows are along x."""
+    """Return each column [source, 3] resized to [height, 3]."""
     return resize_rows(rgb.swapaxes(0, 1), height).swapaxes(0, 1)
 
 
 def resize_rows(rgb: Rgb, width: int) -> Rgb:
-    """Each row [source, 3] as one of [width, 3]: the nearest whole number to a weighted sum."""
+    """Return each row [source, 3] resized to [width, 3]: weighted sums, rounded and clamped."""
     if rgb.shape[1] == width:
         return rgb
     out = np.empty((len(rgb), width, 3), np.uint8)
@@ -63,7 +66,7 @@ def resize_rows(rgb: Rgb, width: int) -> Rgb:
 
 
 def patches(rgb: Rgb, patch: int) -> Floats:
-    """Squares of patch × patch pixels in their places: [rows, columns, patch · patch · 3]."""
+    """Return the grid of patch × patch squares: [rows, columns, patch · patch · 3], from 0 to 1."""
     rows, columns = rgb.shape[0] // patch, rgb.shape[1] // patch
     squares = rgb.reshape(rows, patch, columns, patch, 3).swapaxes(1, 2)
     return squares.reshape(rows, columns, -1).astype(np.float32) / np.float32(255)

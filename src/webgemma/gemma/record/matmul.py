@@ -1,0 +1,469 @@
+"""Products x Wᵀ: the one place that knows tilings, integer products, LoRA and epilogues.
+
+Text, experts, encoders, diffusion and training record all their products here; those that sum over
+the rows of a matrix, dy W, are in matmul_backward.py."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from webgemma.gemma.lora_weights import RANKS_AT_ONCE, LoraWeight
+from webgemma.gemma.matrices import Part, Weight
+from webgemma.gemma.record.quantised import (
+    GROUP,
+    QuantisedTensor,
+    multiplies_integers,
+    providers,
+)
+from webgemma.gemma.record.tiling import (
+    FEW_TOKENS,
+    MatmulTiling,
+    MatvecTiling,
+    SoftwareTiling,
+)
+from webgemma.gguf.formats import FORMATS
+from webgemma.graph import Argument, Recorder, Tensor, folded
+from webgemma.kernels import unit as unit_of
+
+THREADS = 64  # of an op whose threads are independent
+DEQUANTISED_TOKENS = 256  # from which on it pays to dequantise a matrix of this size at most
+DEQUANTISED_NBYTES = 256 << 20
+
+# LoRA: tokens of a batch that a workgroup computes, down and up; threads that share a row.
+DOWN_TOKENS, UP_TOKENS = 8, 4
+LORA_LANES, LORA_SOFTWARE_LANES = 32, 8
+LORA_THREADS = 64
+
+# Experts: lanes of a pair of rows; with 32 pairs, as many threads as a workgroup may have.
+EXPERT_UP_LANES = 8
+EXPERT_DOWN = {"LANES": 32, "EACH": 1, "THREADS": 64}
+MAX_EXPERTS = {"MAX_EXPERTS": 256, "MAX_USED": 16}
+NO_ROW = 1 << 31  # a row that no part of a weight holds
+
+
+class Columns(NamedTuple):
+    """Some columns of a tensor's rows."""
+
+    tensor: Tensor
+    stride: int
+    first: int
+
+
+class Clamp(NamedTuple):
+    """Bounds that values are clamped to."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class SortedSlots:
+    """A batch sorted by expert: see expert_sort.wgsl. A slot is one of the experts of a token."""
+
+    slots: Tensor
+    tiles: Tensor  # [max tiles, 4]
+    tile_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a batch is routed to experts: the router's scores, and where ids and shares go."""
+
+    scores: Tensor  # [rows, experts]
+    scale: Tensor  # of each expert, or one for all
+    ids: Tensor  # [rows, used], u32
+    shares: Tensor  # [rows, used]
+    experts: int
+    scale_step: int  # 0: one scale for all
+
+    @property
+    def used(self) -> int:
+        """Experts of a token."""
+        return self.ids.shape[1]
+
+
+class Matmul:
+    """Records the products of one pass over at most `rows` rows, counted by `batch`."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        batch: Tensor,
+        rows: int,
+        precision: str = "exact",
+        lora: Mapping[str, LoraWeight] | None = None,
+    ) -> None:
+        self.recorder = recorder
+        self.batch = batch
+        self.lora = lora or {}
+        self.features = recorder.device.features
+        self.limits = recorder.device.limits
+        self.software = recorder.device.software
+        # Where packed dots are made of other instructions, a batch is slower with them.
+        emulated = rows > 1 and "packed-dots" not in self.features
+        self.precision = "exact" if emulated else precision
+
+    # Dense products
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Weight,
+        out: Tensor | None = None,
+        first: int = 0,
+        *,
+        up: Columns | None = None,
+        clamp: Clamp | None = None,
+    ) -> Tensor:
+        """Record x Wᵀ: [tokens, rows], or into the columns from `first` on of a wider `out`.
+
+        With `up` the result is gelu(x Wᵀ) * up, with `clamp` it is clamped. Adapters of the weight
+        are added."""
+        tokens = x.shape[0]
+        lora = self.lora.get(weight.name)
+        assert not (clamp and (lora or up))
+        if lora and up:
+            return self.geglu(Columns(self.linear(x, weight), weight.rows, 0), up, weight.rows, out)
+        low = self._lora_down(x, lora) if lora else None
+        # In a batch, adding B low to every value of a tile would unroll into minutes of compiling.
+        fused = lora if tokens <= FEW_TOKENS and not self.software else None
+        if tokens > FEW_TOKENS:
+            x = self.quantised(x, weight)
+        if not isinstance(x, QuantisedTensor):
+            weight = self.dequantised(weight, tokens)
+        y = out or self.recorder.scratch(tokens, weight.rows)
+        for part in weight.parts:
+            epilogue: dict[str, Argument] = {"epilogue": "none"}
+            if up:
+                epilogue = {"epilogue": "geglu", "up": up.tensor}
+                epilogue |= {"up_stride": up.stride, "up_first": up.first}
+            elif clamp:
+                epilogue = {"epilogue": "clamp", "low": clamp.low, "high": clamp.high}
+            elif fused and low:
+                epilogue = {"epilogue": "lora", "B": fused.b, "low": low}
+                epilogue |= {"rank_vec4s": fused.ranks // 4, "matrix_row": part.first_row}
+                epilogue |= fused.segments()
+            epilogue |= {"y": y, "stride": y.shape[1], "first_row": first + part.first_row}
+            self._multiply(x, weight, part, epilogue)
+        if lora and low and not fused:
+            self._lora_up(y, first, lora, low)
+        return y
+
+    def _multiply(
+        self, x: Tensor, weight: Weight, part: Part, epilogue: Mapping[str, Argument]
+    ) -> None:
+        """Record the product of x and one part of a weight with the fastest kernel for it."""
+        tokens, name, integers = x.shape[0], weight.format.name, isinstance(x, QuantisedTensor)
+        shared: dict[str, Argument] = {**weight.arguments(part), **epilogue}
+        shared |= {"rows": part.rows, "batch": self.batch, "x": x}
+        software = SoftwareTiling.for_tokens(tokens, self.features, self.software)
+        if software is not None and not integers:
+            columns, layers = folded(-(-part.rows // (software.threads * software.rows_each)))
+            grid = (columns, -(-tokens // software.tokens), layers)
+            shared |= {"tokens": tokens, **software.constants}
+            self.recorder.call("matmul_software", grid, **shared)
+            return
+        tile, tiling = providers("tile", x), None
+        if not integers and unit_of(name) == 4:
+            tiling = MatmulTiling.for_vec4(weight.rows, tokens, self.limits.workgroup_nbytes)
+            tile = tile if tiling is None else {"tile": "vec4"}
+        tiling = tiling or MatmulTiling.for_product(weight.rows, tokens, integers)
+        if tiling is not None:
+            columns, layers = folded(-(-part.rows // tiling.rows))
+            grid = (columns, -(-tokens // tiling.tokens), layers)
+            shared |= {"tokens": tokens, **tile, **tiling.constants}
+            self.recorder.call("matmul", grid, **shared)
+            return
+        team = MatvecTiling.for_weight(weight, self.features, self.software)
+        grid = (*folded(-(-part.rows // team.rows)), tokens)
+        shared |= {**providers("input", x), **team.constants}
+        self.recorder.call("matvec", grid, **shared)
+
+    def gate_up(self, x: Tensor, weight: Weight, out: Tensor) -> None:
+        """Record gelu(W_gate x) * W_up x for a few tokens, from both matrices in one part."""
+        team = MatvecTiling.for_gate_up(weight)
+        ffn, tokens = weight.rows // 2, x.shape[0]
+        self.recorder.call(
+            "gate_up",
+            (*folded(-(-ffn // team.rows)), tokens),
+            **weight.arguments(weight.parts[0]),
+            **providers("input", x) | providers("store_row", out),
+            x=x,
+            h=out,
+            batch=self.batch,
+            ffn=ffn,
+            THREADS=team.threads,
+            LANES=team.lanes,
+        )
+
+    def can_fuse_gate_up(self, weight: Weight, rows: int) -> bool:
+        """Return whether `gate_up` can compute this product for so many rows."""
+        single = len(weight.parts) == 1 and weight.name not in self.lora
+        return single and rows <= FEW_TOKENS and not self.software
+
+    def geglu(
+        self,
+        gate: Columns,
+        up: Columns,
+        width: int,
+        out: Tensor | None = None,
+        token_rows: int = 1,
+    ) -> Tensor:
+        """Record gelu(gate) * up, `width` columns of each; a token has so many rows."""
+        assert gate.first == 0
+        tokens = gate.tensor.shape[0]
+        h = out or self.recorder.scratch(tokens, token_rows * width)
+        self.recorder.call(
+            "geglu",
+            (-(-width // (4 * THREADS)), tokens, token_rows),
+            **providers("store", h),
+            batch=self.batch,
+            gate=gate.tensor,
+            up=up.tensor,
+            h=h,
+            width=width,
+            gate_stride=gate.stride,
+            up_stride=up.stride,
+            up_first=up.first,
+        )
+        return h
+
+    def input_for(self, rows: int, width: int, *readers: Weight | None) -> Tensor:
+        """Return a scratch tensor for what these weights read: integers if all multiply those."""
+        floats = any(w is not None and not multiplies_integers(w.format) for w in readers)
+        if self.precision == "exact" or floats:
+            return self.recorder.scratch(rows, width)
+        return QuantisedTensor.scratch(rows, width, self.precision)
+
+    def quantised(self, x: Tensor, weight: Weight) -> Tensor:
+        """Return x in the form in which this weight is multiplied fastest."""
+        floats = self.precision == "exact" or not multiplies_integers(weight.format)
+        if floats or isinstance(x, QuantisedTensor):
+            return x
+        tokens, width = x.shape
+        h = QuantisedTensor.scratch(tokens, width, self.precision)
+        grid = (-(-width // (4 * THREADS)), tokens)
+        self.recorder.call(
+            "quantise",
+            grid,
+            integer_width=self.precision,
+            batch=self.batch,
+            x=x,
+            h=h,
+            width=width,
+        )
+        return h
+
+    def dequantised(self, weight: Weight, tokens: int) -> Weight:
+        """Return the matrix in float32, if so many tokens are multiplied faster with that."""
+        largest = max(part.rows for part in weight.parts) * 4 * weight.width
+        few = tokens < DEQUANTISED_TOKENS
+        few |= largest > min(DEQUANTISED_NBYTES, self.limits.binding_nbytes)
+        if few or self.software or unit_of(weight.format.name) == 4:
+            return weight
+        parts = []
+        for part in weight.parts:
+            out = self.recorder.scratch(part.rows, weight.width)
+            arguments = {**weight.arguments(part), "rows": part.rows, "out": out}
+            self.recorder.call("dequantise", flat(part.rows * weight.units), **arguments)
+            parts.append(replace(part, data=out, planes=()))
+        return replace(weight, format=FORMATS["F32"], parts=tuple(parts))
+
+    # LoRA
+
+    def _lora_down(self, x: Tensor, lora: LoraWeight) -> Tensor:
+        """Record scales · A x: [tokens, segments * ranks]."""
+        tokens, width = x.shape
+        ranks = lora.scales.shape[0]
+        lanes = LORA_SOFTWARE_LANES if self.software else LORA_LANES
+        at_once = 1 if tokens == 1 else DOWN_TOKENS
+        low = self.recorder.scratch(tokens, ranks)
+        self.recorder.call(
+            "lora_down",
+            (ranks // RANKS_AT_ONCE, -(-tokens // at_once)),
+            **providers("input_vec4", x),
+            A=lora.a,
+            batch=self.batch,
+            x=x,
+            scales=lora.scales,
+            low=low,
+            vec4s=width // 4,
+            ranks=ranks,
+            THREADS=lanes,
+            LANES=lanes,
+            EACH=RANKS_AT_ONCE,
+            TOKENS=at_once,
+        )
+        return low
+
+    def _lora_up(self, y: Tensor, first: int, lora: LoraWeight, low: Tensor) -> None:
+        """Record y += B low, in the columns from `first` on."""
+        rows, tokens = lora.b.shape[0], y.shape[0]
+        columns, layers = folded(-(-rows // LORA_THREADS))
+        self.recorder.call(
+            "lora_up",
+            (columns, -(-tokens // UP_TOKENS), layers),
+            batch=self.batch,
+            B=lora.b,
+            low=low,
+            y=y,
+            **lora.segments(),
+            rows=rows,
+            stride=y.shape[1],
+            first=first,
+            rank_vec4s=lora.ranks // 4,
+            THREADS=LORA_THREADS,
+            TOKENS=UP_TOKENS,
+        )
+
+    def _expert_lora(
+        self, lora: LoraWeight, ids: Tensor, x: Tensor, fan: int, columns: Columns, rows: int
+    ) -> None:
+        """Record y += scale · B A x with each slot's expert, which has so many `rows`.
+
+        `fan` slots share a row of x; `columns` are those of a slot."""
+        used, width = ids.shape[1], lora.a.shape[1]
+        slots = ids.shape[0] * used
+        lanes = LORA_SOFTWARE_LANES if self.software else LORA_LANES
+        low = self.recorder.scratch(slots, lora.ranks)
+        self.recorder.call(
+            "expert_lora_down",
+            (lora.ranks // RANKS_AT_ONCE, slots),
+            **providers("input_vec4", x),
+            A=lora.a,
+            batch=self.batch,
+            x=x,
+            scales=lora.scales,
+            ids=ids,
+            low=low,
+            vec4s=width // 4,
+            ranks=lora.ranks,
+            used=used,
+            fan=fan,
+            THREADS=lanes,
+            LANES=lanes,
+            EACH=RANKS_AT_ONCE,
+        )
+        self.recorder.call(
+            "expert_lora_up",
+            (-(-rows // LORA_THREADS), slots),
+            batch=self.batch,
+            B=lora.b,
+            ids=ids,
+            low=low,
+            y=columns.tensor,
+            rows=rows,
+            stride=columns.stride,
+            first=columns.first,
+            rank_vec4s=lora.ranks // 4,
+            used=used,
+            THREADS=LORA_THREADS,
+        )
+
+    # Experts
+
+    def expert_up(self, gate: Weight, up: Weight, x: Tensor, out: Tensor, routing: Routing) -> None:
+        """Record gelu(W_gate x) * W_up x of every slot's expert, and the routing itself.
+
+        `gate` and `up` are the same weight where the file has both in one tensor."""
+        rows, ffn = x.shape[0], out.shape[1] // routing.used
+        fused = gate is up
+        halves = [(gate, 0, ffn)] if fused else [(gate, 0, NO_ROW), (up, NO_ROW, 0)]
+        forms = providers("input", x) | providers("store_row", out)
+        for weight, gate_row, up_row in halves:
+            for part, arguments in self.expert_parts(weight, routing.experts):
+                self.recorder.call(
+                    "expert_up",
+                    (-(-ffn // GROUP) + 1, routing.used, rows),
+                    **arguments,
+                    **forms,
+                    batch=self.batch,
+                    x=x,
+                    h=out,
+                    first_row=part.first_row,
+                    scores=routing.scores,
+                    scale=routing.scale,
+                    ids=routing.ids,
+                    shares=routing.shares,
+                    gate=gate_row,
+                    up=up_row,
+                    ffn=ffn,
+                    experts=routing.experts,
+                    used=routing.used,
+                    scale_step=routing.scale_step,
+                    LANES=EXPERT_UP_LANES,
+                    EACH=2 if fused else 1,
+                    THREADS=GROUP * EXPERT_UP_LANES,  # a workgroup computes a group of integers
+                    **MAX_EXPERTS,
+                )
+
+    def expert_down(self, weight: Weight, x: Tensor, routing: Routing, out: Tensor) -> None:
+        """Record the sum over slots of share * W_down x: [rows, width]."""
+        at_once = EXPERT_DOWN["THREADS"] // EXPERT_DOWN["LANES"] * EXPERT_DOWN["EACH"]
+        grid = (-(-out.shape[1] // at_once), 1, out.shape[0])
+        for part, arguments in self.expert_parts(weight, routing.experts):
+            self.recorder.call(
+                "expert_down",
+                grid,
+                **arguments,
+                **providers("input", x),
+                batch=self.batch,
+                x=x,
+                first_row=part.first_row,
+                ids=routing.ids,
+                shares=routing.shares,
+                y=out,
+                used=routing.used,
+                WHOLE=len(weight.parts) == 1,
+                **EXPERT_DOWN,
+            )
+
+    def expert_linear(
+        self,
+        order: SortedSlots,
+        weight: Weight,
+        experts: int,
+        ids: Tensor,
+        x: Tensor,
+        fan: int,
+        out: Columns,
+    ) -> None:
+        """Record each expert's rows times the x of its slots, into a slot's columns.
+
+        `fan` slots share a row of x. Adapters of the experts are added."""
+        tiling = MatmulTiling.for_experts(
+            order.tile_slots, isinstance(x, QuantisedTensor), self.software
+        )
+        grid = (-(-weight.rows // experts // tiling.rows), order.tiles.shape[0])
+        for part, arguments in self.expert_parts(weight, experts):
+            self.recorder.call(
+                "expert_matmul",
+                grid,
+                **arguments,
+                **providers("tile", x),
+                tiles=order.tiles,
+                x=x,
+                y=out.tensor,
+                slots=order.slots,
+                first_row=part.first_row,
+                stride=out.stride,
+                column=out.first,
+                fan=fan,
+                **tiling.constants,
+            )
+        lora = self.lora.get(weight.name)
+        if lora is not None:
+            self._expert_lora(lora, ids, x, fan, out, weight.rows // experts)
+
+    def expert_parts(
+        self, weight: Weight, experts: int
+    ) -> Iterator[tuple[Part, dict[str, Argument]]]:
+        """Yield the parts of a stack of experts; each dispatch leaves the others' rows alone."""
+        for part in weight.parts:
+            shared = {"rows": part.rows, "expert_rows": weight.rows // experts}
+            yield part, {**weight.arguments(part), **shared}
+
+
+def flat(count: int) -> tuple[int, int]:
+    """Return the grid of so many independent threads."""
+    return folded(-(-count // THREADS))
