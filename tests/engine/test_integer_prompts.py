@@ -1,4 +1,4 @@
-"""Prompts with activations as integers: whole models against the reference, however cut."""
+"""Prompts with activations as integers: models against the reference, in chunks of any size."""
 
 from dataclasses import replace
 from functools import cache
@@ -26,34 +26,34 @@ TINY = {
     "narrow": replace(SMALL, ple=32, formats=("Q8_0", "Q4_0")),  # heads of half a group
 }
 IDS = [2, *(24 + i * 7 % 280 for i in range(1, 30))]
-WAYS = {"in one batch": (1, 32), "in odd chunks": (1, 19), "token by token": (1,)}
+CHUNKINGS = {"in one batch": (1, 32), "in odd chunks": (1, 19), "token by token": (1,)}
 
 
 @cache
 def opened(name: str) -> tuple[Gguf, Config, np.ndarray]:
-    """A model and the true logits of its prompt."""
+    """Return a model and the logits of its prompt, computed by the reference."""
     gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(TINY[name]))))
     config = Config.from_gguf(gguf)
     return gguf, config, TextModel(config, Weights(gguf)).forward(IDS)
 
 
 def rounding(found: np.ndarray, expected: np.ndarray) -> float:
-    """Root mean square of the difference, of the logits' standard deviation."""
+    """Return the root mean square of the difference, in standard deviations of the logits."""
     return float(np.sqrt(np.mean((found - expected) ** 2)) / expected.std())
 
 
 @pytest.mark.parametrize(
-    ("name", "way", "precision"),
+    ("name", "chunking", "precision"),
     [
-        *product(["wide", "narrow"], WAYS, ["int16"]),
+        *product(["wide", "narrow"], CHUNKINGS, ["int16"]),
         *product(["wide", "narrow"], ["in one batch", "in odd chunks"], ["int8"]),
         ("experts", "in one batch", "int16"),
     ],
 )
-def test_prompts(name: str, way: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = WAYS[way]
-    monkeypatch.setattr("webgemma.engine.session.CHUNK", max(batches))
-    monkeypatch.setattr("webgemma.engine.session.BATCHES", batches)
+def test_prompts(name: str, chunking: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_rows = CHUNKINGS[chunking]
+    monkeypatch.setattr("webgemma.engine.session.CHUNK", max(plan_rows))
+    monkeypatch.setattr("webgemma.engine.session.PLAN_ROWS", plan_rows)
     gguf, config, expected = opened(name)
     model = run_sync(Model.load(gguf, config, device()))
     session = Session(model, 128, kv="f32", precision=precision)
@@ -69,7 +69,7 @@ def test_prompts(name: str, way: str, precision: str, monkeypatch: pytest.Monkey
     ("name", "precision"), [("e2b", "int16"), ("e2b", "int8"), ("moe", "int16")]
 )
 def test_prompts_of_files(name: str, precision: str) -> None:
-    """Rounding to int8 makes tokens of moe, of random weights, ask other experts."""
+    """Leave out moe with int8: with random weights, its rounding routes tokens to other experts."""
     folder = SHARED / name
     gguf = Gguf.open(folder / f"{name}-Q4_K_M.gguf")
     ids = [int(id) for id in (folder / "ids.txt").read_text().replace(",", " ").split()]

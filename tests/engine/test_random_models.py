@@ -1,4 +1,4 @@
-"""Models of random shape on the GPU against the reference: every mix of layer kinds must agree."""
+"""Models of random shapes on the GPU against the reference, with every mix of layer kinds."""
 
 import numpy as np
 from helpers.gpu import device
@@ -14,7 +14,7 @@ from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.reference.text import TextModel
 from webgemma.reference.weights import Weights
-from webgemma.sampler import Sampling
+from webgemma.settings import resolve
 from webgemma.sync import iterate_sync, run_sync
 
 IDS = [2, *range(40, 59)]
@@ -23,9 +23,11 @@ DECODED = 4
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Tiny:
-    """Any model that a Gemma 4 file may describe, small."""
+    """Draw the shape of a small model that a Gemma 4 file may describe."""
     own = draw(st.text("sf", min_size=1, max_size=4))
-    shared = draw(st.text(sorted(set(own)), max_size=3))  # they read a layer of their kind
+    shared = draw(
+        st.text(sorted(set(own)), max_size=3)
+    )  # each reads the cache of a layer of its kind
     kv_heads = draw(st.tuples(*[st.sampled_from([1, 2])] * 2))
     return Tiny(
         pattern=own + shared,
@@ -56,18 +58,18 @@ def test_any_shape_of_model_agrees_with_the_reference(tiny: Tiny) -> None:
     session = Session(model, 64, kv="f32", precision="exact")
     try:
         logits = np.frombuffer(run_sync(session.logits(IDS)), np.float32).reshape(len(IDS), -1)
-        stream = iterate_sync(session.generate(IDS, Sampling(temperature=0), 1))
+        stream = iterate_sync(session.generate(IDS, resolve({"temperature": 0}), 1))
         tokens = [next(stream)[0] for _ in range(DECODED)]
         stream.close()
     finally:
         session.close()
         model.close()
-    truth = TextModel(config, Weights(gguf)).forward([*IDS, *tokens])
-    finite = np.isfinite(truth)
+    expected = TextModel(config, Weights(gguf)).forward([*IDS, *tokens])
+    finite = np.isfinite(expected)
     assert (np.isfinite(logits) == finite[: len(IDS)]).all()
-    bound = GPU_LOGITS * np.abs(truth[finite]).max()
-    seen = finite[: len(IDS)]
-    assert np.abs(logits[seen] - truth[: len(IDS)][seen]).max() <= bound
-    for step, token in enumerate(tokens):  # the best, or as good as
-        row = truth[len(IDS) - 1 + step]
+    bound = GPU_LOGITS * np.abs(expected[finite]).max()
+    compared = finite[: len(IDS)]
+    assert np.abs(logits[compared] - expected[: len(IDS)][compared]).max() <= bound
+    for step, token in enumerate(tokens):  # the best one, or within the bound of it
+        row = expected[len(IDS) - 1 + step]
         assert row.max() - row[token] <= bound

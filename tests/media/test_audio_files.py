@@ -1,4 +1,4 @@
-"""Sounds: formats, rates and channels to 16 kHz mono; the resampler by its formula; odd inputs."""
+"""Audio decoding to 16 kHz mono, the resampler against its formula, and invalid inputs."""
 
 import array
 import io
@@ -15,7 +15,7 @@ from tolerance import RESAMPLED
 from webgemma import InputError
 from webgemma.media.audio_files import CUTOFF, ZEROS, read_audio, resample
 
-# Format, subtype, rate, and how close it comes to what was written.
+# Format, subtype, rate, and tolerance against the samples written.
 FILES = [
     ("WAV", "PCM_16", 44100, 1e-4),
     ("WAV", "PCM_24", 8000, 1e-5),
@@ -40,7 +40,7 @@ def file(samples: np.ndarray, rate: int, format: str = "WAV", subtype: str = "FL
 
 
 def stereo(format: str, subtype: str, rate: int) -> bytes:
-    """A second of a low tone on the left and a high one on the right."""
+    """Return a file of one second: a low tone on the left, a high one on the right."""
     both = [0.5 * tone(440, rate, rate), 0.3 * tone(880, rate, rate)]
     return file(np.stack(both, axis=1), rate, format, subtype)
 
@@ -50,19 +50,19 @@ def test_any_file_becomes_16_khz_mono(format: str, subtype: str, rate: int, erro
     samples = read_audio(stereo(format, subtype, rate))
     assert samples.dtype == np.float32
     assert samples.shape == (16000,)
-    wanted = 0.25 * tone(440, 16000, 16000) + 0.15 * tone(880, 16000, 16000)
-    np.testing.assert_allclose(samples[400:-400], wanted[400:-400], atol=error)
+    expected = 0.25 * tone(440, 16000, 16000) + 0.15 * tone(880, 16000, 16000)
+    np.testing.assert_allclose(samples[400:-400], expected[400:-400], atol=error)
 
 
-def test_a_path_and_its_bytes_are_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "no name says what it is.raw"
+def test_a_path_and_its_bytes_give_the_same_samples(tmp_path: Path) -> None:
+    path = tmp_path / "misleading.raw"
     path.write_bytes(stereo("FLAC", "PCM_16", 44100))
     for given in (path, str(path), bytearray(path.read_bytes()), memoryview(path.read_bytes())):
         np.testing.assert_array_equal(read_audio(given), read_audio(path.read_bytes()))
 
 
 @pytest.mark.parametrize("given", [[0.5, -0.25], (0.5, -0.25), array.array("f", [0.5, -0.25])])
-def test_samples_stay_as_they_are(given: object) -> None:
+def test_float_samples_are_unchanged(given: object) -> None:
     samples = read_audio(given)
     assert samples.dtype == np.float32
     assert samples.tolist() == [0.5, -0.25]
@@ -73,47 +73,47 @@ RATES = [1000, 8000, 11025, 22050, 44100, 44101, 48000, 192000]
 
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("count", [1, 7, 300])
-def test_resampling_by_its_formula(rate: int, count: int) -> None:
+def test_resampling_equals_its_formula(rate: int, count: int) -> None:
     x = np.random.default_rng(count).uniform(-1, 1, count)
     scale = min(1, 16000 / rate)
-    wanted = []
+    expected = []
     for m in range(math.ceil(count * 16000 / rate)):
         t = scale * (m * rate / 16000 - np.arange(count))
         u = np.pi * t / ZEROS
         window = 0.35875 + 0.48829 * np.cos(u) + 0.14128 * np.cos(2 * u) + 0.01168 * np.cos(3 * u)
         taps = np.where(np.abs(t) < ZEROS, CUTOFF * np.sinc(CUTOFF * t) * window, 0)
-        wanted.append(scale * taps @ x)
+        expected.append(scale * taps @ x)
     found = resample(x.astype(np.float32), rate)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=RESAMPLED)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=RESAMPLED)
 
 
 TONES = [
     (rate, hertz)
     for rate in RATES
     for hertz in (0, 100, 1000, 3000, 7000, 8200, 9000, 21000)
-    if hertz < 0.87 * rate / 2  # or the source itself cannot hold it
+    if hertz < 0.87 * rate / 2  # the source rate cannot represent higher tones
 ]
 
 
 @pytest.mark.parametrize(("rate", "hertz"), TONES)
-def test_tones_pass_or_vanish(rate: int, hertz: int) -> None:
+def test_tones_pass_below_the_cutoff_and_vanish_above(rate: int, hertz: int) -> None:
     count = rate // 10 if rate > 1000 else rate
     wave = np.cos(2 * np.pi * hertz * np.arange(count) / rate).astype(np.float32)
     found = resample(wave, rate)
-    wanted = np.cos(2 * np.pi * hertz * np.arange(len(found)) / 16000) * (hertz < 8000)
+    expected = np.cos(2 * np.pi * hertz * np.arange(len(found)) / 16000) * (hertz < 8000)
     edge = math.ceil(ZEROS * max(1, 16000 / rate)) + 1
     assert len(found) > 2 * edge
-    np.testing.assert_allclose(found[edge:-edge], wanted[edge:-edge], atol=RESAMPLED)
+    np.testing.assert_allclose(found[edge:-edge], expected[edge:-edge], atol=RESAMPLED)
 
 
-def test_silence_and_a_millisecond() -> None:
+def test_silence_and_very_short_audio_are_resampled() -> None:
     assert not read_audio(file(np.zeros(48000), 48000)).any()
     assert len(read_audio(file(np.ones(48) / 2, 48000))) == 16
     assert len(read_audio(file(np.ones(1) / 2, 192000))) == 1
 
 
-def heard(data: bytes | bytearray) -> np.ndarray | None:
-    """The samples, or nothing where a sentence was said."""
+def samples_or_none(data: bytes | bytearray) -> np.ndarray | None:
+    """Return the samples, or None after an InputError."""
     try:
         return read_audio(data)
     except InputError:
@@ -121,11 +121,13 @@ def heard(data: bytes | bytearray) -> np.ndarray | None:
 
 
 @pytest.mark.parametrize(("format", "subtype", "rate", "_"), FILES)
-def test_files_cut_short(format: str, subtype: str, rate: int, _: float) -> None:
-    """What is there, or a sentence: the decoder decides."""
+def test_truncated_files_give_fewer_samples_or_an_error(
+    format: str, subtype: str, rate: int, _: float
+) -> None:
+    """Which of the two depends on the decoder."""
     data = stereo(format, subtype, rate)
     ends = [0, 24, *(int(part * len(data)) for part in (0.01, 0.3, 0.7, 0.999))]
-    found = [heard(data[:end]) for end in ends]
+    found = [samples_or_none(data[:end]) for end in ends]
     assert found[0] is found[1] is None
     assert all(0 < len(samples) <= 16000 for samples in found if samples is not None)
     if format in ("WAV", "AIFF", "MP3"):
@@ -134,31 +136,32 @@ def test_files_cut_short(format: str, subtype: str, rate: int, _: float) -> None
 
 
 @pytest.mark.parametrize(("format", "subtype", "rate", "_"), FILES)
-def test_damaged_files(format: str, subtype: str, rate: int, _: float) -> None:
-    """No error but ours, and never a sample that is no number."""
+def test_damaged_files_give_finite_samples_or_an_error(
+    format: str, subtype: str, rate: int, _: float
+) -> None:
     data, chance = stereo(format, subtype, rate), random.Random(7)
     for _round in range(25):
         damaged = bytearray(data)
         for _byte in range(chance.choice([1, 3, 20])):
             damaged[chance.randrange(chance.choice([64, len(data)]))] = chance.randrange(256)
-        samples = heard(damaged)
+        samples = samples_or_none(damaged)
         assert samples is None or np.isfinite(samples).all()
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "message"),
     [
         (b"", "is empty"),
-        (b"This is no sound. " * 50, "no sound; WAV, FLAC, OGG and MP3 can be read"),
+        (b"This is no sound. " * 50, "not audio; WAV, FLAC, OGG and MP3 are supported"),
         (bytes(1000), "cannot be decoded"),
         (file(np.zeros(0), 16000), "holds no samples"),
         (file(np.array([0.1, np.nan]), 44100), "NaN or infinite"),
         (file(np.array([0.1, np.inf]), 16000), "NaN or infinite"),
         (file(np.zeros(9), 1), "has 1 samples a second; 1000 to 768000"),
         (file(np.zeros(9), 10**9), "has 1000000000 samples a second"),
-        ("there/is/none.wav", "no sound file at there"),
-        ("a\0b", "no sound file"),
-        (Path(), "no sound file at"),
+        ("there/is/none.wav", "no audio file at there"),
+        ("a\0b", "no audio file"),
+        (Path(), "no audio file at"),
         ([], "holds no samples"),
         ([0.1, math.nan], "NaN or infinite"),
         ([0.1, -math.inf], "NaN or infinite"),
@@ -176,12 +179,12 @@ def test_damaged_files(format: str, subtype: str, rate: int, _: float) -> None:
     ],
     ids=lambda x: repr(x)[:20],
 )
-def test_odd_inputs_get_a_sentence(given: object, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
+def test_invalid_inputs_raise_an_error(given: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read_audio(given)
 
 
-def test_too_long_a_sound_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audio_that_is_too_long_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("webgemma.media.audio_files.MAX_SECONDS", 2)
     assert len(read_audio(file(np.zeros(2 * 192000), 192000))) == 32000
     for long in (np.zeros(32001), file(np.zeros(16001), 8000)):
@@ -189,9 +192,9 @@ def test_too_long_a_sound_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
             read_audio(long)
 
 
-def test_without_its_decoder_a_file_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_its_decoder_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     data = stereo("WAV", "PCM_16", 16000)
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(InputError, match=r"soundfile package.*install it, or hand in samples"):
+    with pytest.raises(InputError, match=r"soundfile package.*install it, or pass samples"):
         read_audio(data)
     assert len(read_audio([0.1])) == 1

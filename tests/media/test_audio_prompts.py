@@ -1,4 +1,4 @@
-"""Sounds and films in a chat, on the GPU and on the CPU: taken in alike, in order, and once."""
+"""Audio and video in a chat on the GPU and the CPU: same replies, in order, each encoded once."""
 
 import base64
 import io
@@ -13,16 +13,16 @@ import soundfile
 from conftest import SHARED, needs_shared
 from helpers.questions import user
 from helpers.tiny import LARGE, SMALL, tiny_gguf, tiny_metadata, tiny_tensors
-from helpers.tiny_ears import (
-    EARS,
-    RAW_EARS,
+from helpers.tiny_audio import (
+    RAW_AUDIO,
+    TINY_AUDIO,
     as_ollama,
-    audio_of,
-    ears_gguf,
-    ears_metadata,
-    ears_tensors,
+    audio_config,
+    audio_gguf,
+    audio_metadata,
+    audio_weights,
 )
-from helpers.tiny_eyes import SMALL_EYES, eyes_metadata, eyes_tensors
+from helpers.tiny_vision import SMALL_VISION, vision_metadata, vision_weights
 from PIL import Image
 from tolerance import GPU_SOFT_TOKENS
 
@@ -31,15 +31,15 @@ from webgemma.errors import DeviceError
 from webgemma.gemma.encoder_config import encoder_nbytes
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import gguf_bytes
-from webgemma.images import chosen_frames, clock
+from webgemma.images import chosen_frames, timestamp
 from webgemma.media.encoders import MediaSpan
-from webgemma.reference.audio import AudioModel
+from webgemma.reference.audio import AudioEncoder
 from webgemma.reference.weights import Weights
 
 WIDTH = SMALL.width
 KINDS = {
-    "small": (replace(SMALL, context=1024), replace(EARS, output=SMALL.width)),
-    "raw": (replace(LARGE, context=1024), replace(RAW_EARS, output=LARGE.width)),
+    "small": (replace(SMALL, context=1024), replace(TINY_AUDIO, output=SMALL.width)),
+    "raw": (replace(LARGE, context=1024), replace(RAW_AUDIO, output=LARGE.width)),
 }
 DEVICES = ("gpu", "cpu")
 EXACT = {"kv": "f32", "precision": "exact"}
@@ -55,11 +55,11 @@ def file_bytes(samples: np.ndarray, rate: int = 16_000) -> bytes:
     return file.getvalue()
 
 
-def sound(source: object) -> dict[str, object]:
+def audio(source: object) -> dict[str, object]:
     return {"type": "audio", "audio": source}
 
 
-def film(source: object, **more: object) -> dict[str, object]:
+def video(source: object, **more: object) -> dict[str, object]:
     return {"type": "video", "video": source, **more}
 
 
@@ -70,19 +70,23 @@ def reply(gemma: Gemma, *content: object, count: int = 6) -> list[int]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """KIND.gguf with KIND.mmproj, and small.one, which holds text, eyes and Ollama's ears."""
-    made = tmp_path_factory.mktemp("models")
-    for kind, (tiny, ears) in KINDS.items():
-        (made / f"{kind}.gguf").write_bytes(tiny_gguf(tiny))
-        data = gguf_bytes(ears_metadata(ears), ears_tensors(ears))
-        (made / f"{kind}.mmproj").write_bytes(data)
-    tiny, ears = KINDS["small"]
-    eyes = replace(SMALL_EYES, positions=96)
-    metadata = tiny_metadata(tiny) | eyes_metadata(eyes, "gemma4.") | ears_metadata(ears, "gemma4")
-    tensors = [*tiny_tensors(tiny), *eyes_tensors(eyes), *as_ollama(ears_tensors(ears))]
-    (made / "small.one").write_bytes(gguf_bytes(metadata, tensors))
-    (made / "song.wav").write_bytes(file_bytes(SONG))
-    return made
+    """Folder of KIND.gguf with KIND.mmproj, and small.one, which holds text and both encoders.
+
+    The audio encoder in small.one has Ollama's tensor names."""
+    path = tmp_path_factory.mktemp("models")
+    for kind, (tiny, config) in KINDS.items():
+        (path / f"{kind}.gguf").write_bytes(tiny_gguf(tiny))
+        data = gguf_bytes(audio_metadata(config), audio_weights(config))
+        (path / f"{kind}.mmproj").write_bytes(data)
+    tiny, config = KINDS["small"]
+    vision = replace(SMALL_VISION, positions=96)
+    metadata = (
+        tiny_metadata(tiny) | vision_metadata(vision, "gemma4.") | audio_metadata(config, "gemma4")
+    )
+    tensors = [*tiny_tensors(tiny), *vision_weights(vision), *as_ollama(audio_weights(config))]
+    (path / "small.one").write_bytes(gguf_bytes(metadata, tensors))
+    (path / "song.wav").write_bytes(file_bytes(SONG))
+    return path
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -91,43 +95,43 @@ def gemma(request: pytest.FixtureRequest, folder: Path) -> Iterator[Gemma]:
         yield loaded
 
 
-def watched(gemma: Gemma, *content: object) -> tuple[list[int], list[MediaSpan]]:
-    """The ids of a prompt, and what is placed in it."""
-    taken = []
+def prompt_of(gemma: Gemma, *content: object) -> tuple[list[int], list[MediaSpan]]:
+    """Return the ids of a prompt, and the media spans in it."""
+    prompts = []
     generate = gemma._engine.generate
 
-    def watching(ids: list[int], sampling: object, seed: int, placed: list[MediaSpan]) -> object:
-        taken.append((ids, placed))
-        return generate(ids, sampling, seed, placed)
+    def recorded(ids: list[int], settings: object, seed: int, spans: list[MediaSpan]) -> object:
+        prompts.append((ids, spans))
+        return generate(ids, settings, seed, spans)
 
-    gemma._engine.generate = watching
+    gemma._engine.generate = recorded
     try:
         reply(gemma, *content, count=1)
     finally:
         del gemma._engine.generate
-    return taken[0]
+    return prompts[0]
 
 
 @pytest.mark.parametrize("on", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sound_is_encoded_as_the_reference_does(kind: str, on: str, folder: Path) -> None:
-    gguf = ears_gguf(KINDS[kind][1], ears_tensors(KINDS[kind][1]))
-    wanted = AudioModel(audio_of(gguf), Weights(gguf)).hear(SONG)
+def test_audio_is_encoded_as_in_the_reference(kind: str, on: str, folder: Path) -> None:
+    gguf = audio_gguf(KINDS[kind][1], audio_weights(KINDS[kind][1]))
+    expected = AudioEncoder(audio_config(gguf), Weights(gguf)).encode(SONG)
     path, mmproj = folder / f"{kind}.gguf", folder / f"{kind}.mmproj"
     with Gemma.load(path, on, mmproj=mmproj, context=64) as gemma:
         found = gemma.encode_audio(SONG)
         assert found.dtype == np.float32
-    within = GPU_SOFT_TOKENS * np.abs(wanted).max()
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=within)
+    within = GPU_SOFT_TOKENS * np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=within)
 
 
-def test_every_way_to_give_a_sound(gemma: Gemma, folder: Path) -> None:
+def test_every_kind_of_source_is_encoded_alike(gemma: Gemma, folder: Path) -> None:
     path, data = folder / "song.wav", file_bytes(SONG)
     text = base64.b64encode(data).decode()
-    wanted = gemma.encode_audio(SONG)
+    expected = gemma.encode_audio(SONG)
     for source in (path, str(path), data, SONG.tolist(), f"data:audio/wav;base64,{text}"):
-        np.testing.assert_array_equal(gemma.encode_audio(source), wanted)
-    answer = reply(gemma, sound(SONG), "?")
+        np.testing.assert_array_equal(gemma.encode_audio(source), expected)
+    answer = reply(gemma, audio(SONG), "?")
     for part in (
         {"type": "audio", "path": path},
         {"type": "audio", "url": f"data:;base64,{text}"},
@@ -135,72 +139,72 @@ def test_every_way_to_give_a_sound(gemma: Gemma, folder: Path) -> None:
         {"type": "input_audio", "input_audio": {"data": text, "format": "wav"}},
     ):
         assert reply(gemma, part, "?") == answer
-    for source in (data, text, str(path)):  # Ollama has one list for all attachments
-        asked = [{"role": "user", "content": "?", "images": [source]}]
-        assert [p.token for p in gemma.chat(asked, temperature=0, max_tokens=6)] == answer
+    for source in (data, text, str(path)):  # Ollama has one list of all attachments
+        messages = [{"role": "user", "content": "?", "images": [source]}]
+        assert [p.token for p in gemma.chat(messages, temperature=0, max_tokens=6)] == answer
 
 
-def test_both_engines_answer_alike(folder: Path) -> None:
+def test_both_engines_give_the_same_reply(folder: Path) -> None:
     answers = []
     for on in DEVICES:
         with Gemma.load(folder / "small.one", on, **EXACT) as gemma:
-            picture = {"type": "image", "image": FRAMES[0], "budget": 70}
-            answers.append(reply(gemma, "hear ", sound(SONG), picture, "and ", sound(WORD)))
-            turned = reply(gemma, "hear ", sound(WORD), picture, "and ", sound(SONG))
-            assert turned != answers[-1]
+            still = {"type": "image", "image": FRAMES[0], "budget": 70}
+            answers.append(reply(gemma, "hear ", audio(SONG), still, "and ", audio(WORD)))
+            swapped = reply(gemma, "hear ", audio(WORD), still, "and ", audio(SONG))
+            assert swapped != answers[-1]
     assert answers[0] == answers[1]
     assert len(answers[0]) == 6
 
 
-def test_sounds_stand_where_their_placeholders_do(gemma: Gemma) -> None:
-    ids, placed = watched(gemma, "a", sound(SONG), "b", sound(WORD))
+def test_audio_replaces_its_placeholders(gemma: Gemma) -> None:
+    ids, spans = prompt_of(gemma, "a", audio(SONG), "b", audio(WORD))
     special = gemma.tokenizer.special_ids
-    assert [each.sensed.count for each in placed] == [8, 3]
-    for each in placed:
-        assert ids[each.first - 1] == special["<|audio>"]
-        assert set(ids[each.first : each.end]) == {special["<|audio|>"]}
-        assert ids[each.end] == special["<audio|>"]
+    assert [span.media.count for span in spans] == [8, 3]
+    for span in spans:
+        assert ids[span.first - 1] == special["<|audio>"]
+        assert set(ids[span.first : span.end]) == {special["<|audio|>"]}
+        assert ids[span.end] == special["<audio|>"]
 
 
-def test_long_sounds_are_heard_in_parts(gemma: Gemma, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("webgemma.gemma.encoder_config.PART_SAMPLES", 1600)
-    told: list[tuple[int, int]] = []
-    found = gemma.encode_audio(SONG[:4000], lambda *steps: told.append(steps))
+def test_long_audio_is_encoded_in_segments(gemma: Gemma, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webgemma.gemma.encoder_config.SEGMENT_SAMPLES", 1600)
+    reported: list[tuple[int, int]] = []
+    found = gemma.encode_audio(SONG[:4000], lambda *steps: reported.append(steps))
     alone = [gemma.encode_audio(SONG[at : at + 1600][: 4000 - at]) for at in (0, 1600, 3200)]
     np.testing.assert_array_equal(found, np.concatenate(alone))
-    assert told == sorted(told)
-    assert told[-1][0] == told[-1][1] >= 3
-    whole = reply(gemma, sound(SONG[:4000]), "?")
-    again = reply(gemma, sound(SONG[:4000]), "?")  # the cache holds all of it
-    assert whole == again
+    assert reported == sorted(reported)
+    assert reported[-1][0] == reported[-1][1] >= 3
+    first = reply(gemma, audio(SONG[:4000]), "?")
+    again = reply(gemma, audio(SONG[:4000]), "?")  # from the cache
+    assert first == again
 
 
-def test_a_sound_is_encoded_once(gemma: Gemma, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audio_is_encoded_once(gemma: Gemma, monkeypatch: pytest.MonkeyPatch) -> None:
     gemma.encode_audio(WORD)
-    ears = gemma._engine.senses._ears.tower
-    assert ears is not None
-    heard = []
-    listen = ears.listen
+    encoder = gemma._engine.encoders._audio.encoder
+    assert encoder is not None
+    encoded = []
+    encode = encoder.encode
 
     async def counted(samples: memoryview, *rest: object) -> object:
-        heard.append(len(samples))
-        return await listen(samples, *rest)
+        encoded.append(len(samples))
+        return await encode(samples, *rest)
 
-    monkeypatch.setattr(ears, "listen", counted)
-    fresh = WORD[:900]
-    first = reply(gemma, sound(fresh), "?")
-    assert reply(gemma, sound(WORD), "?") != first
-    assert reply(gemma, sound(fresh), "?") == first
-    assert heard == [900]
+    monkeypatch.setattr(encoder, "encode", counted)
+    other = WORD[:900]
+    first = reply(gemma, audio(other), "?")
+    assert reply(gemma, audio(WORD), "?") != first
+    assert reply(gemma, audio(other), "?") == first
+    assert encoded == [900]
 
 
-def test_progress_and_an_end_to_it(gemma: Gemma) -> None:
-    told: list[tuple[int, int]] = []
-    picture = {"type": "image", "image": FRAMES[1], "budget": 70}
-    parts = [sound(SONG[:1234]), picture, "?"]
-    list(gemma.chat([user(*parts)], max_tokens=1, progress=lambda *steps: told.append(steps)))
-    assert told == sorted(told)
-    assert told[-1] == (200, 200)
+def test_progress_is_reported_and_may_stop_encoding(gemma: Gemma) -> None:
+    reported: list[tuple[int, int]] = []
+    still = {"type": "image", "image": FRAMES[1], "budget": 70}
+    parts = [audio(SONG[:1234]), still, "?"]
+    list(gemma.chat([user(*parts)], max_tokens=1, progress=lambda *steps: reported.append(steps)))
+    assert reported == sorted(reported)
+    assert reported[-1] == (200, 200)
 
     class EnoughError(Exception):
         pass
@@ -208,29 +212,29 @@ def test_progress_and_an_end_to_it(gemma: Gemma) -> None:
     def stop(*_: int) -> None:
         raise EnoughError
 
-    held = [gemma.memory_nbytes]
+    used = [gemma.memory_nbytes]
     for _ in range(2):
         with pytest.raises(EnoughError):
             gemma.encode_audio(SONG[:1235], stop)
         with pytest.raises(EnoughError):
             gemma.encode_image(FRAMES[2], budget=70, progress=stop)
-        held.append(gemma.memory_nbytes)
-    assert held[0] >= held[1] == held[2]  # what a tower has recorded goes with another size
+        used.append(gemma.memory_nbytes)
+    assert used[0] >= used[1] == used[2]  # the plan of another size is freed
     assert len(gemma.encode_audio(SONG[:1235])) == 2
 
 
-def test_towers_can_be_given_back(folder: Path) -> None:
+def test_encoders_can_be_freed(folder: Path) -> None:
     with Gemma.load(folder / "small.one", "gpu", context=128) as gemma:
         empty = gemma.memory_nbytes
-        wanted = gemma.encode_audio(SONG), gemma.encode_image(FRAMES[0], budget=70)
+        expected = gemma.encode_audio(SONG), gemma.encode_image(FRAMES[0], budget=70)
         assert gemma.memory_nbytes > empty
         gemma.free_encoders()
         assert gemma.memory_nbytes == empty
-        np.testing.assert_array_equal(gemma.encode_audio(SONG), wanted[0])
-        np.testing.assert_array_equal(gemma.encode_image(FRAMES[0], budget=70), wanted[1])
-        pieces = gemma.chat([user(sound(SONG), "?")], temperature=0)
+        np.testing.assert_array_equal(gemma.encode_audio(SONG), expected[0])
+        np.testing.assert_array_equal(gemma.encode_image(FRAMES[0], budget=70), expected[1])
+        pieces = gemma.chat([user(audio(SONG), "?")], temperature=0)
         next(pieces)
-        gemma.free_encoders()  # while a chat is under way, which keeps what it uses
+        gemma.free_encoders()  # a chat in progress keeps what it uses
         next(pieces)
         pieces.close()
         gemma.free_encoders()
@@ -238,61 +242,65 @@ def test_towers_can_be_given_back(folder: Path) -> None:
     assert gemma.memory_nbytes == 0
 
 
-def test_towers_count_as_memory(folder: Path) -> None:
+def test_encoders_count_as_memory(folder: Path) -> None:
     with Gemma.load(folder / "small.one", "gpu", context=128) as gemma:
         used = gemma.memory_nbytes
     some = (used + 1000) / 1e9
     with Gemma.load(folder / "small.one", "gpu", context=128, memory_gb=some) as gemma:
         for encode in (lambda: gemma.encode_audio(SONG), lambda: gemma.encode_image(FRAMES[0])):
-            with pytest.raises(DeviceError, match=r"GB more for its \w+ tower, but .* memory_gb="):
+            with pytest.raises(
+                DeviceError, match=r"GB more for its \w+ encoder, but .* memory_gb="
+            ):
                 encode()
         assert gemma.memory_nbytes == used
 
 
-def test_what_eyes_have_recorded_makes_room_for_ears(folder: Path) -> None:
+def test_plans_of_the_vision_encoder_are_freed_for_the_audio_encoder(folder: Path) -> None:
     with Gemma.load(folder / "small.one", "gpu", context=128) as gemma:
         gemma.encode_image(FRAMES[0], budget=70)
         recorded = gemma.memory_nbytes
-        gemma._engine.senses._eyes.tower._weights.rest()
-        most = gemma.memory_nbytes + encoder_nbytes(gemma._engine.gguf, "audio")
+        gemma._engine.encoders._vision.encoder._weights.free_idle()
+        needed = gemma.memory_nbytes + encoder_nbytes(gemma._engine.gguf, "audio")
         assert gemma.memory_nbytes < recorded
-    with Gemma.load(folder / "small.one", "gpu", context=128, memory_gb=(most + 1) / 1e9) as gemma:
+    with Gemma.load(
+        folder / "small.one", "gpu", context=128, memory_gb=(needed + 1) / 1e9
+    ) as gemma:
         gemma.encode_image(FRAMES[0], budget=70)
         assert len(gemma.encode_audio(SONG))
 
 
-def test_a_film_is_frames_with_their_times(gemma: Gemma) -> None:
-    ids, placed = watched(gemma, "see ", film(FRAMES, fps=0.5), "?")
+def test_a_video_is_frames_with_their_times(gemma: Gemma) -> None:
+    ids, spans = prompt_of(gemma, "see ", video(FRAMES, fps=0.5), "?")
     special = gemma.tokenizer.special_ids
-    assert len(placed) == 3
-    for each in placed:
-        assert ids[each.first - 1] == special["<|image>"]
-        assert set(ids[each.first : each.end]) == {special["<|video|>"]}
-        assert ids[each.end] == special["<image|>"]
-    between = [ids[a.end + 1 : b.first - 1] for a, b in pairwise(placed)]
+    assert len(spans) == 3
+    for span in spans:
+        assert ids[span.first - 1] == special["<|image>"]
+        assert set(ids[span.first : span.end]) == {special["<|video|>"]}
+        assert ids[span.end] == special["<image|>"]
+    between = [ids[a.end + 1 : b.first - 1] for a, b in pairwise(spans)]
     assert [gemma.tokenizer.decode(text) for text in between] == [" 00:02 ", " 00:04 "]
-    before = gemma.tokenizer.decode(ids[: placed[0].first - 1])
-    assert before.endswith("see00:00 ")  # the template trims what a user writes
+    before = gemma.tokenizer.decode(ids[: spans[0].first - 1])
+    assert before.endswith("see00:00 ")  # the template trims the text of a user
 
 
-def test_animated_pictures_are_films(gemma: Gemma, tmp_path: Path) -> None:
-    path = tmp_path / "film.png"
+def test_animated_images_are_videos(gemma: Gemma, tmp_path: Path) -> None:
+    path = tmp_path / "video.png"
     first, *rest = [Image.fromarray(frame) for frame in FRAMES]
     first.save(path, save_all=True, append_images=rest, duration=[1000, 90_000, 10])
-    wanted = reply(gemma, film(FRAMES, fps=1), "?")
+    expected = reply(gemma, video(FRAMES, fps=1), "?")
     for source in (path, str(path), path.read_bytes()):
-        ids, placed = watched(gemma, film(source), "?")
-        between = ids[placed[1].end + 1 : placed[2].first - 1]
+        ids, spans = prompt_of(gemma, video(source), "?")
+        between = ids[spans[1].end + 1 : spans[2].first - 1]
         assert gemma.tokenizer.decode(between) == " 01:31 "
-    assert reply(gemma, film(np.stack(FRAMES), fps=1), "?") == wanted
+    assert reply(gemma, video(np.stack(FRAMES), fps=1), "?") == expected
 
 
-def test_of_long_films_some_frames_are_seen() -> None:
+def test_frames_of_long_videos_are_evenly_chosen() -> None:
     assert chosen_frames(0) == []
     assert chosen_frames(32) == list(range(32))
     assert chosen_frames(33)[-1] == 31
     assert chosen_frames(100) == [int(at * 100 / 32) for at in range(32)]
-    assert [clock(seconds) for seconds in (0, 59.9, 60, 3725)] == [
+    assert [timestamp(seconds) for seconds in (0, 59.9, 60, 3725)] == [
         "00:00",
         "00:59",
         "01:00",
@@ -301,73 +309,75 @@ def test_of_long_films_some_frames_are_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "sentence"),
+    ("part", "message"),
     [
-        ({"type": "audio"}, r"messages\[0\].content\[0\] has no sound: give it as 'audio'"),
-        (sound("https://example.org/a.wav"), "nothing is fetched from there"),
+        ({"type": "audio"}, r"messages\[0\].content\[0\] has no audio: give it as 'audio'"),
+        (audio("https://example.org/a.wav"), "nothing is fetched from servers"),
         ({"type": "audio", "url": "a.wav"}, "must be a data: URL"),
-        (sound("no such file.wav"), "There is no sound file at no such file.wav"),
-        (sound(b"nonsense"), r"content\[0\].audio: The sound cannot be decoded"),
-        (sound([0.0, float("nan")]), "NaN or infinite"),
-        (sound([]), "holds no samples"),
+        (audio("no such file.wav"), "There is no audio file at no such file.wav"),
+        (audio(b"nonsense"), r"content\[0\].audio: The audio cannot be decoded"),
+        (audio([0.0, float("nan")]), "NaN or infinite"),
+        (audio([]), "holds no samples"),
         ({"type": "input_audio", "input_audio": {}}, "as base64 in 'data'"),
         ({"type": "input_audio", "input_audio": {"data": "ä"}}, "neither a file nor base64"),
-        ({"type": "video"}, "has no film: give it as 'video'"),
-        (film([]), "is a film without a frame"),
-        (film(5), "must be a list of pictures, not int"),
-        (film([b"x"]), "frame 0: The picture holds nothing"),
-        (film(FRAMES, fps=0), "fps is 0, but it must be a number above zero"),
-        (film(b"\0\0\0\x18ftypmp42"), "give the frames of a film as a list"),
-        (film("a.mp4"), "'a.mp4' cannot be opened"),
+        ({"type": "video"}, "has no video: give it as 'video'"),
+        (video([]), "is a video without frames"),
+        (video(5), "must be a list of images, not int"),
+        (video([b"x"]), "frame 0: The image is not an image"),
+        (video(FRAMES, fps=0), "fps is 0, but it must be a number above zero"),
+        (video(b"\0\0\0\x18ftypmp42"), "pass the frames of a video as a list"),
+        (video("a.mp4"), "'a.mp4' cannot be opened"),
     ],
 )
-def test_what_cannot_be_taken(gemma: Gemma, part: dict, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
+def test_invalid_parts_raise_an_error(gemma: Gemma, part: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         reply(gemma, part, "?")
 
 
 @pytest.mark.parametrize("on", DEVICES)
-def test_models_without_ears(on: str, folder: Path) -> None:
+def test_models_without_audio_encoder_raise_an_error(on: str, folder: Path) -> None:
     with Gemma.load(folder / "small.gguf", on, context=64) as gemma:
-        for ask in (lambda: gemma.encode_audio(SONG), lambda: reply(gemma, sound(SONG))):
+        for call in (lambda: gemma.encode_audio(SONG), lambda: reply(gemma, audio(SONG))):
             with pytest.raises(
-                InputError, match=r"small\.gguf cannot hear: .* load it with mmproj"
+                InputError, match=r"small\.gguf cannot read audio: .* load it with mmproj"
             ):
-                ask()
+                call()
     mmproj = folder / "small.mmproj"
     with (
         Gemma.load(folder / "small.gguf", on, context=64, mmproj=mmproj) as gemma,
-        pytest.raises(InputError, match=r"cannot see: there is no vision tower in small\.mmproj"),
+        pytest.raises(
+            InputError, match=r"cannot read images: there is no vision encoder in small\.mmproj"
+        ),
     ):
         gemma.encode_image(FRAMES[0])
 
 
-def test_an_mmproj_that_is_no_path(folder: Path) -> None:
-    source = BytesSource((folder / "small.mmproj").read_bytes(), "ears")
+def test_an_mmproj_may_be_a_source_but_not_an_address(folder: Path) -> None:
+    source = BytesSource((folder / "small.mmproj").read_bytes(), "audio")
     with Gemma.load(folder / "small.gguf", "cpu", mmproj=source) as gemma:
         assert len(gemma.encode_audio(WORD)) == 3
     with pytest.raises(InputError, match="is on a server"):
-        Gemma.load(folder / "small.gguf", "cpu", mmproj="https://example.org/ears.gguf")
-    with pytest.raises(InputError, match="is no model"):
+        Gemma.load(folder / "small.gguf", "cpu", mmproj="https://example.org/audio.gguf")
+    with pytest.raises(InputError, match="is not a model"):
         Gemma.load(folder / "small.gguf", "cpu", mmproj=5)
 
 
-def test_a_conversation_with_sounds_is_saved(folder: Path, tmp_path: Path) -> None:
+def test_a_conversation_with_audio_is_saved(folder: Path, tmp_path: Path) -> None:
     with Gemma.load(folder / "small.one", "gpu", **EXACT) as gemma:
-        wanted = reply(gemma, sound(SONG), "?")
+        expected = reply(gemma, audio(SONG), "?")
         gemma.save(tmp_path / "saved")
-        assert reply(gemma, "other") != wanted
+        assert reply(gemma, "other") != expected
         gemma.restore(tmp_path / "saved")
-        assert reply(gemma, sound(SONG), "?") == wanted
+        assert reply(gemma, audio(SONG), "?") == expected
 
 
 @needs_shared
 @pytest.mark.parametrize("on", DEVICES)
 @pytest.mark.parametrize("samples", [24000, 40123])
-def test_llama_cpps_files_as_transformers(samples: int, on: str) -> None:
+def test_llama_cpp_files_agree_with_transformers(samples: int, on: str) -> None:
     files = SHARED / "mm"
     given = np.fromfile(files / f"audio-{samples}.f32", np.float32)
-    wanted = np.load(files / f"audio{samples}.embd.npy")
+    expected = np.load(files / f"audio{samples}.embd.npy")
     with Gemma.load(files / "mm-f16.gguf", on, mmproj=files / "mmproj-mm-f16.gguf") as gemma:
         found = gemma.encode_audio(given)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-3)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3)

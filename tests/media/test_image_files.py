@@ -1,4 +1,4 @@
-"""Decoding pictures: every kind of input, upright and flat, or a sentence."""
+"""Image decoding: every kind of input, orientation, transparency, and invalid inputs."""
 
 import io
 import struct
@@ -25,7 +25,7 @@ def file_bytes(image: Image.Image, kind: str, **options: object) -> bytes:
 
 
 def png(width: int, height: int, depth: int, colours: int, rows: bytes) -> bytes:
-    """A PNG written by hand, for what Pillow does not write."""
+    """Return a PNG that Pillow does not write."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (
@@ -37,21 +37,21 @@ def png(width: int, height: int, depth: int, colours: int, rows: bytes) -> bytes
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
 
 
-def test_every_way_to_hand_in_a_picture(tmp_path: Path) -> None:
+def test_every_kind_of_source_is_decoded(tmp_path: Path) -> None:
     image = Image.fromarray(RGB)
     data = file_bytes(image, "PNG")
-    path = tmp_path / "picture.png"
+    path = tmp_path / "image.png"
     path.write_bytes(data)
-    wanted = RgbImage(3, 2, RGB.tobytes())
+    expected = RgbImage(3, 2, RGB.tobytes())
     for source in (path, str(path), data, bytearray(data), image, RGB, memoryview(RGB)):
-        assert decode(source) == wanted
+        assert decode(source) == expected
     mirrored = RGB[:, ::-1]  # not contiguous
     assert decode(mirrored) == RgbImage(3, 2, mirrored.tobytes())
 
 
-@pytest.mark.parametrize("turn", range(1, 9))
-def test_upright_as_exif_says(turn: int) -> None:
-    """All eight ways a camera can be held, undone by the definition of each."""
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_upright_by_their_exif_orientation(orientation: int) -> None:
+    """All eight orientations, undone by their definitions."""
     upright = np.zeros((16, 32, 3), np.uint8)
     upright[:8, :16] = 255  # light in the upper left
     stored = {
@@ -63,25 +63,25 @@ def test_upright_as_exif_says(turn: int) -> None:
         6: upright.swapaxes(0, 1)[::-1],
         7: upright.swapaxes(0, 1)[::-1, ::-1],
         8: upright.swapaxes(0, 1)[:, ::-1],
-    }[turn]
+    }[orientation]
     exif = Image.Exif()
-    exif[0x0112] = turn
+    exif[0x0112] = orientation
     image = Image.fromarray(np.ascontiguousarray(stored))
     for kind in ("PNG", "JPEG"):
         width, height, rgb = decode(file_bytes(image, kind, exif=exif.tobytes()))
         assert (width, height) == (32, 16)
         found = np.frombuffer(rgb, np.uint8).reshape(16, 32, 3).astype(int)
-        assert np.abs(found - upright).max() < 8  # JPEG's own
+        assert np.abs(found - upright).max() < 8  # JPEG is lossy
 
 
 @pytest.mark.parametrize(
     "exif", [b"Exif\0\0nonsense", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM"]
 )
-def test_exif_that_cannot_be_read_is_ignored(exif: bytes) -> None:
+def test_unreadable_exif_is_ignored(exif: bytes) -> None:
     assert decode(file_bytes(NOISE, "JPEG", exif=exif)) == decode(file_bytes(NOISE, "JPEG"))
 
 
-def test_what_is_transparent_becomes_white() -> None:
+def test_transparent_pixels_become_white() -> None:
     clear, half = (10, 20, 30, 0), (0, 0, 0, 128)
     image = Image.new("RGBA", (2, 1), clear)
     image.putpixel((1, 0), half)
@@ -96,11 +96,11 @@ def test_what_is_transparent_becomes_white() -> None:
         assert decode(clear_one).rgb == bytes([200, 100, 50, 255, 255, 255])
 
 
-def test_sixteen_bits() -> None:
+def test_16_bit_images_become_8_bit() -> None:
     grey = Image.fromarray(np.array([[0, 128, 129, 32768, 65535]], np.uint16))
-    wanted = bytes(level for level in (0, 0, 1, 128, 255) for _ in range(3))
+    expected = bytes(level for level in (0, 0, 1, 128, 255) for _ in range(3))
     for source in (grey, file_bytes(grey, "PNG"), file_bytes(grey, "TIFF")):
-        assert decode(source).rgb == wanted
+        assert decode(source).rgb == expected
     colours = png(1, 1, 16, 2, bytes([0, 200, 1, 100, 2, 50, 3]))
     assert decode(colours).rgb == bytes([200, 100, 50])
     with_alpha = png(1, 1, 16, 6, bytes([0, 200, 1, 100, 2, 50, 3, 0, 0]))
@@ -108,30 +108,30 @@ def test_sixteen_bits() -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
-def test_cmyk(kind: str) -> None:
+def test_cmyk_becomes_rgb(kind: str) -> None:
     red = Image.new("CMYK", (1, 1), (0, 255, 255, 0))
     assert decode(file_bytes(red, kind)).rgb == bytes([255, 0, 0])
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "PA", "RGBa", "RGBX", "YCbCr", "LAB", "HSV", "I"])
-def test_other_modes_come_out_as_rgb(mode: str) -> None:
+def test_other_modes_become_rgb(mode: str) -> None:
     assert len(decode(Image.new(mode, (2, 3))).rgb) == 18
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_cut_short_get_a_sentence(kind: str, tmp_path: Path) -> None:
+def test_truncated_files_raise_an_error(kind: str, tmp_path: Path) -> None:
     data = file_bytes(NOISE, kind)
     path = tmp_path / f"half.{kind.lower()}"
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(InputError, match=r"half.*damaged or cut short"):
         decode(path)
     for length in (0, 1, 10, 30, 100):
-        with pytest.raises(InputError, match=r"The picture (is damaged|holds nothing)"):
+        with pytest.raises(InputError, match=r"The image (is damaged|is not an image)"):
             decode(data[:length])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_damaged_files_give_a_picture_or_a_sentence(kind: str) -> None:
+def test_damaged_files_give_an_image_or_an_error(kind: str) -> None:
     rng = np.random.default_rng(7)
     data = np.frombuffer(file_bytes(NOISE, kind), np.uint8)
     for _ in range(60):
@@ -144,14 +144,14 @@ def test_damaged_files_give_a_picture_or_a_sentence(kind: str) -> None:
         assert len(rgb) == 3 * width * height
 
 
-def test_an_image_that_cannot_be_loaded_gets_a_sentence() -> None:
+def test_a_pillow_image_that_cannot_be_loaded_raises_an_error() -> None:
     half = Image.open(io.BytesIO(file_bytes(NOISE, "PNG")[:4000]))
     with pytest.raises(InputError, match="damaged or cut short"):
         decode(half)
 
 
 @pytest.mark.parametrize("side", [10_001, 20_000, 200_000])
-def test_pictures_too_large_are_refused_before_they_are_decoded(side: int) -> None:
+def test_images_too_large_are_rejected_before_decoding(side: int) -> None:
     with pytest.raises(InputError, match="at most 100 million"):
         decode(png(side, side, 8, 2, b""))
     huge = np.lib.stride_tricks.as_strided(RGB, (side, side, 3), (0, 0, 1))
@@ -160,15 +160,15 @@ def test_pictures_too_large_are_refused_before_they_are_decoded(side: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("source", "sentence"),
+    ("source", "message"),
     [
         ("no/such/file.png", "cannot be opened: No such file"),
         (".", "cannot be opened"),
         ("a\0b", "cannot be opened"),
-        (b"no picture at all", "nothing that Pillow knows"),
+        (b"no image at all", "is not an image that Pillow can decode"),
         (Image.new("F", (1, 1)), "floating-point"),
-        (Image.new("RGB", (0, 3)), "nothing to see"),
-        (np.zeros((0, 4, 3), np.uint8), "nothing to see"),
+        (Image.new("RGB", (0, 3)), "it is empty"),
+        (np.zeros((0, 4, 3), np.uint8), "it is empty"),
         (np.zeros((4, 4), np.uint8), "uint8"),
         (np.zeros((4, 4, 4), np.uint8), "uint8"),
         (np.zeros((4, 4, 3), np.float32), "uint8"),
@@ -177,6 +177,6 @@ def test_pictures_too_large_are_refused_before_they_are_decoded(side: int) -> No
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_what_is_no_picture_gets_a_sentence(source: object, sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
+def test_invalid_sources_raise_an_error(source: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         decode(source)

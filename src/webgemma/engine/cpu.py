@@ -1,85 +1,97 @@
-"""The reference as an engine: one conversation's cache, reused where the next prompt agrees."""
+"""The engine on the CPU: the numpy reference with one conversation's cache."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from itertools import takewhile
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from webgemma.denoising import Canvas, Denoising
 from webgemma.errors import InputError
-from webgemma.gemma.config import Config
+from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.encoder_config import AudioConfig, VisionConfig
+from webgemma.gemma.lora_weights import ScaledAdapter
 from webgemma.gguf.reader import Gguf
 from webgemma.images import RgbImage
 from webgemma.media.encoders import EncoderFiles, Encoders, MediaSpan
 from webgemma.progress import Progress
-from webgemma.reference.audio import AudioModel
+from webgemma.reference.audio import AudioEncoder
 from webgemma.reference.diffusion import DiffusionModel, SeededDraws
-from webgemma.reference.lora import AdaptedWeights, Pair
-from webgemma.reference.pictures import patches, resize, rgb_of
+from webgemma.reference.images import patches, resize, rgb_array
+from webgemma.reference.lora import AdaptedWeights, scaled_pairs
 from webgemma.reference.sampling import sample
 from webgemma.reference.text import PADDING, Cache, Soft, TextModel
-from webgemma.reference.vision import VisionModel
+from webgemma.reference.vision import VisionEncoder
 from webgemma.reference.weights import Floats, Weights
-from webgemma.sampler import Chosen, Sampling
+from webgemma.sampler import SampledToken
+from webgemma.settings import Settings
+from webgemma.sync import checkpoint
 
-Mark: TypeAlias = int | tuple[int, int]  # a token or, of something sensed, digest and number
+Mark: TypeAlias = int | tuple[int, int]  # a token or, of a soft token, digest and number
 
 
-class ReferenceTower:
-    """What the encoders on the CPU have in common."""
+class _CpuEncoder:
+    """What both encoders have in common: their soft tokens are arrays, which need no freeing."""
 
     async def read(self, rows: Floats) -> Floats:
-        """The same."""
+        """Return the soft tokens."""
         return rows
 
     def free(self, rows: Floats) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
 
-class ReferenceEyes(ReferenceTower):
-    """The picture encoder, as `Encoders` uses it."""
+class CpuVisionEncoder(_CpuEncoder):
+    """The vision encoder in numpy."""
 
     def __init__(self, vision: VisionConfig, weights: Weights) -> None:
         self.vision = vision
-        self._tower = VisionModel(vision, weights)
+        self._encoder = VisionEncoder(vision, weights)
 
-    async def look(self, picture: RgbImage, width: int, height: int, progress: Progress) -> Floats:
-        """The soft tokens of a picture: [n, output]."""
-        rgb = resize(rgb_of(picture), width, height)
-        soft = self._tower.encode(patches(rgb, self.vision.patch))
+    async def encode(self, image: RgbImage, width: int, height: int, progress: Progress) -> Floats:
+        """Return the soft tokens of an image: [n, output]."""
+        rgb = resize(rgb_array(image), width, height)
+        soft = self._encoder.encode(patches(rgb, self.vision.patch))
         progress(1, 1)
         return soft
 
 
-class ReferenceEars(ReferenceTower):
-    """The sound encoder, as `Encoders` uses it."""
+class CpuAudioEncoder(_CpuEncoder):
+    """The audio encoder in numpy."""
 
     def __init__(self, audio: AudioConfig, weights: Weights) -> None:
         self.audio = audio
-        self._tower = AudioModel(audio, weights)
+        self._encoder = AudioEncoder(audio, weights)
 
-    async def listen(self, samples: memoryview, progress: Progress) -> Floats:
-        """The soft tokens of a sound, each 30 s heard on their own: [n, output]."""
-        heard, parts = [], self.audio.parts(len(samples))
-        for part in parts:
-            heard.append(self._tower.hear(np.frombuffer(samples[part], np.float32)))
-            progress(len(heard), len(parts))
-        return np.concatenate(heard)
-
-
-async def open_eyes(gguf: Gguf, vision: VisionConfig) -> ReferenceEyes:
-    """The picture encoder of a file."""
-    return ReferenceEyes(vision, Weights(gguf))
+    async def encode(self, samples: memoryview, progress: Progress) -> Floats:
+        """Return the soft tokens of audio, each 30 s encoded separately: [n, output]."""
+        encoded, segments = [], self.audio.segments(len(samples))
+        for segment in segments:
+            encoded.append(self._encoder.encode(np.frombuffer(samples[segment], np.float32)))
+            progress(len(encoded), len(segments))
+        return np.concatenate(encoded)
 
 
-async def open_ears(gguf: Gguf, audio: AudioConfig) -> ReferenceEars:
-    """The sound encoder of a file."""
-    return ReferenceEars(audio, Weights(gguf))
+async def _load_vision(gguf: Gguf, vision: VisionConfig) -> CpuVisionEncoder:
+    return CpuVisionEncoder(vision, Weights(gguf))
+
+
+async def _load_audio(gguf: Gguf, audio: AudioConfig) -> CpuAudioEncoder:
+    return CpuAudioEncoder(audio, Weights(gguf))
+
+
+class CancellableModel(TextModel):
+    """The text model, which a cancelled call leaves between layers."""
+
+    def layer_output(
+        self, layer: Layer, x: Floats, ple: Floats | None, cache: Cache, ends: np.ndarray
+    ) -> Floats:
+        """Return a layer's output, unless the call was cancelled."""
+        checkpoint()
+        return super().layer_output(layer, x, ple, cache, ends)
 
 
 class CpuEngine:
@@ -87,82 +99,78 @@ class CpuEngine:
 
     name = "CPU (numpy)"
 
-    def __init__(self, gguf: Gguf, config: Config, towers: EncoderFiles | None = None) -> None:
+    def __init__(self, gguf: Gguf, config: Config, files: EncoderFiles | None = None) -> None:
         self.gguf = gguf
         self.closed = False
-        self.model = TextModel(config, Weights(gguf))
+        self.model: TextModel = CancellableModel(config, Weights(gguf))
         self.diffusion = DiffusionModel(config, self.model.weights) if config.diffusion else None
         self.cache = Cache(config)
-        towers = towers or EncoderFiles(gguf.name, gguf, config.width)
-        self.senses = Encoders(towers, open_eyes, open_ears)
-        self.held: list[Mark] = []  # whose keys and values the cache holds
+        files = files or EncoderFiles(gguf.name, gguf, config.width)
+        self.encoders = Encoders(files, _load_vision, _load_audio)
+        self._cached: list[Mark] = []  # whose keys and values the cache holds
 
     async def logits(self, ids: Sequence[int]) -> Floats:
-        """The logits after each of the ids: [T, vocab]."""
+        """Return the logits after each of the ids: [T, vocab]."""
         self._check_open()
         return self.model.forward(ids)
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, seed: int, placed: Sequence[MediaSpan] = ()
-    ) -> AsyncIterator[Chosen]:
-        """Token after token with its log-probability, without end: the caller stops it."""
-        marks = _marks(ids, placed)
+        self, ids: Sequence[int], settings: Settings, seed: int, media: Sequence[MediaSpan] = ()
+    ) -> AsyncIterator[SampledToken]:
+        """Yield token after token with its log-probability, without end: the caller stops it."""
+        marks = _marked(ids, media)
         while True:
-            logits = self._read(marks, placed)
-            chosen = sample(logits, sampling, _plain(marks), seed)
-            yield chosen
-            marks.append(chosen.token)
+            logits = self._read(marks, media)
+            sampled = sample(logits, settings, _unmarked(marks), seed)
+            yield sampled
+            marks.append(sampled.token)
 
     async def denoise(
-        self, ids: Sequence[int], denoising: Denoising, seed: int, placed: Sequence[MediaSpan] = ()
+        self, ids: Sequence[int], denoising: Denoising, seed: int, media: Sequence[MediaSpan] = ()
     ) -> AsyncIterator[Canvas]:
-        """Step after step, block after block, without end; DiffusionGemma only."""
-        model, marks, block = self.diffusion, _marks(ids, placed), 0
+        """Yield step after step, canvas after canvas, without end; DiffusionGemma only."""
+        model, marks, number = self.diffusion, _marked(ids, media), 0
         assert model is not None
         draws = SeededDraws(seed, model.canvas, model.config.vocab)
         while True:
-            if self.held[: len(marks)] != marks:
-                self._read(marks, placed)
+            if self._cached[: len(marks)] != marks:
+                self._read(marks, media)
             self.cache.truncate(len(marks))
-            self.held = list(marks)
-            for canvas in model.denoise(self.cache, denoising, draws, block):
+            self._cached = list(marks)
+            for canvas in model.denoise(self.cache, denoising, draws, number):
                 yield canvas
                 self._check_open()
             marks += canvas.best
-            block += 1
+            number += 1
 
-    def _read(self, marks: list[Mark], placed: Sequence[MediaSpan]) -> Floats:
-        """Logits [vocab] after the last token; only what the cache does not hold is computed."""
+    def _read(self, marks: list[Mark], media: Sequence[MediaSpan]) -> Floats:
+        """Return logits [vocab] after the last token; only what is not cached is computed."""
         self._check_open()
-        pairs = zip(self.held, marks, strict=False)
+        pairs = zip(self._cached, marks, strict=False)
         agreed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         agreed = min(agreed, len(marks) - 1)  # the last one is computed, for its logits
-        for each in placed:
-            if each.first < agreed < each.end:  # one is read whole
-                agreed = each.first
+        for span in media:
+            if span.first < agreed < span.end:  # media are read whole
+                agreed = span.first
         self.cache.truncate(agreed)
-        self.held = marks[:agreed]
-        soft = [Soft(at - agreed, x.rows, x.picture) for at, x in placed if at >= agreed]
-        tokens = _plain(marks[agreed:])
+        self._cached = marks[:agreed]
+        soft = [Soft(at - agreed, x.rows, x.is_image) for at, x in media if at >= agreed]
+        tokens = _unmarked(marks[agreed:])
         logits: Floats = self.model.forward(tokens, self.cache, soft=soft, last_only=True)[0]
-        self.held = list(marks)
+        self._cached = list(marks)
         return logits
 
-    def set_adapters(self, adapters: Sequence[tuple[Mapping[str, Any], float]]) -> None:
-        """Have these on from now on; what was read without them is read again."""
+    def set_adapters(self, adapters: Sequence[ScaledAdapter]) -> None:
+        """Apply these adapters from now on; what was read without them is read again."""
         self._check_open()
-        made = [
-            {name: Pair.of_bytes(name, pair, scale) for name, pair in pairs.items()}
-            for pairs, scale in adapters
-        ]
-        weights = AdaptedWeights(self.gguf, made)
-        self.model, self.held = TextModel(self.model.config, weights), []
+        weights = AdaptedWeights(self.gguf, scaled_pairs(adapters))
+        self.model, self._cached = CancellableModel(self.model.config, weights), []
         self.cache.truncate(0)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self.closed = True
-        self.senses.close()
+        self.encoders.close()
         self.gguf.close()
 
     def _check_open(self) -> None:
@@ -170,13 +178,14 @@ class CpuEngine:
             raise InputError(f"{self.gguf.name} is closed: load the model again.")
 
 
-def _marks(ids: Sequence[int], placed: Sequence[MediaSpan]) -> list[Mark]:
+def _marked(ids: Sequence[int], spans: Sequence[MediaSpan]) -> list[Mark]:
+    """Return the ids with marks for soft tokens: equal prefixes of marks are equal prompts."""
     marks: list[Mark] = list(ids)
-    for at, sensed in placed:
-        numbers = range(sensed.count)
-        marks[at : at + sensed.count] = [(sensed.digest, number) for number in numbers]
+    for at, media in spans:
+        numbers = range(media.count)
+        marks[at : at + media.count] = [(media.digest, number) for number in numbers]
     return marks
 
 
-def _plain(marks: list[Mark]) -> list[int]:
+def _unmarked(marks: list[Mark]) -> list[int]:
     return [mark if isinstance(mark, int) else PADDING for mark in marks]

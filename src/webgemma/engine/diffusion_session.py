@@ -1,114 +1,124 @@
-"""One conversation with DiffusionGemma: what was said is read, the reply is denoised in blocks."""
+"""A conversation with DiffusionGemma: the prompt is read, the reply denoised canvas by canvas."""
 
 import struct
 from collections.abc import AsyncIterator, Sequence
 
-from webgemma.denoising import Canvas, Denoising, position_bits, whole_canvases
+from webgemma.denoising import Canvas, Denoising, canvas_capacity, position_bits
 from webgemma.device import Plan
-from webgemma.engine.session import Session, no_numbers
+from webgemma.engine.plans import PlanKey, Plans
+from webgemma.engine.session import Session, not_finite
 from webgemma.gemma.diffusion import (
-    FINDING,
-    LEFT,
-    NOBODY,
-    POSITION,
+    NO_TOKEN,
+    POSITION_WORDS,
+    RESULT_WORDS,
+    STATS_WORDS,
     CanvasRecorder,
-    Easel,
-    blank_left,
-    canvas_from,
-    canvas_of,
+    CanvasState,
+    blank_result,
+    canvas_length,
     packed_denoising,
+    parse_result,
 )
-from webgemma.gemma.soft_tokens import Soft, plain
+from webgemma.gemma.soft_tokens import SoftTokens
 from webgemma.gemma.text import Inputs
-from webgemma.graph import Recorder
+from webgemma.graph import Recorder, Tensor
+from webgemma.kernels import host_struct
 
-DENOISE = "denoise"
+
+class CanvasPlans(Plans):
+    """Plans of a session whose `denoise` plan works on a canvas."""
+
+    canvas: Inputs
+    state: CanvasState
+
+    def record(self, recorder: Recorder, key: PlanKey) -> None:
+        """Record the ops of a plan."""
+        if key.kind != "denoise":
+            super().record(recorder, key)
+            return
+        kv, precision = self.kv, self.precision
+        CanvasRecorder(self.model, recorder, self.canvas, self.state, kv, precision).step()
 
 
 class DiffusionSession(Session):
-    """A session whose replies come block by block. The cache holds what the encoder has read."""
+    """A session whose replies come canvas by canvas. The cache holds what the encoder has read."""
 
-    def _make_tensors(self) -> None:
-        super()._make_tensors()
-        config, device = self.model.config, self.device
-        canvas, silent = canvas_of(config), config.suppressed
+    def make_plans(self, inputs: Inputs, hidden: Tensor) -> CanvasPlans:
+        config, tensor = self.model.config, self.memory.tensor
+        canvas, suppressed = canvas_length(config), config.suppressed
         self.canvas = canvas
-        self._canvas = Inputs(
-            self._keep(4), self._keep(canvas), self._cache.tensors, self._cache.rings
+        plans = CanvasPlans(self.model, self.kv, self.precision, inputs, hidden, self.sampler)
+        batch, ids = (tensor(n, label="canvas") for n in (4, canvas))
+        self._canvas = plans.canvas = Inputs(batch, ids, self.cache.layers)
+        denoising = host_struct("lib/denoising/schedule", "Denoising")
+        self._state = plans.state = CanvasState(
+            denoising=tensor(denoising.nbytes // 4, label="canvas"),
+            expected=tensor(canvas, config.width, label="canvas"),
+            stats=tensor(canvas, STATS_WORDS, label="canvas"),
+            result=tensor(RESULT_WORDS + POSITION_WORDS * canvas, label="canvas"),
+            suppressed=tensor(len(suppressed) or 1, label="canvas"),
         )
-        self._easel = Easel(
-            denoising=self._keep(12),
-            expected=self._keep(canvas, config.width),
-            findings=self._keep(canvas, FINDING),
-            left=self._keep(LEFT + POSITION * canvas),
-            silent=self._keep(len(silent) or 1),
-        )
-        if silent:
-            device.write(self._easel.silent.buffer, struct.pack(f"<{len(silent)}I", *silent))
+        if suppressed:
+            packed = struct.pack(f"<{len(suppressed)}I", *suppressed)
+            self.device.write(self._state.suppressed.buffer, packed)
+        return plans
 
     def prepare(self) -> None:
-        """Have the kernels of a short prompt and of a step compiled before they are needed."""
-        self._plan("read", 32)
-        self._plan(DENOISE, self.canvas)
+        """Start compiling the kernels of a short prompt and of a step, before they are needed."""
+        for key in (PlanKey("read", 32), PlanKey("denoise", self.canvas)):
+            self.plans.get(key)
 
     async def denoise(
-        self, ids: Sequence[int], denoising: Denoising, seed: int, soft: Sequence[Soft] = ()
+        self,
+        ids: Sequence[int],
+        denoising: Denoising,
+        seed: int,
+        soft: Sequence[SoftTokens] = (),
     ) -> AsyncIterator[Canvas]:
-        """Step after step, block after block, while the context has room for a whole one.
+        """Yield step after step, canvas after canvas, while the context has space for a whole one.
 
-        A block's tokens are the `best` of its last canvas. The caller may stop at any step."""
-        whole_canvases(len(ids), self.canvas, self.context)
-        known, turn = await self._take_up(ids, soft)
-        block = 0
-        while len(known) + self.canvas <= self.context:
-            for batch, count in self._chunks(known, soft=soft):
-                at = len(self.tokens)
-                await self._read_chunk(batch, plain(known[at : at + count]), turn, soft)
-            plan = await self._compiled(DENOISE, self.canvas, turn)
-            self._stretch(seed, block)
+        A canvas's tokens are the `best` of its last step. The caller may stop at any step."""
+        canvas_capacity(len(ids), self.canvas, self.context)
+        marks, epoch = await self.start(ids, soft)
+        number = 0
+        while len(marks) + self.canvas <= self.context:
+            for rows, count in self.chunks(marks, soft=soft):
+                await self.read_chunk(rows, marks, count, epoch, soft)
+            plan = await self.compiled(PlanKey("denoise", self.canvas), epoch)
+            self._reset_canvas(seed, number)
             for step in range(1, denoising.steps + 1):
-                packed = packed_denoising(denoising, seed, block, step)
-                self.device.write(self._easel.denoising.buffer, packed)
-                canvas = await self._step(plan, block, step, turn)
+                packed = packed_denoising(denoising, seed, number, step)
+                self.device.write(self._state.denoising.buffer, packed)
+                canvas = await self._step(plan, number, step, epoch)
                 yield canvas
-                self._check_turn(turn)
+                self.check_current(epoch)
                 if canvas.done:
                     break
-            known += canvas.best
-            block += 1
+            marks += canvas.best
+            number += 1
 
-    def _kept(self, known: list[int], soft: Sequence[Soft]) -> int:
-        """How many of the tokens need not be read again: all may be, nobody wants their logits."""
-        return super()._kept([*known, NOBODY], soft)
+    def reusable(self, marks: list[int], soft: Sequence[SoftTokens]) -> int:
+        """Return how many tokens need not be read again; none is needed for its logits."""
+        return super().reusable([*marks, NO_TOKEN], soft)
 
-    async def _step(self, plan: Plan, block: int, step: int, turn: int) -> Canvas:
-        """What a step leaves; GgufError where its logits were no numbers."""
-        left = self._easel.left
-        data = await self._submit(plan, (left.buffer, 0, left.nbytes)).bytes()
-        self._check_turn(turn)
-        canvas = canvas_from(data, block, step)
+    async def _step(self, plan: Plan, number: int, step: int, epoch: int) -> Canvas:
+        """Return what a step leaves; GgufError if its logits were not finite."""
+        result = self._state.result
+        data = await self.submit(plan, (result.buffer, 0, result.nbytes)).bytes()
+        self.check_current(epoch)
+        canvas = parse_result(data, number, step)
         if canvas is None:
-            self._forget(0)
-            raise no_numbers(self.model.name, self.device.name)
+            self.truncate(0)
+            raise not_finite(self.model.name, self.device.name)
         return canvas
 
-    def _stretch(self, seed: int, block: int) -> None:
-        """A fresh canvas of noise after the tokens that were read; nothing is expected of it."""
+    def _reset_canvas(self, seed: int, number: int) -> None:
+        """Write a canvas of noise after the tokens that were read, with no expectation."""
         write, vocab, canvas = self.device.write, self.model.config.vocab, self.canvas
         first = len(self.tokens)
-        self._cache.write_to(first + canvas)
-        noise = [position_bits(seed, block, 0, p, sampling=False) % vocab for p in range(canvas)]
-        write(self._canvas.state.buffer, struct.pack("<4I", first, canvas, 0, 0))
+        self.cache.advance(first + canvas)
+        noise = [position_bits(seed, number, 0, p, sampling=False) % vocab for p in range(canvas)]
+        write(self._canvas.batch.buffer, struct.pack("<4I", first, canvas, 0, 0))
         write(self._canvas.ids.buffer, struct.pack(f"<{canvas}I", *noise))
-        write(self._easel.expected.buffer, bytes(self._easel.expected.nbytes))
-        write(self._easel.left.buffer, blank_left(canvas))
-
-    def _record(self, kind: str, batch: int) -> Plan:
-        if kind != DENOISE:
-            return super()._record(kind, batch)
-        recorder = Recorder(self.device)
-        kv, precision = "kv_" + self.kv, self.precision
-        CanvasRecorder(self.model, recorder, self._canvas, self._easel, kv, precision).step()
-        plan = recorder.plan()
-        self._owned.callback(plan.close, self.device)
-        return plan
+        write(self._state.expected.buffer, bytes(self._state.expected.nbytes))
+        write(self._state.result.buffer, blank_result(canvas))

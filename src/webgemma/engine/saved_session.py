@@ -1,4 +1,4 @@
-"""A conversation in a file: a header that says whose it is, keys and values, a checksum."""
+"""Saved sessions: a file with a header that names the model, keys and values, and a checksum."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from typing import BinaryIO, Self
 
 from webgemma.errors import InputError
 from webgemma.gemma.kv_cache import ELEMENT_NBYTES, cache_shapes
-from webgemma.gemma.soft_tokens import MARKS
+from webgemma.gemma.soft_tokens import FIRST_MARK
 from webgemma.gemma.weights import Model
 
 MAGIC = b"webgemma"
@@ -23,8 +23,8 @@ _DIGEST_NBYTES = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """What the header says; the cache's bytes follow it."""
+class SavedSession:
+    """The header; the cache's bytes follow it."""
 
     fingerprint: str  # of the model
     shapes: list[list[int]]  # of the layers' caches
@@ -37,11 +37,11 @@ class Saved:
 SavedPath = str | os.PathLike[str] | BinaryIO  # a path, or an open file
 
 
-async def write_saved(path: SavedPath, saved: Saved, pieces: AsyncIterator[bytes]) -> None:
-    """Write a file; one that has a path is whole and under its name, or not there at all."""
+async def write_saved(path: SavedPath, saved: SavedSession, chunks: AsyncIterator[bytes]) -> None:
+    """Write a file; a file with a path appears under its name only when it is complete."""
     if not isinstance(path, str | os.PathLike):
         try:
-            await _write(path, saved, pieces)
+            await _write(path, saved, chunks)
         except (OSError, ValueError) as error:
             raise InputError(f"{_name(path)} cannot be written: {error}.") from error
         return
@@ -49,7 +49,7 @@ async def write_saved(path: SavedPath, saved: Saved, pieces: AsyncIterator[bytes
     draft = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     try:
         with draft.open("xb") as file:
-            await _write(file, saved, pieces)
+            await _write(file, saved, chunks)
             os.fsync(file.fileno())
         draft.replace(target)
     except (OSError, ValueError) as error:
@@ -58,14 +58,14 @@ async def write_saved(path: SavedPath, saved: Saved, pieces: AsyncIterator[bytes
         draft.unlink(missing_ok=True)
 
 
-async def _write(file: BinaryIO, saved: Saved, pieces: AsyncIterator[bytes]) -> None:
+async def _write(file: BinaryIO, saved: SavedSession, chunks: AsyncIterator[bytes]) -> None:
     header = json.dumps(asdict(saved), separators=(",", ":")).encode()
     start = _START.pack(MAGIC, VERSION, len(header)) + header
     digest = hashlib.sha256(start)
     file.write(start)
-    async for piece in pieces:
-        digest.update(piece)
-        file.write(piece)
+    async for chunk in chunks:
+        digest.update(chunk)
+        file.write(chunk)
     file.write(digest.digest())
     file.flush()
 
@@ -77,17 +77,17 @@ def _name(path: SavedPath) -> str:
 
 
 class SavedFile:
-    """A file that is read once, from its header to its checksum; every length is checked."""
+    """A file that is read once, from header to checksum, with every length checked."""
 
     def __init__(self, path: SavedPath) -> None:
         self.name = _name(path)
-        self._opened = isinstance(path, str | os.PathLike)  # by us: then we close it
+        self._owned = isinstance(path, str | os.PathLike)  # opened here, so closed here
         try:
             if not isinstance(path, str | os.PathLike):
                 self._file = path
             elif Path(path).is_file():
                 self._file = Path(path).open("rb")  # noqa: SIM115 (this is the context manager)
-            else:  # opening a pipe would wait for ever
+            else:  # opening a pipe would block
                 raise InputError(f"There is no file {self.name}.")
             self._left = self._file.seek(0, os.SEEK_END)
             self._file.seek(0)
@@ -104,81 +104,81 @@ class SavedFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._opened:
+        if self._owned:
             self._file.close()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the cache that have not been taken yet."""
+        """Bytes of the cache that have not been read yet."""
         return self._left - _DIGEST_NBYTES
 
     def take(self, nbytes: int) -> bytes:
-        """The next bytes."""
+        """Read the next bytes."""
         if nbytes > self._left:
-            raise self.damaged("it is cut short")
+            raise self.damaged("it is truncated")
         try:
             data = self._file.read(nbytes)
         except OSError as error:
             raise InputError(f"{self.name} cannot be read: {error}.") from error
         if len(data) < nbytes:
-            raise self.damaged("it is cut short")
+            raise self.damaged("it is truncated")
         self._left -= nbytes
         self._digest.update(data)
         return data
 
     def finish(self) -> None:
-        """Make sure that what was taken is all there is, and what was once written."""
+        """Raise InputError unless the checksum is right and nothing follows it."""
         digest = self._digest.digest()
         if self.take(_DIGEST_NBYTES) != digest:
             raise self.damaged("its checksum is wrong")
         if self._left:
-            raise self.damaged("it goes on after its end")
+            raise self.damaged("data follows its end")
 
     def damaged(self, what: str) -> InputError:
-        """The sentence for a file that is not as it was written."""
-        return InputError(f"{self.name} is damaged ({what}): the conversation must be read again.")
+        """Return the error for a damaged file."""
+        return InputError(f"{self.name} is damaged ({what}): start the conversation again.")
 
-    def _header(self) -> Saved:
+    def _header(self) -> SavedSession:
         if self._left < _START.size:
-            raise InputError(f"{self.name} is no saved conversation.")
+            raise InputError(f"{self.name} is not a saved conversation.")
         magic, version, nbytes = _START.unpack(self.take(_START.size))
         if magic != MAGIC:
-            raise InputError(f"{self.name} is no saved conversation.")
+            raise InputError(f"{self.name} is not a saved conversation.")
         if version != VERSION:
             raise InputError(
-                f"{self.name} is of version {version}, and this webgemma reads {VERSION}: "
-                "the conversation must be read again."
+                f"{self.name} has version {version}, and this webgemma reads {VERSION}: "
+                "start the conversation again."
             )
         if nbytes > min(self._left, _MAX_HEADER_NBYTES):
-            raise self.damaged("it is cut short")
+            raise self.damaged("it is truncated")
         try:
-            saved = Saved(**json.loads(self.take(nbytes)))
+            saved = SavedSession(**json.loads(self.take(nbytes)))
             _check(saved)
         except (ValueError, TypeError, RecursionError) as error:
-            raise self.damaged("its header makes no sense") from error
+            raise self.damaged("its header is not valid") from error
         return saved
 
 
 def check_saved(file: SavedFile, model: Model) -> None:
-    """Refuse a file of another model, and numbers that cannot be."""
+    """Raise InputError for a file of another model, and for numbers that are not possible."""
     saved, config = file.saved, model.config
     if (saved.fingerprint, saved.shapes) != (model.fingerprint, cache_shapes(config)):
-        raise InputError(f"{file.name} belongs to another model than {config.name}: load that one.")
+        raise InputError(f"{file.name} belongs to another model than {config.name}: load its own.")
     length = len(saved.tokens)
     if not (
         saved.kv in ELEMENT_NBYTES
         and max(1, length) <= saved.context <= config.context
         and saved.lost <= max(0, length - config.window + 1)
-        and all(token < config.vocab or token >= MARKS for token in saved.tokens)
+        and all(token < config.vocab or token >= FIRST_MARK for token in saved.tokens)
     ):
-        raise file.damaged("its header makes no sense")
+        raise file.damaged("its header is not valid")
 
 
-def _check(saved: Saved) -> None:
-    """Refuse what is not of the right type: the header may be anything at all."""
+def _check(saved: SavedSession) -> None:
+    """Raise TypeError for a wrong type: the header may be any JSON."""
     texts = (saved.fingerprint, saved.kv)
     numbers = [saved.context, saved.lost, *saved.tokens, *(n for row in saved.shapes for n in row)]
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError("not a text")
+        raise TypeError("not a string")
     if not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise TypeError("not a whole number")

@@ -1,161 +1,244 @@
-"""One conversation on a loaded model: what was read, whose turn it is, and generation."""
+"""A conversation on a loaded model: the tokens read so far, their cache, and generation."""
 
 import math
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import takewhile
 from typing import Self
 
-from webgemma.device import Plan, Reading
-from webgemma.engine.saved_session import Saved, SavedFile, SavedPath, check_saved, write_saved
-from webgemma.engine.session_memory import SessionMemory
+from webgemma.device import Buffer, Device, Plan, Reading
+from webgemma.engine.plans import PlanKey, Plans
+from webgemma.engine.saved_session import (
+    SavedFile,
+    SavedPath,
+    SavedSession,
+    check_saved,
+    write_saved,
+)
 from webgemma.errors import GgufError, InputError
-from webgemma.gemma.kv_cache import cache_shapes
-from webgemma.gemma.soft_tokens import Soft, bring, check_soft, end_of_chunk, ends, marked, plain
+from webgemma.gemma.gpu_sampler import GpuSampler
+from webgemma.gemma.kv_cache import ELEMENT_NBYTES, KvCache, cache_shapes
+from webgemma.gemma.record.quantised import choose_precision
+from webgemma.gemma.soft_tokens import (
+    SoftTokens,
+    check_soft_tokens,
+    chunk_end,
+    copy_soft_tokens,
+    marked,
+    packed_ends,
+    unmarked,
+)
+from webgemma.gemma.text import Inputs
 from webgemma.gemma.weights import Model
-from webgemma.sampler import Chosen, Sampling
+from webgemma.graph import BufferPool, Tensor
+from webgemma.sampler import SampledToken
+from webgemma.settings import Settings
 
-CHUNK = 512  # tokens that one prefill plan reads at most, unless a picture asks for more
-BATCHES = (1, 8, 32, 128, CHUNK)  # a chunk runs on the smallest plan that holds it
-LARGEST_CHUNK = 1152  # holds the largest picture
-AHEAD = 2  # steps that are submitted before the host has seen the first one's result
-IMPOSSIBLE = 1e30  # no log-probability: the mark that a logit was no number (partial.wgsl)
+CHUNK = 512  # tokens that are read at once, unless an image needs more
+PLAN_ROWS = (1, 8, 32, 128, CHUNK)  # a chunk runs on the smallest plan that holds it
+LARGEST_CHUNK = 1152  # holds the largest image
+CHUNKS_AHEAD = 1  # that are submitted before one is finished; a cancelled call ends after it
+STEPS_AHEAD = 2  # steps that are submitted before the host has the first one's result
+IMPOSSIBLE_LOGPROB = 1e30  # reported where a logit was not finite: see partials/chunks.wgsl
 LOGITS_NBYTES = 1 << 27  # of the logits that are computed at once
 
 
-class Session(SessionMemory):
-    """Tokens read so far, their keys and values on the device, and how to go on.
+class Session:
+    """Tokens read so far, their keys and values on the device, and how to continue.
 
-    Sessions of one model share nothing but its weights. One session does one thing at a time: what
-    changes its cache ends a generation that is under way."""
+    Sessions of one model share only its weights. One session does one thing at a time: what changes
+    its cache ends a generation that is under way."""
 
     def __init__(
         self, model: Model, context: int, *, kv: str = "f16", precision: str = "auto"
     ) -> None:
-        super().__init__(model, context, kv, precision)
+        if kv not in ELEMENT_NBYTES:
+            raise InputError(f"The KV cache cannot be {kv!r}; use f16 or f32.")
+        self.precision = choose_precision(precision, model.device.software)
+        self.model = model
+        self.device: Device = model.device
+        self.context = context
+        self.kv = kv
         self.tokens: list[int] = []  # whose keys and values the cache holds
         self.closed = False
-        self._turn = 0  # counts what changes the cache
-        self._unread: deque[Reading] = deque()  # results that nobody waits for
-        self._adapters = model.adapters  # that the plans and the cache were made with
+        self._epoch = 0  # counts what changes the cache
+        self._unawaited: deque[Reading] = deque()  # results of steps that are not waited for
+        self._lora = model.lora  # with which plans and cache were made
         self._check_open()
-        self._make_room(CHUNK)
+        self._allocate(CHUNK)
+
+    # Memory
+
+    def _allocate(self, chunk: int) -> None:
+        """Allocate everything for reading so many tokens at once, or nothing."""
+        with ExitStack() as owned:
+            self.memory = BufferPool(self.device)
+            owned.callback(self.memory.close)
+            self._chunk = chunk
+            self._allocate_tensors(owned)
+            self._owned = owned.pop_all()
+
+    def _allocate_tensors(self, owned: ExitStack) -> None:
+        config, chunk = self.model.config, self._chunk
+        self.cache = KvCache(self.device, config, self.context, self.kv, chunk)
+        owned.callback(self.cache.close)
+        batch, ids = (self.memory.tensor(n, label="session") for n in (4 + chunk, chunk))
+        hidden = self.memory.tensor(chunk, config.width, label="session")
+        self.sampler = GpuSampler(
+            self.device, config.vocab, self.context, config.suppressed, config.softcap
+        )
+        owned.callback(self.sampler.close)
+        inputs = Inputs(batch, ids, self.cache.layers)
+        self.plans = self.make_plans(inputs, hidden)
+        owned.callback(self.plans.close)
+
+    def make_plans(self, inputs: Inputs, hidden: Tensor) -> Plans:
+        return Plans(self.model, self.kv, self.precision, inputs, hidden, self.sampler)
+
+    def _enlarge_chunk(self) -> None:
+        """Reallocate for images that are read whole; what was read before is dropped."""
+        self.tokens.clear()
+        self._owned.close()
+        try:
+            self._allocate(LARGEST_CHUNK)
+        except BaseException:
+            self.closed = True  # there is no cache any more
+            raise
+
+    def _allocate_soft_tokens(self) -> None:
+        """Allocate the rows of a chunk's soft tokens, when there are some for the first time."""
+        if self.plans.inputs.soft is None:
+            soft = self.memory.tensor(self._chunk, self.model.config.width, label="soft tokens")
+            self.plans.inputs = replace(self.plans.inputs, soft=soft)
+
+    def close(self) -> None:
+        """Free the memory."""
+        if self.closed:
+            return
+        self.closed = True
+        self._epoch += 1
+        self.tokens.clear()
+        self._owned.close()
+        self._unawaited.clear()
+
+    # Generation
 
     def prepare(self) -> None:
-        """Have the kernels of a short prompt and of sampled tokens compiled before they are needed:
-        a browser does it beside other work."""
-        for kind, batch in (("read", 32), ("sample", 1), ("decode sample", 1)):
-            self._plan(kind, batch)
+        """Start compiling the kernels of a short prompt and of sampling, before they are needed."""
+        for key in (PlanKey("read", 32), PlanKey("sample"), PlanKey("decode")):
+            self.plans.get(key)
 
-    async def logits(self, ids: Sequence[int], soft: Sequence[Soft] = ()) -> bytes:
-        """Float32 logits after each of the ids, from an empty cache: [len(ids), vocab]."""
+    async def logits(self, ids: Sequence[int], soft: Sequence[SoftTokens] = ()) -> bytes:
+        """Return float32 logits after each of the ids, from an empty cache: [len(ids), vocab]."""
         row_nbytes = 4 * self.model.config.vocab
-        most = max(n for n in BATCHES if n == 1 or n * row_nbytes <= LOGITS_NBYTES)
-        check_soft(soft, len(ids), self.model.config.width, most)
-        known = marked(ids, soft)
-        turn = await self._begin(known)
-        self._forget(0)
-        rows = []
-        for batch, count in self._chunks(known, most, soft):
-            at = len(self.tokens)
-            await self._read_chunk(batch, plain(known[at : at + count]), turn, soft)
-            self.device.run(await self._compiled("logits", batch, turn))
-            reading = self.device.read(self._logits[batch].buffer, 0, count * row_nbytes)
-            rows.append(self._suppress(await reading.bytes()))
-            self._check_turn(turn)
-        return b"".join(rows)
+        at_once = max(n for n in PLAN_ROWS if n == 1 or n * row_nbytes <= LOGITS_NBYTES)
+        check_soft_tokens(soft, len(ids), self.model.config.width, at_once)
+        marks = marked(ids, soft)
+        epoch = await self._begin(marks)
+        self.truncate(0)
+        chunks = []
+        for rows, count in self.chunks(marks, at_once, soft):
+            await self.read_chunk(rows, marks, count, epoch, soft)
+            self.device.run(await self.compiled(PlanKey("logits", rows), epoch))
+            reading = self.device.read(self.plans.logits[rows].buffer, 0, count * row_nbytes)
+            chunks.append(self._suppress(await reading.bytes()))
+            self.check_current(epoch)
+        return b"".join(chunks)
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, seed: int, soft: Sequence[Soft] = ()
-    ) -> AsyncIterator[Chosen]:
-        """Token after token with its log-probability, until the context is full.
+        self, ids: Sequence[int], settings: Settings, seed: int, soft: Sequence[SoftTokens] = ()
+    ) -> AsyncIterator[SampledToken]:
+        """Yield token after token with its log-probability, until the context is full.
 
         What the cache holds of the ids is not read again. The caller may stop at any token; the
-        few steps that are under way by then are forgotten. Where there are `soft` tokens, their
-        rows are read in place of the ids."""
-        known, turn = await self._take_up(ids, soft)
-        self._sampler.set(sampling, seed)
-        self._sampler.tell(plain(known))
-        for batch, count in self._chunks(known, soft=soft):
-            at = len(self.tokens)
-            await self._read_chunk(batch, plain(known[at : at + count]), turn, soft)
-        kind = ("greedy" if sampling.greedy else "sample") + " top" * bool(sampling.top_logprobs)
-        ahead = 0 if self.model.table else AHEAD  # the host brings a row for each token it knows
-        steps = len(known)  # tokens whose keys and values are written, or about to be
+        few steps that are under way by then are dropped. `soft` tokens are read instead of the ids
+        at their positions."""
+        marks, epoch = await self.start(ids, soft)
+        self.sampler.set(settings, seed)
+        self.sampler.set_history(unmarked(marks))
+        for rows, count in self.chunks(marks, soft=soft):
+            await self.read_chunk(rows, marks, count, epoch, soft)
+        decode = PlanKey.sampling("decode", settings)
+        ahead = 0 if self.model.table else STEPS_AHEAD  # the host uploads a row for each token
+        written = len(marks)  # tokens whose keys and values are written, or about to be
         pending: deque[Reading] = deque()
-        if steps < self.context:
-            plan = await self._compiled(kind, 1, turn)
-            pending.append(self._submit(plan, self._sampler.result(steps)))
+        if written < self.context:
+            plan = await self.compiled(PlanKey.sampling("sample", settings), epoch)
+            pending.append(self.submit(plan, self.sampler.result(written)))
         try:
             while True:
-                while len(pending) <= ahead and steps + 1 < self.context:
-                    steps += 1
-                    pending.append(await self._decode(kind, steps, known[-1], turn))
+                while len(pending) <= ahead and written + 1 < self.context:
+                    written += 1
+                    pending.append(await self._decode(decode, written, marks[-1], epoch))
                 if not pending:
                     return
-                chosen = self._sampler.chosen(await pending.popleft().bytes())
-                self._check_turn(turn)
-                if chosen.logprob > IMPOSSIBLE:
-                    self._forget(0)
-                    raise no_numbers(self.model.name, self.device.name)
-                known.append(chosen.token)
-                self.tokens += known[len(self.tokens) : steps]
-                yield chosen
-                self._check_turn(turn)
+                sampled = self.sampler.parse(await pending.popleft().bytes())
+                self.check_current(epoch)
+                if sampled.logprob > IMPOSSIBLE_LOGPROB:
+                    self.truncate(0)
+                    raise not_finite(self.model.name, self.device.name)
+                marks.append(sampled.token)
+                self.tokens += marks[len(self.tokens) : written]
+                yield sampled
+                self.check_current(epoch)
         finally:
-            self._unread += pending
+            self._unawaited += pending
 
     def rewind(self, length: int) -> None:
-        """Forget every token from `length` on; too far back for the rings means all of them."""
+        """Drop every token from `length` on; all of them if the rings do not reach so far back."""
         self._check_open()
         if not 0 <= length <= len(self.tokens):
             raise InputError(
-                f"The session cannot go back to {length} tokens; it has {len(self.tokens)}."
+                f"The session has {len(self.tokens)} tokens; it cannot be rewound to {length}."
             )
-        self._turn += 1
-        self._forget(length)
+        self._epoch += 1
+        self.truncate(length)
 
     def fork(self) -> Self:
-        """Another session that goes on from here, with a cache of its own."""
+        """Return another session that continues from here, with a cache of its own."""
         self._check_open()
-        self._take_adapters()
+        self._follow_adapters()
         other = type(self)(self.model, self.context, kv=self.kv, precision=self.precision)
         if other._chunk != self._chunk:
-            other._grow()
-        other._cache.copy(self._cache, len(self.tokens))
+            other._enlarge_chunk()
+        other.cache.copy_from(self.cache, len(self.tokens))
         other.tokens = list(self.tokens)
         return other
 
+    # Files
+
     async def save(self, path: SavedPath) -> None:
-        """Write tokens and cache to a file, so that `restore` can go on without reading them."""
+        """Write tokens and cache to a file, so that `restore` can continue without reading them."""
         self._check_open()
-        self._take_adapters()
-        saved = Saved(
+        self._follow_adapters()
+        saved = SavedSession(
             fingerprint=self.model.fingerprint,
             shapes=cache_shapes(self.model.config),
             kv=self.kv,
             context=self.context,
-            lost=self._cache.lost,
+            lost=self.cache.lost,
             tokens=list(self.tokens),
         )
-        await write_saved(path, saved, self._held(saved, self._turn))
+        await write_saved(path, saved, self._cache_bytes(saved, self._epoch))
 
     @classmethod
     async def restore(cls, model: Model, path: SavedPath, *, precision: str = "auto") -> Self:
-        """The session that was saved to a file, on the same model."""
+        """Return the session that was saved to a file, on the same model."""
         with SavedFile(path) as file:
             check_saved(file, model)
             session = cls(model, file.saved.context, kv=file.saved.kv, precision=precision)
             try:
-                await session._fill(file)
+                await session._load(file)
             except BaseException:
                 session.close()
                 raise
             return session
 
-    async def take_over(self, path: SavedPath) -> None:
-        """Go on where a saved session was, in this one's memory; a damaged file leaves it empty."""
+    async def load(self, path: SavedPath) -> None:
+        """Continue where a saved session was; a damaged file leaves this one empty."""
         self._check_open()
         with SavedFile(path) as file:
             check_saved(file, self.model)
@@ -163,58 +246,82 @@ class Session(SessionMemory):
                 raise InputError(
                     f"{file.name} was saved with kv {file.saved.kv}; load the model with the same."
                 )
-            await self._fill(file)
+            await self._load(file)
 
-    def close(self) -> None:
-        """Give the memory back."""
-        if self.closed:
-            return
-        self.closed = True
-        self._turn += 1
-        self.tokens.clear()
-        self._let_go()
-        self._unread.clear()
+    async def _cache_bytes(self, saved: SavedSession, epoch: int) -> AsyncIterator[bytes]:
+        """Yield what the cache holds of the tokens, if nothing changes it meanwhile."""
+        async for chunk in self.cache.read(len(saved.tokens)):
+            self.check_current(epoch)
+            yield chunk
+        if self.cache.lost != saved.lost:
+            raise InputError("The session continued while it was saved: save it again.")
 
-    async def _take_up(self, ids: Sequence[int], soft: Sequence[Soft]) -> tuple[list[int], int]:
-        """The ids as the cache knows them, and a turn; the cache forgets what does not agree."""
-        check_soft(soft, len(ids), self.model.config.width, LARGEST_CHUNK)
-        known = marked(ids, soft)
-        turn = await self._begin(known)
-        if any(each.both_ways and each.rows.shape[0] > self._chunk for each in soft):
-            self._grow()
-        self._forget(self._kept(known, soft))
-        return known, turn
-
-    async def _begin(self, ids: list[int]) -> int:
-        """A turn, if the ids are such that the session can read them."""
-        self._check_open()
-        if not ids:
-            raise InputError("The prompt is empty: there is nothing to continue.")
-        if len(ids) > self.context:
+    async def _load(self, file: SavedFile) -> None:
+        """Read tokens and cache from a file; if that fails, the session is empty."""
+        saved, length = file.saved, len(file.saved.tokens)
+        if length > self.context:
             raise InputError(
-                f"The prompt has {len(ids)} tokens, but the context holds {self.context}."
+                f"{file.name} holds {length} tokens, but the context holds {self.context}; "
+                "load the model with a larger one."
             )
-        return await self._take_turn()
+        epoch = await self._next_epoch()
+        self.truncate(0)
+        if length - saved.lost > self.cache.ring and self._chunk < LARGEST_CHUNK:
+            self._enlarge_chunk()
+        self.cache.lost = saved.lost
+        try:
+            if length - saved.lost > self.cache.ring or self.cache.nbytes(length) != file.nbytes:
+                raise file.damaged("its size does not match its header")
+            await self.cache.write(length, file.take)
+            file.finish()
+            self.check_current(epoch)
+        except BaseException:
+            self.cache.lost = 0
+            raise
+        self.tokens = list(saved.tokens)
 
-    async def _take_turn(self) -> int:
-        """End what is under way; gives the number of the turn that begins."""
-        await self._pace(0)
+    # Epochs: what changes the cache ends what is under way
+
+    async def start(self, ids: Sequence[int], soft: Sequence[SoftTokens]) -> tuple[list[int], int]:
+        """Return the marks of a prompt and an epoch; drop what of the cache does not agree."""
+        check_soft_tokens(soft, len(ids), self.model.config.width, LARGEST_CHUNK)
+        marks = marked(ids, soft)
+        epoch = await self._begin(marks)
+        if any(each.bidirectional and each.rows.shape[0] > self._chunk for each in soft):
+            self._enlarge_chunk()
+        self.truncate(self.reusable(marks, soft))
+        return marks, epoch
+
+    async def _begin(self, marks: list[int]) -> int:
+        """Return an epoch; InputError if the prompt is empty or longer than the context."""
         self._check_open()
-        self._take_adapters()
-        self._turn += 1
-        return self._turn
+        if not marks:
+            raise InputError("The prompt is empty: there is nothing to continue.")
+        if len(marks) > self.context:
+            raise InputError(
+                f"The prompt has {len(marks)} tokens, but the context holds {self.context}."
+            )
+        return await self._next_epoch()
 
-    def _take_adapters(self) -> None:
-        """Begin anew if the model's adapters are others than before."""
-        if self._adapters is not self.model.adapters:
-            self._adapters = self.model.adapters
-            self._forget(0)
-            self._drop_plans()
+    async def _next_epoch(self) -> int:
+        """End what is under way; return the number of the epoch that begins."""
+        await self._wait_for_steps(0)
+        self._check_open()
+        self._follow_adapters()
+        self._epoch += 1
+        return self._epoch
 
-    async def _pace(self, most: int) -> None:
+    def _follow_adapters(self) -> None:
+        """Start over if the model's adapters have changed."""
+        if self._lora is not self.model.lora:
+            self._lora = self.model.lora
+            self.truncate(0)
+            self.plans.close()
+
+    async def _wait_for_steps(self, count: int) -> None:
         """Wait until at most so many submitted steps are unfinished."""
-        while len(self._unread) > most:
-            await self._unread.popleft().bytes()
+        while len(self._unawaited) > count:
+            await self._unawaited.popleft().bytes()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -222,91 +329,103 @@ class Session(SessionMemory):
         if self.model.closed:
             raise InputError("The model of this session is closed: load it again.")
 
-    def _check_turn(self, turn: int) -> None:
+    def check_current(self, epoch: int) -> None:
         self._check_open()
-        if self._adapters is not self.model.adapters:
-            raise InputError("The adapters were changed meanwhile: begin again.")
-        if turn != self._turn:
+        if self._lora is not self.model.lora:
+            raise InputError("The adapters were changed meanwhile: start again.")
+        if epoch != self._epoch:
             raise InputError(
-                "Something else was begun on this session meanwhile; "
+                "Another request was started on this session meanwhile; "
                 "conversations that take turns need a session each."
             )
 
-    def _agreed(self, ids: list[int]) -> int:
-        """How many of the ids the cache holds."""
-        pairs = zip(self.tokens, ids, strict=False)
+    def _agreed(self, marks: list[int]) -> int:
+        """Return how many of the marks the cache holds."""
+        pairs = zip(self.tokens, marks, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-    def _kept(self, known: list[int], soft: Sequence[Soft]) -> int:
-        """How many of the tokens need not be read again; the last is, for its logits."""
-        kept = min(self._agreed(known), len(known) - 1)
+    def reusable(self, marks: list[int], soft: Sequence[SoftTokens]) -> int:
+        """Return how many tokens need not be read again; the last one is, for its logits."""
+        count = min(self._agreed(marks), len(marks) - 1)
         for each in soft:
-            if each.both_ways and each.first < kept < each.end:
+            if each.bidirectional and each.first < count < each.end:
                 return each.first
-        return kept
+        return count
 
-    def _forget(self, length: int) -> None:
-        if length == 0 or not self._cache.reaches(length):
-            length = self._cache.lost = 0
+    def truncate(self, length: int) -> None:
+        if length == 0 or not self.cache.covers_window(length):
+            length = self.cache.lost = 0
         del self.tokens[length:]
 
-    def _grow(self) -> None:
-        """Make room for pictures that are read whole; what was read before is forgotten."""
-        self.tokens.clear()
-        self._let_go()
-        try:
-            self._make_room(LARGEST_CHUNK)
-        except BaseException:
-            self.closed = True  # there is no cache any more
-            raise
+    # Steps
 
-    def _chunks(
-        self, known: list[int], most: int | None = None, soft: Sequence[Soft] = ()
+    def chunks(
+        self, marks: list[int], at_once: int | None = None, soft: Sequence[SoftTokens] = ()
     ) -> Iterator[tuple[int, int]]:
-        """Hand what is not read yet to the device chunk by chunk: (batch of the plan, tokens)."""
-        while (at := len(self.tokens)) < len(known):
-            end = end_of_chunk(at, min(at + (most or self._chunk), len(known)), soft)
-            chunk = known[at:end]
-            state = struct.pack("<2I", at, len(chunk)) + (ends(at, end, soft) or bytes(8))
-            self.device.write(self._inputs.state.buffer, state)
-            ids = struct.pack(f"<{len(chunk)}I", *plain(chunk))
-            self.device.write(self._inputs.ids.buffer, ids)
-            self._cache.write_to(end)
-            least = 2 if len(state) > 16 else 1  # soft tokens are read as many are
-            least = max(len(chunk), least)
-            batches = sorted({*BATCHES, self._chunk})
-            yield next(batch for batch in batches if batch >= least), len(chunk)
+        """Upload what is not read yet, chunk by chunk; yield (rows of the plan, tokens)."""
+        while (at := len(self.tokens)) < len(marks):
+            end = chunk_end(at, min(at + (at_once or self._chunk), len(marks)), soft)
+            chunk = marks[at:end]
+            ends = packed_ends(at, end, soft)
+            batch = struct.pack("<2I", at, len(chunk)) + (ends or bytes(8))
+            self.device.write(self.plans.inputs.batch.buffer, batch)
+            ids = struct.pack(f"<{len(chunk)}I", *unmarked(chunk))
+            self.device.write(self.plans.inputs.ids.buffer, ids)
+            self.cache.advance(end)
+            # Soft tokens are read as many rows are, even one.
+            needed = max(len(chunk), 2 if len(batch) > 16 else 1)
+            sizes = sorted({*PLAN_ROWS, self._chunk})
+            yield next(rows for rows in sizes if rows >= needed), len(chunk)
             self.tokens += chunk
 
-    async def _read_chunk(
-        self, batch: int, chunk: list[int], turn: int, soft: Sequence[Soft] = ()
+    async def read_chunk(
+        self,
+        rows: int,
+        marks: list[int],
+        count: int,
+        epoch: int,
+        soft: Sequence[SoftTokens] = (),
     ) -> None:
-        """Have the device read a chunk that it was handed."""
+        """Submit reading the chunk that was uploaded, `count` marks after the tokens."""
         at = len(self.tokens)
-        sees = any(each.first < at + len(chunk) and at < each.end for each in soft)
-        plan = await self._compiled("see" if sees else "read", batch, turn)
-        await self._bring(chunk, turn)
-        if sees:
-            bring(self.device, self._soft_rows(), at, at + len(chunk), soft)
-        self._unread.append(self._submit(plan, (self._inputs.state.buffer, 0, 4)))
-        await self._pace(AHEAD)
-        self._check_turn(turn)
+        end = at + count
+        has_soft = any(each.first < end and at < each.end for each in soft)
+        if has_soft:
+            self._allocate_soft_tokens()
+        plan = await self.compiled(PlanKey("read", rows, soft=has_soft), epoch)
+        await self._upload_rows(unmarked(marks[at:end]), epoch)
+        inputs = self.plans.inputs
+        if has_soft and inputs.soft is not None:
+            copy_soft_tokens(self.device, inputs.soft, at, end, soft)
+        self._unawaited.append(self.submit(plan, (inputs.batch.buffer, 0, 4)))
+        await self._wait_for_steps(CHUNKS_AHEAD)
+        self.check_current(epoch)
 
-    async def _decode(self, kind: str, length: int, last: int, turn: int) -> Reading:
-        """Have the device read the token before `length` and choose the one after it."""
-        plan = await self._compiled("decode " + kind, 1, turn)
-        await self._bring([last], turn)
-        self._cache.write_to(length)
-        return self._submit(plan, self._sampler.result(length))
+    async def _decode(self, key: PlanKey, length: int, last: int, epoch: int) -> Reading:
+        """Submit reading the token before `length` and sampling the one after it."""
+        plan = await self.compiled(key, epoch)
+        await self._upload_rows([last], epoch)
+        self.cache.advance(length)
+        return self.submit(plan, self.sampler.result(length))
 
-    async def _bring(self, ids: list[int], turn: int) -> None:
-        """Bring the rows of a table that stayed in the file; nothing may come before the plan."""
+    async def _upload_rows(self, ids: list[int], epoch: int) -> None:
+        """Upload rows of a table that stays in the file; the plan must be submitted next."""
         if self.model.table:
-            await self.model.table.bring(ids)
-            self._check_turn(turn)
+            await self.model.table.upload(ids)
+            self.check_current(epoch)
+
+    async def compiled(self, key: PlanKey, epoch: int) -> Plan:
+        plan = await self.plans.compiled(key)
+        self.check_current(epoch)
+        return plan
+
+    def submit(self, plan: Plan, read: tuple[Buffer, int, int]) -> Reading:
+        reading = self.device.run(plan, read)
+        assert reading is not None
+        return reading
 
     def _suppress(self, logits: bytes) -> bytes:
-        """Rows of logits in which the tokens that must not come are impossible."""
+        """Return rows of logits with -inf for suppressed tokens."""
         if not self.model.config.suppressed:
             return logits
         values = memoryview(bytearray(logits)).cast("f")
@@ -315,51 +434,10 @@ class Session(SessionMemory):
                 values[row + token] = -math.inf
         return values.tobytes()
 
-    async def _compiled(self, kind: str, batch: int, turn: int) -> Plan:
-        """A plan whose kernels are compiled."""
-        plan = self._plan(kind, batch)
-        if self._compiling:
-            await self.device.compiled()
-            self._check_turn(turn)
-            self._compiling = False
-        return plan
 
-    async def _held(self, saved: Saved, turn: int) -> AsyncIterator[bytes]:
-        """What the cache holds of the tokens, if nothing changes it on the way."""
-        async for piece in self._cache.read(len(saved.tokens)):
-            self._check_turn(turn)
-            yield piece
-        if self._cache.lost != saved.lost:
-            raise InputError("The session went on while it was saved: save it again.")
-
-    async def _fill(self, file: SavedFile) -> None:
-        """Take tokens and cache from a file; where that fails, the session is empty."""
-        saved, length = file.saved, len(file.saved.tokens)
-        if length > self.context:
-            raise InputError(
-                f"{file.name} holds {length} tokens, but the context holds {self.context}; "
-                "load the model with a larger one."
-            )
-        turn = await self._take_turn()
-        self._forget(0)
-        if length - saved.lost > self._cache.ring and self._chunk < LARGEST_CHUNK:
-            self._grow()
-        self._cache.lost = saved.lost
-        try:
-            if length - saved.lost > self._cache.ring or self._cache.nbytes(length) != file.nbytes:
-                raise file.damaged("it does not hold what it says")
-            await self._cache.write(length, file.take)
-            file.finish()
-            self._check_turn(turn)
-        except BaseException:
-            self._cache.lost = 0
-            raise
-        self.tokens = list(saved.tokens)
-
-
-def no_numbers(name: str, device: str) -> GgufError:
-    """The sentence for a model whose logits are no numbers."""
+def not_finite(name: str, device: str) -> GgufError:
+    """Return the error for a model whose logits are not finite."""
     return GgufError(
-        f"{name} computes NaN or infinity on {device}: its weights are damaged, or this "
-        "GPU's arithmetic is broken; `webgemma check` with this model tells which."
+        f"{name} computes NaN or infinity on {device}: its weights are damaged, or the arithmetic "
+        "of this GPU is broken; `webgemma check` with this model shows which."
     )

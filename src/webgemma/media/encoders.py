@@ -1,21 +1,30 @@
-"""An engine's eyes and ears: opened when they are first needed, with what they last took in."""
+"""The encoders of a model: loaded when first used, with the images and audio encoded last."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from weakref import WeakSet
 
-from webgemma.errors import GgufError, InputError
-from webgemma.gemma.encoder_config import AudioConfig, EncoderConfigs, VisionConfig
+from webgemma.device import Device
+from webgemma.errors import DeviceMemoryError, GgufError, InputError, MissingEncoderError
+from webgemma.gemma import audio, vision
+from webgemma.gemma.encoder_config import (
+    AudioConfig,
+    EncoderConfigs,
+    VisionConfig,
+    encoder_nbytes,
+)
+from webgemma.gemma.record.staged_plan import EncoderWeights
 from webgemma.gguf.reader import Gguf
 from webgemma.images import RgbImage, check_sides, soft_tokens, target_size
-from webgemma.progress import Progress, unwatched
+from webgemma.progress import Progress, ignore_progress
 
-KEPT = 8  # pictures and sounds that nobody uses at the moment
+KEPT = 8  # encoded images and audio that are kept while unused
 
 
-class Tower(Protocol):
-    """An encoder where an engine computes; what it makes of something is its own affair."""
+class Encoder(Protocol):
+    """An encoder of an engine; `rows` are its own form of soft tokens."""
 
     async def read(self, rows: Any) -> Any: ...
 
@@ -24,52 +33,48 @@ class Tower(Protocol):
     def close(self) -> None: ...
 
 
-class Eyes(Tower, Protocol):
-    """One for pictures."""
+class ImageEncoder(Encoder, Protocol):
+    """An encoder of images."""
 
     vision: VisionConfig
 
-    async def look(self, picture: RgbImage, width: int, height: int, progress: Progress) -> Any: ...
+    async def encode(self, image: RgbImage, width: int, height: int, progress: Progress) -> Any: ...
 
 
-class Ears(Tower, Protocol):
-    """One for sounds: float32 samples at 16 kHz, of any length."""
+class SoundEncoder(Encoder, Protocol):
+    """An encoder of audio: float32 samples at 16 kHz, of any length."""
 
     audio: AudioConfig
 
-    async def listen(self, samples: memoryview, progress: Progress) -> Any: ...
-
-
-OpenEyes = Callable[[Gguf, VisionConfig], Awaitable[Eyes]]
-OpenEars = Callable[[Gguf, AudioConfig], Awaitable[Ears]]
+    async def encode(self, samples: memoryview, progress: Progress) -> Any: ...
 
 
 @dataclass(slots=True)
 class EncodedMedia:
-    """A picture or a sound as soft tokens; it stays as long as it has users."""
+    """An image or audio as soft tokens; it is kept as long as it has users."""
 
     count: int
-    digest: int  # tells it from others
-    picture: bool  # or a sound
-    rows: Any  # the tower's: [count, width]
-    tower: Tower
+    digest: int  # identifies it
+    is_image: bool  # or audio
+    rows: Any  # the encoder's: [count, width]
+    encoder: Encoder
     users: int = 0
 
 
 class MediaSpan(NamedTuple):
-    """Something sensed in a prompt, in place of ids[first : first + sensed.count]."""
+    """Encoded media in a prompt, in place of ids[first : first + media.count]."""
 
     first: int
-    sensed: EncodedMedia
+    media: EncodedMedia
 
     @property
     def end(self) -> int:
         """The position after the last."""
-        return self.first + self.sensed.count
+        return self.first + self.media.count
 
 
 class EncoderFile(Protocol):
-    """A file in which towers may be."""
+    """A file in which encoders may be."""
 
     @property
     def label(self) -> str: ...
@@ -79,56 +84,55 @@ class EncoderFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EncoderFiles:
-    """Where the towers of a model may be: in projectors or, where there are none, in its file."""
+    """Where the encoders of a model may be: in projectors or, without any, in its file."""
 
-    name: str  # of the model, for sentences
+    name: str  # of the model, for messages
     gguf: Gguf
-    width: int  # of what the model reads
+    width: int  # of the text model
     projectors: Callable[[], Sequence[EncoderFile]] = tuple
 
     async def open(
         self, kind: Literal["vision", "audio"]
     ) -> tuple[Gguf, VisionConfig | AudioConfig]:
-        """The file with a tower, and the tower's blueprint."""
+        """Return the file with an encoder, and the encoder's configuration."""
         files = self.projectors()
         for file in files:
             gguf = await file.aopen()
             try:
-                tower: VisionConfig | AudioConfig | None = getattr(
+                config: VisionConfig | AudioConfig | None = getattr(
                     EncoderConfigs.from_gguf(gguf), kind
                 )
-                if tower is not None:
-                    return gguf, self._fitting(tower, gguf.name)
+                if config is not None:
+                    return gguf, self._checked(config, gguf.name)
             except BaseException:
                 gguf.close()
                 raise
             gguf.close()
-        cannot = f"{self.name} cannot {'see' if kind == 'vision' else 'hear'}"
+        medium = "images" if kind == "vision" else "audio"
+        refusal = f"{self.name} cannot read {medium}: there is no {kind} encoder in"
         if files:
-            names = ", ".join(file.label for file in files)
-            raise InputError(f"{cannot}: there is no {kind} tower in {names}.")
-        tower = getattr(EncoderConfigs.from_gguf(self.gguf), kind)
-        if tower is None:
-            raise InputError(
-                f"{cannot}: there is no {kind} tower in its file; "
-                "load it with mmproj, the path of the file that holds it."
+            raise MissingEncoderError(f"{refusal} {', '.join(file.label for file in files)}.")
+        config = getattr(EncoderConfigs.from_gguf(self.gguf), kind)
+        if config is None:
+            raise MissingEncoderError(
+                f"{refusal} its file; load it with mmproj, the path of the file that holds it."
             )
-        return self.gguf, self._fitting(tower, self.gguf.name)
+        return self.gguf, self._checked(config, self.gguf.name)
 
-    def _fitting(self, tower: VisionConfig | AudioConfig, file: str) -> VisionConfig | AudioConfig:
-        if tower.output != self.width:
+    def _checked(self, config: VisionConfig | AudioConfig, file: str) -> VisionConfig | AudioConfig:
+        if config.output != self.width:
             raise GgufError(
-                f"{file} makes soft tokens of {tower.output} values, but {self.name} reads "
+                f"{file} makes soft tokens of {config.output} values, but {self.name} reads "
                 f"{self.width}: it belongs to another model."
             )
-        return tower
+        return config
 
 
-T = TypeVar("T", bound=Tower)
+T = TypeVar("T", bound=Encoder)
 
 
-class _Opened(Generic[T]):
-    """One tower: loaded when it is first asked for, until it is closed."""
+class _LazyEncoder(Generic[T]):
+    """An encoder that is loaded when it is first used, until it is closed."""
 
     def __init__(
         self,
@@ -136,115 +140,123 @@ class _Opened(Generic[T]):
         kind: Literal["vision", "audio"],
         load: Callable[[Gguf, Any], Awaitable[T]],
     ) -> None:
-        self.tower: T | None = None
+        self.encoder: T | None = None
         self._files, self._kind, self._load = files, kind, load
         self._file = files.gguf
 
     async def get(self) -> T:
-        """The tower."""
-        if self.tower is None:
-            file, blueprint = await self._files.open(self._kind)
+        """Return the encoder."""
+        if self.encoder is None:
+            file, config = await self._files.open(self._kind)
             try:
-                self.tower = await self._load(file, blueprint)
+                self.encoder = await self._load(file, config)
             except BaseException:
-                self._let_go(file)
+                self._close_file(file)
                 raise
             self._file = file
-        return self.tower
+        return self.encoder
 
     def close(self) -> None:
-        """Give its memory back."""
-        if self.tower is not None:
-            self.tower.close()
-            self._let_go(self._file)
-            self.tower = None
+        """Free its memory."""
+        if self.encoder is not None:
+            self.encoder.close()
+            self._close_file(self._file)
+            self.encoder = None
 
-    def _let_go(self, file: Gguf) -> None:
+    def _close_file(self, file: Gguf) -> None:
         if file is not self._files.gguf:
             file.close()
 
 
-class Encoders:
-    """Pictures and sounds in, soft tokens out. What is known already is not encoded again."""
+LoadVision = Callable[[Gguf, VisionConfig], Awaitable[ImageEncoder]]
+LoadAudio = Callable[[Gguf, AudioConfig], Awaitable[SoundEncoder]]
 
-    def __init__(self, files: EncoderFiles, open_eyes: OpenEyes, open_ears: OpenEars) -> None:
+
+class Encoders:
+    """Encodes images and audio as soft tokens; the same input is not encoded twice."""
+
+    def __init__(self, files: EncoderFiles, load_vision: LoadVision, load_audio: LoadAudio) -> None:
         self.closed = False
         self._name = files.name
-        self._eyes = _Opened[Eyes](files, "vision", open_eyes)
-        self._ears = _Opened[Ears](files, "audio", open_ears)
-        self._sensed: dict[bytes, EncodedMedia] = {}  # the latest last
+        self._vision = _LazyEncoder[ImageEncoder](files, "vision", load_vision)
+        self._audio = _LazyEncoder[SoundEncoder](files, "audio", load_audio)
+        self._encoded: dict[bytes, EncodedMedia] = {}  # the latest last
 
-    async def see(
-        self, picture: RgbImage, budget: int | None, progress: Progress = unwatched
+    async def encode_image(
+        self, image: RgbImage, budget: int | None, progress: Progress = ignore_progress
     ) -> EncodedMedia:
-        """The soft tokens of a picture, until it is released.
+        """Return the soft tokens of an image, until it is released.
 
-        It is resized to fill a budget of them; without one it has to have a fitting size."""
+        It is resized to fill a budget of them; without one its size has to fit as it is."""
         self._check_open()
-        eyes = await self._eyes.get()
-        key = _key(f"{picture.width} {picture.height} {budget}", picture.rgb)
-        if key not in self._sensed:
-            side, size = eyes.vision.patch * eyes.vision.pool, (picture.width, picture.height)
+        encoder = await self._vision.get()
+        key = _key(f"{image.width} {image.height} {budget}", image.rgb)
+        if key not in self._encoded:
+            config, size = encoder.vision, (image.width, image.height)
+            side = config.patch * config.pool
             if budget is not None:
                 size = target_size(*size, budget, side)
-            check_sides(*size, eyes.vision.positions // eyes.vision.pool, side)
-            rows = await eyes.look(picture, *size, progress)
-            self._keep(key, soft_tokens(*size, side), True, rows, eyes)
+            check_sides(*size, config.positions // config.pool, side)
+            rows = await encoder.encode(image, *size, progress)
+            self._keep(key, soft_tokens(*size, side), True, rows, encoder)
         return self._use(key)
 
-    async def hear(self, samples: memoryview, progress: Progress = unwatched) -> EncodedMedia:
-        """The soft tokens of a sound, until it is released."""
+    async def encode_audio(
+        self, samples: memoryview, progress: Progress = ignore_progress
+    ) -> EncodedMedia:
+        """Return the soft tokens of audio, until it is released."""
         self._check_open()
-        ears = await self._ears.get()
-        key = _key("sound", samples)
-        if key not in self._sensed:
-            rows = await ears.listen(samples, progress)
-            self._keep(key, ears.audio.soft_tokens(len(samples)), False, rows, ears)
+        encoder = await self._audio.get()
+        key = _key("audio", samples)
+        if key not in self._encoded:
+            rows = await encoder.encode(samples, progress)
+            self._keep(key, encoder.audio.soft_tokens(len(samples)), False, rows, encoder)
         return self._use(key)
 
-    async def read(self, sensed: EncodedMedia) -> Any:
-        """The soft tokens as numbers: float32 [count, width], or their bytes."""
+    async def read(self, media: EncodedMedia) -> Any:
+        """Return the soft tokens as numbers: float32 [count, width], or their bytes."""
         self._check_open()
-        return await sensed.tower.read(sensed.rows)
+        return await media.encoder.read(media.rows)
 
-    def release(self, *sensed: EncodedMedia) -> None:
-        """Say that some are not in use any more; the last few of those are kept."""
-        for each in sensed:
+    def release(self, *media: EncodedMedia) -> None:
+        """Declare some unused by the caller; the last few unused ones are kept."""
+        for each in media:
             each.users -= 1
-        self._free_idle(KEPT)
+        self._free_unused(KEPT)
 
     def free(self) -> None:
-        """Give back what towers take, and what nobody uses; both come back when needed."""
-        self._free_idle(0)
-        self._eyes.close()
-        self._ears.close()
+        """Free the encoders and what is unused; both are loaded again when needed."""
+        self._free_unused(0)
+        self._vision.close()
+        self._audio.close()
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free everything."""
         self.closed = True
-        while self._sensed:
-            _, each = self._sensed.popitem()
-            each.tower.free(each.rows)
-        self._eyes.close()
-        self._ears.close()
+        while self._encoded:
+            _, each = self._encoded.popitem()
+            each.encoder.free(each.rows)
+        self._vision.close()
+        self._audio.close()
 
-    def _keep(self, key: bytes, count: int, picture: bool, rows: Any, tower: Tower) -> None:
-        if self.closed or key in self._sensed:  # meanwhile
-            tower.free(rows)
+    def _keep(self, key: bytes, count: int, is_image: bool, rows: Any, encoder: Encoder) -> None:
+        if self.closed or key in self._encoded:  # meanwhile
+            encoder.free(rows)
             self._check_open()
             return
-        self._sensed[key] = EncodedMedia(count, int.from_bytes(key[:6]), picture, rows, tower)
+        digest = int.from_bytes(key[:6])
+        self._encoded[key] = EncodedMedia(count, digest, is_image, rows, encoder)
 
     def _use(self, key: bytes) -> EncodedMedia:
-        each = self._sensed[key] = self._sensed.pop(key)
+        each = self._encoded[key] = self._encoded.pop(key)
         each.users += 1
         return each
 
-    def _free_idle(self, kept: int) -> None:
-        idle = [key for key, each in self._sensed.items() if not each.users]
-        for key in idle[: len(idle) - kept] if kept < len(idle) else ():
-            each = self._sensed.pop(key)
-            each.tower.free(each.rows)
+    def _free_unused(self, kept: int) -> None:
+        unused = [key for key, each in self._encoded.items() if not each.users]
+        for key in unused[: len(unused) - kept] if kept < len(unused) else ():
+            each = self._encoded.pop(key)
+            each.encoder.free(each.rows)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -255,3 +267,99 @@ def _key(kind: str, data: bytes | memoryview) -> bytes:
     digest = sha256(kind.encode() + b"\n")
     digest.update(data)
     return digest.digest()
+
+
+# On the GPU
+
+
+def gpu_encoders(files: EncoderFiles, device: Device, memory_gb: float | None) -> Encoders:
+    """Return the encoders of a model on a device, of whose memory so much may be in use."""
+    loaded: WeakSet[EncoderWeights] = WeakSet()
+
+    def check_memory(file: Gguf, kind: str) -> None:
+        for weights in loaded:
+            weights.free_idle()
+        nbytes = encoder_nbytes(file, kind)
+        if memory_gb is not None and device.nbytes + nbytes > memory_gb * 1e9:
+            raise DeviceMemoryError(
+                f"{files.name} needs {nbytes / 1e9:.2g} GB more for its {kind} encoder, but "
+                f"{device.nbytes / 1e9:.2g} GB are in use and memory_gb={memory_gb:g}; "
+                "allow more, or load it with a shorter context.",
+                device.nbytes + nbytes,
+            )
+
+    async def load_vision(file: Gguf, config: VisionConfig) -> GpuVisionEncoder:
+        check_memory(file, "vision")
+        weights = await vision.VisionEncoder.load(file, config, device)
+        loaded.add(weights)
+        return GpuVisionEncoder(weights)
+
+    async def load_audio(file: Gguf, config: AudioConfig) -> GpuAudioEncoder:
+        check_memory(file, "audio")
+        weights = await audio.AudioEncoder.load(file, config, device)
+        loaded.add(weights)
+        return GpuAudioEncoder(weights)
+
+    return Encoders(files, load_vision, load_audio)
+
+
+class _GpuEncoder:
+    """What both encoders have in common; soft tokens come in one tensor or several."""
+
+    def __init__(self, weights: EncoderWeights) -> None:
+        self._weights = weights
+
+    async def read(self, rows: list[Any]) -> bytes:
+        """Return float32 soft tokens: [n, width]."""
+        device = self._weights.device
+        readings = [device.read(x.tokens.buffer, 0, x.tokens.nbytes) for x in rows]
+        return b"".join([await reading.bytes() for reading in readings])
+
+    def free(self, rows: list[Any]) -> None:
+        """Free encoded media."""
+        for each in rows:
+            each.close()
+
+    def close(self) -> None:
+        """Free the weights."""
+        self._weights.close()
+
+
+class GpuVisionEncoder(_GpuEncoder):
+    """A vision encoder on a device."""
+
+    def __init__(self, weights: vision.VisionEncoder) -> None:
+        super().__init__(weights)
+        self.vision = weights.vision
+        self._encoder = weights
+
+    async def encode(
+        self, image: RgbImage, width: int, height: int, progress: Progress
+    ) -> list[vision.EncodedImage]:
+        """Encode an image."""
+        return [await vision.encode_image(self._encoder, image, width, height, progress)]
+
+
+class GpuAudioEncoder(_GpuEncoder):
+    """An audio encoder on a device."""
+
+    def __init__(self, weights: audio.AudioEncoder) -> None:
+        super().__init__(weights)
+        self.audio = weights.audio
+        self._encoder = weights
+
+    async def encode(self, samples: memoryview, progress: Progress) -> list[audio.EncodedAudio]:
+        """Encode audio, each segment of 30 s separately."""
+        encoded: list[audio.EncodedAudio] = []
+        segments = self.audio.segments(len(samples))
+
+        def report(done: int, total: int) -> None:
+            progress(len(encoded) * total + done, len(segments) * total)
+
+        try:
+            for segment in segments:
+                encoded.append(await audio.encode_audio(self._encoder, samples[segment], report))
+        except BaseException:
+            self.free(encoded)
+            raise
+        return encoded

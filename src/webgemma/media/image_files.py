@@ -1,4 +1,4 @@
-"""Pictures from files, bytes, arrays and Pillow's images, decoded by Pillow in native Python."""
+"""Image decoding with Pillow: files, bytes, arrays and Pillow images to RGB pixels."""
 
 import io
 import os
@@ -10,19 +10,21 @@ from typing import IO, TypeAlias
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from webgemma.errors import InputError
-from webgemma.images import RgbImage, check_size, rgb_image, too_large
+from webgemma.images import RgbImage, check_size, rgb_image, too_large_message
 
 # A path, the bytes of a file, an image, or an array of bytes [height, width, 3] (any buffer).
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | Image.Image | memoryview | object"
 
 
 def decode(source: Source) -> RgbImage:
-    """The picture upright, in RGB, what is transparent on white; InputError with a sentence."""
+    """Return an image upright, in RGB, transparent parts on white.
+
+    InputError when it cannot be opened or decoded."""
     if isinstance(source, Image.Image):
-        with _sentences("The picture"):
-            return _flatten(source, "The picture")
+        with _input_errors("The image"):
+            return _to_rgb(source, "The image")
     if isinstance(source, bytes | bytearray):
-        return _read(io.BytesIO(source), "The picture")
+        return _read(io.BytesIO(source), "The image")
     if not isinstance(source, str | os.PathLike):
         return _array(source)
     path = os.fspath(source)
@@ -30,8 +32,43 @@ def decode(source: Source) -> RgbImage:
         return _read(file, path)
 
 
+def decode_frames(
+    source: str | os.PathLike[str] | bytes | bytearray, choose: Callable[[int], Sequence[int]]
+) -> list[tuple[float, RgbImage]]:
+    """Return frames of an animated GIF, WebP or PNG, each with its time in seconds.
+
+    `choose` returns the indices of the frames to decode for the number of frames."""
+    if isinstance(source, bytes | bytearray):
+        return _frames(io.BytesIO(source), "The video", choose)
+    path = os.fspath(source)
+    with _opening(path), open(path, "rb") as file:
+        return _frames(file, path, choose)
+
+
+def _frames(
+    file: IO[bytes], name: str, choose: Callable[[int], Sequence[int]]
+) -> list[tuple[float, RgbImage]]:
+    frames, seconds = [], 0.0
+    expected = "an animated image that Pillow can decode; pass the frames of a video as a list"
+    with _input_errors(name, expected), Image.open(file) as image:
+        count = getattr(image, "n_frames", 1)
+        chosen = set(choose(count))
+        for number in range(count):
+            image.seek(number)
+            if number in chosen:
+                frames.append((seconds, _to_rgb(image, name)))
+            seconds += float(image.info.get("duration", 0)) / 1000
+    return frames
+
+
+def _read(file: IO[bytes], name: str) -> RgbImage:
+    with _input_errors(name), Image.open(file) as image:
+        return _to_rgb(image, name)
+
+
 @contextmanager
 def _opening(path: str) -> Iterator[None]:
+    """Raise InputError for a file that cannot be opened."""
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
@@ -39,60 +76,29 @@ def _opening(path: str) -> Iterator[None]:
         raise InputError(f"{path!r} cannot be opened: {reason}.") from None
 
 
-def decode_frames(
-    source: str | os.PathLike[str] | bytes | bytearray, chosen: Callable[[int], Sequence[int]]
-) -> list[tuple[float, RgbImage]]:
-    """The chosen ones of the frames of an animated GIF, WebP or PNG, each with its seconds."""
-    if isinstance(source, bytes | bytearray):
-        return _frames(io.BytesIO(source), "The film", chosen)
-    path = os.fspath(source)
-    with _opening(path), open(path, "rb") as file:
-        return _frames(file, path, chosen)
-
-
-def _frames(
-    file: IO[bytes], name: str, chosen: Callable[[int], Sequence[int]]
-) -> list[tuple[float, RgbImage]]:
-    frames, seconds = [], 0.0
-    known = "an animated picture; give the frames of a film as a list of pictures"
-    with _sentences(name, known), Image.open(file) as image:
-        count = getattr(image, "n_frames", 1)
-        wanted = set(chosen(count))
-        for number in range(count):
-            image.seek(number)
-            if number in wanted:
-                frames.append((seconds, _flatten(image, name)))
-            seconds += float(image.info.get("duration", 0)) / 1000
-    return frames
-
-
-def _read(file: IO[bytes], name: str) -> RgbImage:
-    with _sentences(name), Image.open(file) as image:
-        return _flatten(image, name)
-
-
 @contextmanager
-def _sentences(name: str, known: str = "a picture") -> Iterator[None]:
-    """Make InputErrors of what goes wrong: Pillow meets damage with almost any exception."""
+def _input_errors(name: str, expected: str = "an image that Pillow can decode") -> Iterator[None]:
+    """Raise InputError for every failure: Pillow raises almost any exception for damaged files."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is odd but readable is read
+            warnings.simplefilter("ignore")  # unusual but readable files are accepted
             yield
     except InputError:
         raise
     except Image.DecompressionBombError:
-        raise InputError(too_large(name, "far more")) from None
+        raise InputError(too_large_message(name, "far more")) from None
     except UnidentifiedImageError:
-        raise InputError(f"{name} holds nothing that Pillow knows as {known}.") from None
+        raise InputError(f"{name} is not {expected}.") from None
     except Exception as error:
         raise InputError(f"{name} is damaged or cut short: {error}.") from None
 
 
-def _flatten(image: Image.Image, name: str) -> RgbImage:
+def _to_rgb(image: Image.Image, name: str) -> RgbImage:
+    """Return a Pillow image upright, with 8 bits per channel, transparent parts on white."""
     check_size(*image.size, name)
     image = _upright(image)
     if image.mode == "F":
-        raise InputError(f"{name} holds floating-point pixels: turn it into 8 or 16 bits first.")
+        raise InputError(f"{name} has floating-point pixels: convert it to 8 or 16 bits first.")
     if image.mode.startswith("I"):
         image = _eight_bits(image)
     if image.has_transparency_data:
@@ -104,8 +110,8 @@ def _flatten(image: Image.Image, name: str) -> RgbImage:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turned and mirrored as its EXIF says, where that can be read."""
-    image.load()  # damage to the picture itself is not to be hidden below
+    """Return the image rotated and mirrored as its EXIF orientation says, if that is readable."""
+    image.load()  # outside of the try, so that damaged pixels raise
     try:
         return ImageOps.exif_transpose(image)
     except Exception:
@@ -113,7 +119,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey in 16 bits, which Pillow may hold in 32, as grey in 8."""
+    """Return 16-bit grey, which Pillow may store in 32 bits, as 8-bit grey."""
     wide = image.convert("I")
     return wide.point(lambda value: value * (1 / 257) + 0.5).convert("L")
 
@@ -123,7 +129,7 @@ def _array(source: object) -> RgbImage:
         pixels = memoryview(source)  # type: ignore[arg-type]
     except TypeError:
         raise InputError(
-            "A picture is a path, the bytes of a file, a PIL image or an array of bytes "
+            "An image must be a path, the bytes of a file, a PIL image or an array of bytes "
             f"[height, width, 3], not {type(source).__name__}."
         ) from None
     return rgb_image(pixels)

@@ -1,4 +1,4 @@
-"""A session's memory: it is all given back, and whenever it ends, a sentence says so."""
+"""A session's memory: all of it is freed, and too little of it raises an error."""
 
 import gc
 
@@ -13,21 +13,21 @@ from webgemma.gemma.weights import Model
 from webgemma.sync import run_sync
 
 
-def test_sessions_that_cannot_be(model: Model) -> None:
-    with pytest.raises(InputError, match="no kv 'f64'"):
+def test_sessions_that_cannot_be_opened(model: Model) -> None:
+    with pytest.raises(InputError, match="The KV cache cannot be 'f64'"):
         Session(model, 64, kv="f64")
     with pytest.raises(DeviceError, match="with a context of 2097152 or less"):
         Session(model, 1 << 24, kv="f16")
 
 
 def buffers() -> int:
-    """Buffers that are alive on any device."""
+    """Return how many buffers are alive, on all devices."""
     gc.collect()
     count: int = wgpu.diagnostics.object_counts.get_dict()["Buffer"]["count"]
     return count
 
 
-def test_nothing_is_left_behind(session: Session) -> None:
+def test_no_buffer_is_left_behind(session: Session) -> None:
     counts = []
     for _ in range(4):
         take(session, IDS[:10], 75)
@@ -37,11 +37,11 @@ def test_nothing_is_left_behind(session: Session) -> None:
         other.close()
         del other
         counts.append(buffers())
-    assert counts[1:] == counts[1:2] * 3  # the first round leaves small buffers for the next
+    assert counts[1:] == counts[1:2] * 3  # the first round leaves small staging buffers
 
 
 def use(model: Model) -> None:
-    """Every kind of plan, once."""
+    """Run every kind of plan once."""
     session = Session(model, 64)
     try:
         take(session, IDS[:20], 2)
@@ -53,7 +53,7 @@ def use(model: Model) -> None:
 
 @pytest.mark.parametrize("table", ["device", "host"])
 def test_closing_frees_without_a_garbage_collector(table: str) -> None:
-    """A browser frees a buffer late, or never, unless it is told to."""
+    """Count buffers: a browser frees them late, or never, unless they are destroyed."""
     on = NullDevice()
     model = run_sync(Model.load(*open_tiny(SHORT), on, table=table))
     kept = len(on.buffers)
@@ -63,8 +63,8 @@ def test_closing_frees_without_a_garbage_collector(table: str) -> None:
     assert not on.buffers
 
 
-def test_memory_that_ends_at_any_moment() -> None:
-    """While the session is made or a plan recorded: all but the model is freed."""
+def test_memory_may_run_out_at_any_allocation() -> None:
+    """Expect all but the model to be freed, while a session is opened or a plan is recorded."""
     on = NullDevice()
     model = run_sync(Model.load(*open_tiny(SHORT), on))
     kept = set(on.buffers)

@@ -1,0 +1,183 @@
+"""The engine on the GPU: opened within a memory budget, one session, shared weights."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
+
+from webgemma.denoising import Canvas, Denoising
+from webgemma.device import Device
+from webgemma.engine.diffusion_session import DiffusionSession
+from webgemma.engine.interface import EngineOptions
+from webgemma.engine.memory_budget import MemoryBudget, free_host_nbytes, gigabytes
+from webgemma.engine.saved_session import SavedPath
+from webgemma.engine.selftest import selftest
+from webgemma.engine.session import Session
+from webgemma.errors import DeviceMemoryError
+from webgemma.gemma.config import Config
+from webgemma.gemma.lora_weights import ScaledAdapter
+from webgemma.gemma.soft_tokens import SoftTokens
+from webgemma.gemma.weights import Model, TableLocation
+from webgemma.gguf.reader import Gguf
+from webgemma.media.encoders import Encoders, MediaSpan, gpu_encoders
+from webgemma.sampler import SampledToken
+from webgemma.settings import Settings
+from webgemma.sync import IN_BROWSER, checkpoint
+
+
+class GpuEngine:
+    """A session with the model it runs on; forks share the model."""
+
+    def __init__(
+        self,
+        gguf: Gguf,
+        session: Session,
+        encoders: Encoders,
+        sharing: "list[GpuEngine] | None" = None,
+    ) -> None:
+        self.name = session.device.name
+        self.encoders = encoders  # shared too
+        self.gguf = gguf
+        self._session = session
+        self._sharing = [] if sharing is None else sharing  # every open engine on this model
+        self._sharing.append(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the device that is in use, by all engines on it."""
+        return self._session.device.nbytes
+
+    @property
+    def model(self) -> Model:
+        """The weights."""
+        return self._session.model
+
+    async def logits(self, ids: Sequence[int]) -> bytes:
+        """Return float32 logits after each of the ids: [len(ids), vocab]."""
+        return await self._session.logits(ids)
+
+    def generate(
+        self, ids: Sequence[int], settings: Settings, seed: int, media: Sequence[MediaSpan] = ()
+    ) -> AsyncIterator[SampledToken]:
+        """Yield token after token with its log-probability."""
+        return self._session.generate(ids, settings, seed, self._soft_tokens(media))
+
+    def denoise(
+        self, ids: Sequence[int], denoising: Denoising, seed: int, media: Sequence[MediaSpan] = ()
+    ) -> AsyncIterator[Canvas]:
+        """Yield step after step, canvas after canvas; DiffusionGemma only."""
+        assert isinstance(self._session, DiffusionSession)
+        return self._session.denoise(ids, denoising, seed, self._soft_tokens(media))
+
+    def _soft_tokens(self, spans: Sequence[MediaSpan]) -> list[SoftTokens]:
+        bidirectional = self._session.model.config.bidirectional_images
+        soft: list[SoftTokens] = []
+        for first, media in spans:
+            for number, segment in enumerate(media.rows):  # long audio has several
+                digest = media.digest + number
+                image = bidirectional and media.is_image
+                soft.append(SoftTokens(first, segment.tokens, digest, image))
+                first = soft[-1].end
+        return soft
+
+    def set_adapters(self, adapters: Sequence[ScaledAdapter]) -> None:
+        """Apply these adapters from now on, also in forks."""
+        self._session.model.set_adapters(adapters)
+
+    def fork(self) -> "GpuEngine":
+        """Return an engine on the same model whose session continues from here."""
+        return GpuEngine(self.gguf, self._session.fork(), self.encoders, self._sharing)
+
+    async def save(self, path: SavedPath) -> None:
+        """Write the session to a file."""
+        await self._session.save(path)
+
+    async def restore(self, path: SavedPath) -> list[int]:
+        """Continue where a saved session was; return its tokens."""
+        await self._session.load(path)
+        return list(self._session.tokens)
+
+    def close(self) -> None:
+        """Free the session and, with the last engine on it, the model and its device."""
+        if self not in self._sharing:
+            return
+        self._sharing.remove(self)
+        self._session.close()
+        if not self._sharing:
+            self.encoders.close()
+            self._session.model.close()
+            self._session.device.close()
+            self.gguf.close()
+
+
+async def open_gpu_engine(
+    gguf: Gguf, config: Config, device: Device, context: int, options: EngineOptions
+) -> GpuEngine:
+    """Load a model on a device, which is closed if that fails."""
+    loaded = 0
+
+    def advance(nbytes: int) -> None:
+        nonlocal loaded
+        checkpoint()
+        loaded += nbytes
+        if options.progress is not None:
+            options.progress(loaded, gguf.nbytes)
+
+    try:
+        await selftest(device)
+        budget = MemoryBudget.of(gguf, config, context, options.kv, options.memory_gb)
+        session = await allocate(gguf, config, device, budget, options)
+        await session.model.derive(gguf)
+        if IN_BROWSER:
+            session.prepare()
+        await session.model.load_all(gguf, advance)
+        files = options.encoder_files(gguf, config)
+        return GpuEngine(gguf, session, gpu_encoders(files, device, options.memory_gb))
+    except BaseException:
+        device.close()
+        raise
+
+
+async def allocate(
+    gguf: Gguf, config: Config, device: Device, budget: MemoryBudget, options: EngineOptions
+) -> Session:
+    """Allocate weights and cache before the first byte is loaded; DeviceMemoryError if too much.
+
+    If the table of per-layer embeddings is too large, it stays in the file."""
+    table = budget.table_location()
+    free_nbytes = free_host_nbytes() if device.unified else None
+    if free_nbytes is not None:  # such a device allocates more than there is; the process is killed
+        if budget.nbytes(table) > free_nbytes:
+            table = "host"
+        if budget.nbytes(table) > free_nbytes:
+            raise budget.refusal(
+                f"{device.name} computes in this machine's memory, of which "
+                f"{gigabytes(free_nbytes)} is free"
+            )
+    locations: list[TableLocation] = [table]
+    if table == "device" and budget.table_nbytes:
+        locations.append("host")
+    for location in locations:
+        try:
+            return await _allocate_with_table(gguf, config, device, budget, options, location)
+        except DeviceMemoryError as error:
+            failed = error
+    available = f"{device.name} could allocate only {gigabytes(failed.held_nbytes)}"
+    raise budget.refusal(available) from failed
+
+
+async def _allocate_with_table(
+    gguf: Gguf,
+    config: Config,
+    device: Device,
+    budget: MemoryBudget,
+    options: EngineOptions,
+    table: TableLocation,
+) -> Session:
+    with ExitStack() as allocated:
+        model = Model.allocate_all(gguf, config, device, table=table)
+        allocated.callback(model.close)
+        kind = DiffusionSession if config.diffusion else Session
+        session = kind(model, budget.context, kv=options.kv, precision=options.precision)
+        allocated.callback(session.close)
+        await device.read(model.one.buffer, 0, 4).bytes()  # browsers report missing memory late
+        allocated.pop_all()
+    return session
