@@ -1,4 +1,4 @@
-"""Adapters: written and read in both formats, held against a model, refused with a sentence."""
+"""Adapters: written and read in both formats, fitted to a model; errors for invalid ones."""
 
 import json
 import random
@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from webgemma.errors import InputError, WebgemmaError
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
-from webgemma.gguf.safetensors import NewStored, Safetensors, write_safetensors
+from webgemma.gguf.safetensors import NewSafetensor, Safetensors, write_safetensors
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, write_gguf
 from webgemma.lora.adapter import Adapter, Pair
-from webgemma.lora.floats import to_float32, transposed
+from webgemma.lora.float32 import to_float32, transposed
 from webgemma.lora.gguf_file import write_gguf_adapter
+from webgemma.lora.loading import open_adapter
 from webgemma.lora.peft_folder import write_peft_folder
 from webgemma.sync import run_sync
 
@@ -34,18 +35,18 @@ def opened(kind: str) -> Gguf:
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("text_only", [False, True])
-def test_both_formats_bring_an_adapter_back(kind: str, text_only: bool, tmp_path: Path) -> None:
+def test_both_formats_round_trip(kind: str, text_only: bool, tmp_path: Path) -> None:
     gguf = opened(kind)
     adapter = tiny_adapter(tiny_pairs(gguf))
     write_gguf_adapter(adapter, tmp_path / "a.gguf")
     write_peft_folder(adapter, tmp_path / "a", text_only=text_only)
     for path in (tmp_path / "a.gguf", tmp_path / "a", tmp_path / "a" / "adapter_config.json"):
-        back = Adapter.open(path)
-        assert dict(back.pairs) == dict(adapter.pairs)
-        assert back.fitted(Config.from_gguf(gguf)).pairs.keys() == adapter.pairs.keys()
+        read = open_adapter(path)
+        assert dict(read.pairs) == dict(adapter.pairs)
+        assert read.fitted(Config.from_gguf(gguf)).pairs.keys() == adapter.pairs.keys()
 
 
-def test_ranks_and_scales_of_their_own(tmp_path: Path) -> None:
+def test_pairs_may_differ_in_rank_and_scale(tmp_path: Path) -> None:
     gguf = opened("moe")
     pairs = dict(tiny_adapter(tiny_pairs(gguf, ("attn_q", "ffn_down_exps"))).pairs)
     other = tiny_adapter(tiny_pairs(gguf, rank=5)).pairs
@@ -53,19 +54,19 @@ def test_ranks_and_scales_of_their_own(tmp_path: Path) -> None:
     pairs |= {QUERY: replace(other[QUERY], scale=0.7), expert: replace(other[expert], scale=3.0)}
     adapter = Adapter("mixed", pairs)
     write_peft_folder(adapter, tmp_path / "peft")
-    back = Adapter.open(tmp_path / "peft")
-    assert back.pairs[expert] == pairs[expert]
-    assert back.pairs[QUERY].scale == pytest.approx(0.7)
-    write_gguf_adapter(adapter, tmp_path / "a.gguf")  # one alpha: the rest goes into B
-    back = Adapter.open(tmp_path / "a.gguf")
-    for name, pair in pairs.items():
-        read = back.pairs[name]
-        assert read.a == pair.a
-        mine, its = (np.frombuffer(p.b, "<f4") * np.float32(p.scale) for p in (pair, read))
-        np.testing.assert_allclose(its, mine, rtol=1e-6)
+    read = open_adapter(tmp_path / "peft")
+    assert read.pairs[expert] == pairs[expert]
+    assert read.pairs[QUERY].scale == pytest.approx(0.7)
+    write_gguf_adapter(adapter, tmp_path / "a.gguf")  # one alpha: other scales go into B
+    read = open_adapter(tmp_path / "a.gguf")
+    for name, expected in pairs.items():
+        actual = read.pairs[name]
+        assert actual.a == expected.a
+        one, other = (np.frombuffer(p.b, "<f4") * np.float32(p.scale) for p in (actual, expected))
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def test_half_floats_are_widened_exactly() -> None:
+def test_float16_and_bfloat16_become_float32_exactly() -> None:
     values = np.random.default_rng(1).normal(size=50).astype("<f2")
     assert to_float32(values.tobytes(), "F16") == values.astype("<f4").tobytes()
     words = np.random.default_rng(1).normal(size=50).astype("<f4").view("<u4") >> 16
@@ -73,13 +74,13 @@ def test_half_floats_are_widened_exactly() -> None:
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
-def test_transposed(rows: int, columns: int) -> None:
+def test_matrices_are_transposed(rows: int, columns: int) -> None:
     matrix = np.random.default_rng(0).normal(size=(rows, columns)).astype("<f4")
     assert transposed(matrix.tobytes(), rows, columns) == matrix.T.tobytes()
 
 
-def test_what_a_model_does_not_compute_with_is_left_out() -> None:
-    """Layers that share keys and values may carry matrices of their own, unused."""
+def test_pairs_of_unused_matrices_are_dropped() -> None:
+    """Files may hold matrices, unused, of layers that share keys and values."""
     config = Config.from_gguf(opened("small"))
     adapter = tiny_adapter(tiny_pairs(opened("small"), ("attn_k",)))
     extra = {"blk.5.attn_k.weight": adapter.pairs["blk.2.attn_k.weight"]}
@@ -87,7 +88,7 @@ def test_what_a_model_does_not_compute_with_is_left_out() -> None:
     assert fitted.pairs.keys() == adapter.pairs.keys()
 
 
-def test_an_adapter_of_another_model_is_refused() -> None:
+def test_an_adapter_of_another_model_raises_an_error() -> None:
     adapter = tiny_adapter(tiny_pairs(opened("moe")))
     with pytest.raises(InputError, match="which this model does not have"):
         adapter.fitted(Config.from_gguf(opened("large")))
@@ -97,16 +98,16 @@ def test_an_adapter_of_another_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"rank": 0}, "rank 0"),
         ({"rank": 2}, "bytes, not"),
         ({"scale": float("nan")}, "scale cannot be nan"),
     ],
 )
-def test_impossible_pairs(changes: dict[str, float], sentence: str) -> None:
+def test_invalid_pairs_raise_an_error(changes: dict[str, float], message: str) -> None:
     good = Pair(bytes(12), bytes(8), 1, 3, 2, 1.0)
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=message):
         replace(good, **changes)
 
 
@@ -119,11 +120,11 @@ ADAPTER_KEYS = {
 A, B = NewTensor(QUERY + ".lora_a", (4, 2), "F32", bytes(32)), NewTensor(
     QUERY + ".lora_b", (2, 3), "F32", bytes(24)
 )  # fmt: skip
-WRONG_GGUF = {
-    "model": ({"general.type": "model"}, [A, B], "no adapter but a model"),
+INVALID_GGUF = {
+    "model": ({"general.type": "model"}, [A, B], "is a model, not an adapter"),
     "kind": ({"adapter.type": "loha"}, [A, B], "not 'lora'"),
     "architecture": ({"general.architecture": "llama"}, [A, B], "not for Gemma 4"),
-    "alpha": ({"adapter.lora.alpha": "four"}, [A, B], "is no number"),
+    "alpha": ({"adapter.lora.alpha": "four"}, [A, B], "is not a number"),
     "activated": ({"adapter.alora.invocation_tokens": [1, 2]}, [A, B], "aLoRA"),
     "half": ({}, [A], "only one of"),
     "empty": ({}, [], "changes nothing"),
@@ -140,28 +141,28 @@ WRONG_GGUF = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_GGUF)
-def test_wrong_gguf_adapters_get_a_sentence(case: str, tmp_path: Path) -> None:
-    keys, tensors, sentence = WRONG_GGUF[case]
+@pytest.mark.parametrize("case", INVALID_GGUF)
+def test_invalid_gguf_adapters_raise_an_error(case: str, tmp_path: Path) -> None:
+    keys, tensors, message = INVALID_GGUF[case]
     write_gguf(tmp_path / "a.gguf", ADAPTER_KEYS | keys, tensors)
-    with pytest.raises(WebgemmaError, match=sentence):
-        Adapter.open(tmp_path / "a.gguf")
+    with pytest.raises(WebgemmaError, match=message):
+        open_adapter(tmp_path / "a.gguf")
 
 
 STEM = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
 HALVES = [
-    NewStored(STEM + "A.weight", "F32", (2, 4), bytes(32)),
-    NewStored(STEM + "B.weight", "F32", (3, 2), bytes(24)),
+    NewSafetensor(STEM + "A.weight", "F32", (2, 4), bytes(32)),
+    NewSafetensor(STEM + "B.weight", "F32", (3, 2), bytes(24)),
 ]
 
 
-def other_module(name: str) -> list[NewStored]:
+def other_module(name: str) -> list[NewSafetensor]:
     return [
         replace(half, name=half.name.replace("layers.0.self_attn.q_proj", name)) for half in HALVES
     ]
 
 
-WRONG_PEFT = {
+INVALID_PEFT = {
     "dora": ({"use_dora": True}, HALVES, "use_dora is set"),
     "kind": ({"peft_type": "IA3"}, HALVES, "not LORA"),
     "bias": ({"bias": "all"}, HALVES, "biases"),
@@ -169,18 +170,18 @@ WRONG_PEFT = {
     "alpha": ({"lora_alpha": "x"}, HALVES, "lora_alpha of"),
     "infinite": ({"lora_alpha": float("inf")}, HALVES, "lora_alpha of"),
     "half": ({}, HALVES[:1], "only one of"),
-    "none": ({}, [], "changes nothing"),
+    "none": ({}, [], "holds no lora_A and lora_B"),
     "rank": ({}, [HALVES[0], replace(HALVES[1], shape=(2, 3))], "do not belong together"),
     "dims": ({}, [replace(HALVES[0], shape=(8,)), HALVES[1]], "not a matrix"),
     "dtype": ({}, [replace(HALVES[0], dtype="I32"), HALVES[1]], "not a matrix"),
-    "tower": ({}, other_module("vision_tower.encoder.q_proj"), "only the text model"),
+    "encoder": ({}, other_module("vision_tower.encoder.q_proj"), "only the text model"),
     "unknown": ({}, other_module("layers.0.self_attn.x_proj"), "only the text model"),
     "twice": (
         {},
         [*HALVES, *other_module("language_model.layers.0.self_attn.q_proj")],
         "two names",
     ),
-    "experts": ({}, other_module("layers.0.experts"), "does not tell"),
+    "experts": ({}, other_module("layers.0.experts"), "does not say which"),
     "expert rank": (
         {"target_parameters": ["experts.down_proj"], "r": 7},
         other_module("layers.0.experts"),
@@ -190,28 +191,28 @@ WRONG_PEFT = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_PEFT)
-def test_wrong_peft_folders_get_a_sentence(case: str, tmp_path: Path) -> None:
-    keys, tensors, sentence = WRONG_PEFT[case]
+@pytest.mark.parametrize("case", INVALID_PEFT)
+def test_invalid_peft_folders_raise_an_error(case: str, tmp_path: Path) -> None:
+    keys, tensors, message = INVALID_PEFT[case]
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4} | keys))
     write_safetensors(tmp_path / "adapter_model.safetensors", tensors)
-    with pytest.raises(WebgemmaError, match=sentence):
-        Adapter.open(tmp_path)
+    with pytest.raises(WebgemmaError, match=message):
+        open_adapter(tmp_path)
 
 
-def test_missing_files_get_a_sentence(tmp_path: Path) -> None:
+def test_missing_files_raise_an_error(tmp_path: Path) -> None:
     with pytest.raises(WebgemmaError, match="There is no file"):
-        Adapter.open(tmp_path / "nothing.gguf")
+        open_adapter(tmp_path / "nothing.gguf")
     with pytest.raises(WebgemmaError, match=r"has no adapter_config\.json"):
-        Adapter.open(tmp_path)
+        open_adapter(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(WebgemmaError, match=r"has no adapter_model\.safetensors"):
-        Adapter.open(tmp_path)
+        open_adapter(tmp_path)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(st.integers(0, 2**32), st.sampled_from(["json", "safetensors", "gguf"]))
-def test_any_damage_gets_a_sentence_or_does_no_harm(tmp_path: Path, seed: int, which: str) -> None:
+def test_damage_raises_an_error_or_is_harmless(tmp_path: Path, seed: int, which: str) -> None:
     adapter = tiny_adapter(tiny_pairs(opened("small"), ("attn_q", "token_embd.weight"), rank=1))
     write_peft_folder(adapter, tmp_path / "a")
     write_gguf_adapter(adapter, tmp_path / "a" / "a.gguf")
@@ -222,17 +223,17 @@ def test_any_damage_gets_a_sentence_or_does_no_harm(tmp_path: Path, seed: int, w
         data[rng.randrange(min(len(data), 3000))] = rng.randrange(256)
     path.write_bytes(data[: rng.choice([len(data), len(data) - 1])])
     try:
-        back = Adapter.open(path if which == "gguf" else path.parent)
+        adapter = open_adapter(path if which == "gguf" else path.parent)
     except WebgemmaError:
         return
-    assert back.pairs
+    assert adapter.pairs
 
 
-def test_a_folder_of_pefts_own_keeps_copies_of_frozen_tables(tmp_path: Path) -> None:
+def test_copies_of_frozen_tables_in_a_peft_folder_are_ignored(tmp_path: Path) -> None:
     adapter = tiny_adapter(tiny_pairs(opened("small"), ("token_embd.weight", "output.weight")))
     write_peft_folder(adapter, tmp_path, text_only=True)
     with Safetensors.open(tmp_path / "adapter_model.safetensors") as file:
-        tensors = [NewStored(n, "F32", file.shape(n), file.read(n)) for n in file.names]
-    frozen = NewStored("base_model.model.lm_head.base_layer.weight", "F32", (1, 1), bytes(4))
+        tensors = [NewSafetensor(n, "F32", file.shape(n), file.read(n)) for n in file.names]
+    frozen = NewSafetensor("base_model.model.lm_head.base_layer.weight", "F32", (1, 1), bytes(4))
     write_safetensors(tmp_path / "adapter_model.safetensors", [*tensors, frozen])
-    assert dict(Adapter.open(tmp_path).pairs) == dict(adapter.pairs)
+    assert dict(open_adapter(tmp_path).pairs) == dict(adapter.pairs)

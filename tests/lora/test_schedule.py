@@ -1,4 +1,4 @@
-"""Learning rates and AdamW: against their definitions."""
+"""Learning rates and AdamW, against their definitions."""
 
 from math import cos, pi
 
@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from webgemma.errors import InputError
-from webgemma.lora.schedule import Schedule
-from webgemma.reference.adamw import AdamW, clip
+from webgemma.lora.schedule import LearningRate
+from webgemma.reference.adamw import AdamW, clip_gradients
 
 
-def test_warm_up_is_straight_and_reaches_the_peak() -> None:
-    schedule = Schedule(0.01, 100, warmup=4)
-    assert [schedule.rate(step) for step in range(5)] == pytest.approx(
+def test_the_warm_up_is_linear_and_reaches_the_peak() -> None:
+    rates = LearningRate(0.01, 100, warmup=4)
+    assert [rates.at(step) for step in range(5)] == pytest.approx(
         [0.0025, 0.005, 0.0075, 0.01, 0.01]
     )
 
@@ -25,14 +25,14 @@ def test_warm_up_is_straight_and_reaches_the_peak() -> None:
         ("constant", 1, 1),
     ],
 )
-def test_shapes(shape: str, middle: float, last: float) -> None:
-    schedule = Schedule(0.01, 101, shape=shape, floor=0.1)
-    rates = [schedule.rate(step) for step in (0, 50, 100, 1000)]
-    assert rates == pytest.approx([0.01, 0.01 * middle, 0.01 * last, 0.01 * last])
+def test_the_decay_has_the_shape(shape: str, middle: float, last: float) -> None:
+    rates = LearningRate(0.01, 101, shape=shape, floor=0.1)
+    found = [rates.at(step) for step in (0, 50, 100, 1000)]
+    assert found == pytest.approx([0.01, 0.01 * middle, 0.01 * last, 0.01 * last])
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("invalid", "message"),
     [
         ({"peak": 0.0}, "above 0"),
         ({"peak": float("nan")}, "above 0"),
@@ -41,17 +41,17 @@ def test_shapes(shape: str, middle: float, last: float) -> None:
         ({"floor": 2.0}, "floor"),
     ],
 )
-def test_impossible_schedules(wrong: dict[str, float], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        Schedule(**({"peak": 0.01, "steps": 10} | wrong))
+def test_invalid_learning_rates_raise_an_error(invalid: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LearningRate(**({"peak": 0.01, "steps": 10} | invalid))
 
 
 def test_a_single_step_is_the_peak() -> None:
-    assert Schedule(0.01, 1, shape="linear").rate(0) == 0.01
+    assert LearningRate(0.01, 1, shape="linear").at(0) == 0.01
 
 
-def test_adamw_against_its_sums() -> None:
-    """The moments written out: m_t = (1 − β₁) Σ β₁^(t−i) g_i, v likewise."""
+def test_adamw_agrees_with_its_sums() -> None:
+    """Compare with the moments written out: m_t = (1 − β₁) Σ β₁^(t−i) g_i, v likewise."""
     rng = np.random.default_rng(3)
     gradients = rng.normal(size=(6, 5))
     w = rng.normal(size=5)
@@ -67,8 +67,8 @@ def test_adamw_against_its_sums() -> None:
 
 def test_clipping_keeps_the_direction() -> None:
     gradients = [np.array([3.0, 0.0]), np.array([[4.0]])]
-    assert clip(gradients, 1.0) == pytest.approx(5)
+    assert clip_gradients(gradients, 1.0) == pytest.approx(5)
     np.testing.assert_allclose(gradients[0], [0.6, 0], rtol=1e-6)
     np.testing.assert_allclose(gradients[1], [[0.8]], rtol=1e-6)
-    assert clip(gradients, 2.0) == pytest.approx(1)
+    assert clip_gradients(gradients, 2.0) == pytest.approx(1)
     np.testing.assert_allclose(gradients[1], [[0.8]], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Training on the GPU against the reference: gradients, steps, and what a little model learns."""
+"""Training on the GPU against the reference: gradients, steps of AdamW, and falling losses."""
 
 import copy
 from dataclasses import replace
@@ -17,12 +17,11 @@ from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.lora.adapter import EMBEDDING, HEAD, Adapter
+from webgemma.lora.adapter import EMBEDDING, HEAD, Adapter, new_adapter
 from webgemma.lora.data import Example
 from webgemma.lora.estimate import estimate
-from webgemma.lora.fresh import new_adapter
 from webgemma.lora.optimiser import AdamW
-from webgemma.lora.trainer import Guard, Options, Step, Trainer
+from webgemma.lora.trainer import Divergence, StepResult, Trainer, TrainingOptions
 from webgemma.reference import adamw
 from webgemma.reference.backward import Backward
 from webgemma.reference.lora import Pair
@@ -32,9 +31,9 @@ from webgemma.sync import run_sync
 
 MODELS = {
     "small": SMALL,
-    "large": replace(LARGE, suppressed=()),  # training knows no suppressed tokens
+    "large": replace(LARGE, suppressed=()),  # training does not suppress tokens
     "moe": MOE,
-    "parted": replace(MOE, fused=False),
+    "unfused": replace(MOE, fused=False),
 }
 NAMES = (*LAYER, "ffn_gate_inp", EMBEDDING, HEAD)
 IDS = (2, *np.random.default_rng(4).integers(24, 310, 39).tolist())
@@ -44,7 +43,7 @@ EXAMPLES = [
 ]
 
 
-def opened(tiny: Tiny) -> Gguf:
+def open_tiny(tiny: Tiny) -> Gguf:
     return run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
 
 
@@ -55,161 +54,161 @@ def trainer_of(
     table: str = "device",
     **options: object,
 ) -> Trainer:
-    gguf = opened(tiny)
+    gguf = open_tiny(tiny)
     model = run_sync(Model.load(gguf, Config.from_gguf(gguf), on or device(), table=table))
     adapter = tiny_adapter(tiny_pairs(gguf, names))
-    return Trainer(model, adapter, Options(**({"sequences": 2} | options)))
+    return Trainer(model, adapter, TrainingOptions(**({"batch_size": 2} | options)))
 
 
 def gradients_of(trainer: Trainer, batches: list[list[Example]]) -> dict[str, list[np.ndarray]]:
-    """What a step would move the adapter by, before AdamW sees it."""
+    """Return the gradients of a step, which AdamW would read."""
     targets = sum(example.targets for batch in batches for example in batch)
     for number, batch in enumerate(batches):
-        trainer._write_pace(targets, number, 0.0)
-        run_sync(trainer._run(batch, back=True))
+        trainer._write_step(targets, number, 0.0)
+        run_sync(trainer._run(batch, backward=True))
     pairs = trainer.parameters.pairs.items()
-    found = {name: [get(t.a_gradient), get(t.b_gradient)] for name, t in pairs}
-    closed(trainer)
-    return found
+    gradients = {name: [get(t.a_gradient), get(t.b_gradient)] for name, t in pairs}
+    close(trainer)
+    return gradients
 
 
-def closed(trainer: Trainer) -> None:
+def close(trainer: Trainer) -> None:
     trainer.close()
     trainer.model.close()
 
 
 def reference_of(tiny: Tiny, names: tuple[str, ...] = NAMES) -> Backward:
-    gguf = opened(tiny)
+    gguf = open_tiny(tiny)
     model = TextModel(Config.from_gguf(gguf), Weights(gguf))
     return Backward(model, tiny_pairs(gguf, names))
 
 
-def assert_close(found: dict, wanted: dict, bound: float) -> None:
-    for name, halves in found.items():
-        for half, (one, other) in enumerate(zip(halves, wanted[name], strict=True)):
+def assert_close(actual: dict, expected: dict, bound: float) -> None:
+    for name, halves in actual.items():
+        for half, (one, other) in enumerate(zip(halves, expected[name], strict=True)):
             error = np.abs(one - np.ravel(other)).max() / np.abs(other).max()
             assert error <= bound, f"{name} {'AB'[half]}: {error}"
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_gradients_are_the_references(kind: str) -> None:
+def test_gradients_are_those_of_the_reference(kind: str) -> None:
     found = gradients_of(trainer_of(MODELS[kind]), [EXAMPLES])
     assert_close(found, reference_of(MODELS[kind]).gradients(EXAMPLES)[1], GPU_GRADIENTS)
 
 
-@pytest.mark.parametrize("kind", ["small", "parted"])
-def test_gradients_with_work_cut_as_for_hardware(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["small", "unfused"])
+def test_work_divided_as_for_hardware_gives_the_same_gradients(kind: str) -> None:
     found = gradients_of(trainer_of(MODELS[kind], on=hardware()), [EXAMPLES])
     assert_close(found, reference_of(MODELS[kind]).gradients(EXAMPLES)[1], GPU_GRADIENTS)
 
 
-def test_gradients_through_every_format() -> None:
+def test_gradients_pass_through_every_format() -> None:
     names = ("attn_q", "ffn_up", "proj")
     found = gradients_of(trainer_of(MIXED, names), [EXAMPLES])
     assert_close(found, reference_of(MIXED, names).gradients(EXAMPLES)[1], GPU_GRADIENTS)
 
 
 @pytest.mark.parametrize("kind", ["small", "moe"])
-def test_keeping_all_or_computing_again_is_the_same(kind: str) -> None:
-    again, kept = (
+def test_recomputed_layers_give_the_gradients_of_kept_ones(kind: str) -> None:
+    recomputed, kept = (
         gradients_of(trainer_of(MODELS[kind], checkpoint=checkpoint), [EXAMPLES])
         for checkpoint in (True, False)
     )
-    assert_close(again, kept, GPU_GRADIENTS_OF_ITSELF)
+    assert_close(recomputed, kept, GPU_GRADIENTS_OF_ITSELF)
 
 
-def test_batches_add_up() -> None:
+def test_gradients_of_batches_add_up() -> None:
     together = gradients_of(trainer_of(SMALL), [EXAMPLES])
-    parts = gradients_of(trainer_of(SMALL), [[example] for example in EXAMPLES])
-    assert_close(together, parts, GPU_GRADIENTS_OF_ITSELF)
+    separate = gradients_of(trainer_of(SMALL), [[example] for example in EXAMPLES])
+    assert_close(together, separate, GPU_GRADIENTS_OF_ITSELF)
 
 
-def test_the_projection_of_per_layer_embeddings() -> None:
-    """Alone, and with nothing else that is trained."""
+def test_the_projection_of_per_layer_embeddings_is_trained_alone() -> None:
     name, rng = "per_layer_model_proj.weight", np.random.default_rng(8)
     a, b = (rng.normal(size=s).astype("f4") / 4 for s in ((3, 64), (96, 3)))
     pairs = {name: Pair(a, b, 2.0)}
-    gguf = opened(SMALL)
+    gguf = open_tiny(SMALL)
     config = Config.from_gguf(gguf)
     model = run_sync(Model.load(gguf, config, device()))
-    found = gradients_of(Trainer(model, tiny_adapter(pairs), Options(sequences=2)), [EXAMPLES])
+    trainer = Trainer(model, tiny_adapter(pairs), TrainingOptions(batch_size=2))
+    found = gradients_of(trainer, [EXAMPLES])
     reference = Backward(TextModel(config, Weights(gguf)), pairs)
     assert_close(found, reference.gradients(EXAMPLES)[1], GPU_GRADIENTS)
 
 
 @pytest.mark.parametrize("nbytes", [4096, 40_000, 200_000])
-def test_everything_in_parts_that_fit_a_binding(nbytes: int, monkeypatch) -> None:
-    """Logits of some rows at a time, probabilities of some tokens, weights of some rows."""
+def test_gradients_are_the_same_in_small_buffers(nbytes: int, monkeypatch) -> None:
+    """Logits, scores and weights are computed some rows at a time."""
     monkeypatch.setattr("webgemma.lora.backward.attention.SCORES_NBYTES", nbytes)
     monkeypatch.setattr("webgemma.lora.backward.layers.LOGITS_NBYTES", nbytes)
-    monkeypatch.setattr("webgemma.lora.parameters.SLAB_NBYTES", nbytes)
+    monkeypatch.setattr("webgemma.lora.optimiser.SLAB_NBYTES", nbytes)
     limited = copy.copy(device())
     limited.limits = replace(limited.limits, binding_nbytes=40_000)
     found = gradients_of(trainer_of(SMALL, on=limited), [EXAMPLES])
     assert_close(found, reference_of(SMALL).gradients(EXAMPLES)[1], GPU_GRADIENTS)
 
 
-@pytest.mark.parametrize("kind", ["moe", "parted"])
-def test_experts_whose_weights_are_in_parts(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["moe", "unfused"])
+def test_experts_may_be_bound_in_parts(kind: str) -> None:
     limited = copy.copy(device())
     limited.limits = replace(limited.limits, binding_nbytes=30_000)
     found = gradients_of(trainer_of(MODELS[kind], on=limited), [EXAMPLES])
     assert_close(found, reference_of(MODELS[kind]).gradients(EXAMPLES)[1], GPU_GRADIENTS)
 
 
-def test_a_table_on_the_host() -> None:
+def test_the_table_of_embeddings_may_stay_on_the_host() -> None:
     found = gradients_of(trainer_of(SMALL, table="host"), [EXAMPLES])
     assert_close(found, gradients_of(trainer_of(SMALL), [EXAMPLES]), GPU_GRADIENTS_OF_ITSELF)
-    trainer = trainer_of(SMALL, table="host", sequences=9)
+    trainer = trainer_of(SMALL, table="host", batch_size=9)
     long = Example(IDS * 2, (True,) * 80, 1)
     with pytest.raises(InputError, match="at most 512 tokens, not 9 times 96"):
         run_sync(trainer.step([[long]], 1e-3))
-    closed(trainer)
+    close(trainer)
 
 
-def test_more_tokens_than_a_grid_has() -> None:
-    trainer = trainer_of(SMALL, ("attn_q",), sequences=2000)
+def test_more_tokens_than_a_grid_raise_an_error() -> None:
+    trainer = trainer_of(SMALL, ("attn_q",), batch_size=2000)
     with pytest.raises(InputError, match="2000 times 48 tokens are too many"):
         run_sync(trainer.step([EXAMPLES], 1e-3))
-    closed(trainer)
+    close(trainer)
 
 
-def test_only_what_lies_above_an_adapter_is_computed_back() -> None:
-    gguf = opened(SMALL)
+def test_gradients_end_at_the_lowest_adapted_layer() -> None:
+    gguf = open_tiny(SMALL)
     pairs = tiny_pairs(gguf)
     some = {name: pair for name, pair in pairs.items() if name.startswith(("blk.4.", "blk.5."))}
     model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device()))
-    trainer = Trainer(model, tiny_adapter(some), Options(sequences=2))
+    trainer = Trainer(model, tiny_adapter(some), TrainingOptions(batch_size=2))
     found = gradients_of(trainer, [EXAMPLES])
     reference = Backward(TextModel(Config.from_gguf(gguf), Weights(gguf)), some)
     assert_close(found, reference.gradients(EXAMPLES)[1], GPU_GRADIENTS)
 
 
-def test_steps_are_adamws() -> None:
+def test_steps_are_those_of_adamw() -> None:
     names = (*LAYER, HEAD)
-    trainer = trainer_of(SMALL, names, optimiser=AdamW(decay=0.1, longest=0.5))
+    trainer = trainer_of(SMALL, names, optimiser=AdamW(decay=0.1, max_norm=0.5))
     reference = reference_of(SMALL, names)
     pairs = reference.adapter
     weights = [half for pair in pairs.values() for half in (pair.a, pair.b)]
     optimiser = adamw.AdamW(decay=0.1)
     for rate in (1e-2, 5e-3, 1e-2):
-        found = run_sync(trainer.step([EXAMPLES], rate))
+        result = run_sync(trainer.step([EXAMPLES], rate))
         loss, sums = reference.gradients(EXAMPLES)
         gradients = [half for halves in sums.values() for half in halves]
-        length = adamw.clip(gradients, 0.5)
-        assert found.loss == pytest.approx(loss, rel=GPU_GRADIENTS)
-        assert found.length == pytest.approx(length, rel=GPU_GRADIENTS)
-        assert (found.targets, found.tokens) == (37, 46)
+        norm = adamw.clip_gradients(gradients, 0.5)
+        assert result.loss == pytest.approx(loss, rel=GPU_GRADIENTS)
+        assert result.gradient_norm == pytest.approx(norm, rel=GPU_GRADIENTS)
+        assert (result.targets, result.tokens) == (37, 46)
         optimiser.update(weights, gradients, rate)
-    learnt = run_sync(trainer.adapter())
-    for name, pair in learnt.pairs.items():
+    trained = run_sync(trainer.adapter())
+    for name, pair in trained.pairs.items():
         a, b = pairs[name].a, pairs[name].b
-        for data, wanted in ((pair.a, a), (pair.b, b)):
-            moved = np.abs(np.frombuffer(data, np.float32) - wanted.ravel())
-            # where a gradient is next to nothing, its sign may differ, and each step is as long
-            assert np.quantile(moved, 0.99) <= 1e-4, name
-    assert run_sync(trainer.evaluate([EXAMPLES])) < found.loss
-    closed(trainer)
+        for data, expected in ((pair.a, a), (pair.b, b)):
+            error = np.abs(np.frombuffer(data, np.float32) - expected.ravel())
+            # The sign of a tiny gradient may differ, and the step that it makes is not tiny.
+            assert np.quantile(error, 0.99) <= 1e-4, name
+    assert run_sync(trainer.evaluate([EXAMPLES])) < result.loss
+    close(trainer)
 
 
 def losses(trainer: Trainer, count: int, rate: float = 2e-2) -> list[float]:
@@ -217,48 +216,54 @@ def losses(trainer: Trainer, count: int, rate: float = 2e-2) -> list[float]:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_a_little_model_learns(dropout: float) -> None:
-    gguf = opened(SMALL)
+def test_the_loss_falls(dropout: float) -> None:
+    gguf = open_tiny(SMALL)
     config = Config.from_gguf(gguf)
     model = run_sync(Model.load(gguf, config, device()))
     adapter = new_adapter(config, rank=4, seed=1)
-    trainer = Trainer(model, adapter, Options(sequences=2, dropout=dropout))
+    trainer = Trainer(model, adapter, TrainingOptions(batch_size=2, dropout=dropout))
     before = run_sync(trainer.evaluate([EXAMPLES]))
-    found = losses(trainer, 12, 4e-2)
-    assert found[0] == pytest.approx(before, abs=1e-4)  # B is zero
+    first = losses(trainer, 12, 4e-2)[0]
+    assert first == pytest.approx(before, abs=1e-4)  # B is zero
     assert run_sync(trainer.evaluate([EXAMPLES])) < 0.6 * before
-    closed(trainer)
+    close(trainer)
 
 
-def dropped(model: Model, pairs: dict) -> tuple[float, dict[str, list[np.ndarray]]]:
-    """The loss and the gradients of one batch, always with the same dropout."""
-    trainer = Trainer(model, tiny_adapter(pairs), Options(sequences=2, dropout=0.4, seed=5))
-    trainer._write_pace(37, 0, 0.0)
-    loss = np.frombuffer(run_sync(run_sync(trainer._run(EXAMPLES, back=True)).bytes()), np.float32)
-    every = trainer.parameters.pairs.items()
-    found = {name: [get(t.a_gradient), get(t.b_gradient)] for name, t in every}
+def with_dropout(model: Model, pairs: dict) -> tuple[float, dict[str, list[np.ndarray]]]:
+    """Return the loss and the gradients of one batch, always with the same dropout."""
+    trainer = Trainer(
+        model, tiny_adapter(pairs), TrainingOptions(batch_size=2, dropout=0.4, seed=5)
+    )
+    trainer._write_step(37, 0, 0.0)
+    loss = np.frombuffer(
+        run_sync(run_sync(trainer._run(EXAMPLES, backward=True)).bytes()), np.float32
+    )
+    trained = trainer.parameters.pairs.items()
+    gradients = {name: [get(t.a_gradient), get(t.b_gradient)] for name, t in trained}
     trainer.close()
-    return float(loss.astype(np.float64).sum()) / 37, found
+    return float(loss.astype(np.float64).sum()) / 37, gradients
 
 
-def test_dropout_is_the_same_on_the_way_back() -> None:
-    """The gradient is the slope of the loss with the very same numbers dropped."""
-    gguf, names, rng = opened(SMALL), ("attn_v", "ffn_down"), np.random.default_rng(3)
+def test_dropout_is_the_same_in_both_passes() -> None:
+    """The gradient is the slope of the loss with the same numbers dropped."""
+    gguf, names, rng = open_tiny(SMALL), ("attn_v", "ffn_down"), np.random.default_rng(3)
     model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device()))
     pairs = tiny_pairs(gguf, names)
-    _, gradients = dropped(model, pairs)
-    along = {n: [rng.normal(size=x.shape).astype("f4") for x in pairs[n][:2]] for n in pairs}
+    _, gradients = with_dropout(model, pairs)
+    direction = {n: [rng.normal(size=x.shape).astype("f4") for x in pairs[n][:2]] for n in pairs}
 
     def moved(step: float) -> dict:
         return {
-            n: p._replace(a=p.a + step * along[n][0], b=p.b + step * along[n][1])
+            n: p._replace(a=p.a + step * direction[n][0], b=p.b + step * direction[n][1])
             for n, p in pairs.items()
         }
 
     slope = sum(
-        (g * d.ravel()).sum() for n in pairs for g, d in zip(gradients[n], along[n], strict=True)
+        (g * d.ravel()).sum()
+        for n in pairs
+        for g, d in zip(gradients[n], direction[n], strict=True)
     )
-    difference = dropped(model, moved(1e-4))[0] - dropped(model, moved(-1e-4))[0]
+    difference = with_dropout(model, moved(1e-4))[0] - with_dropout(model, moved(-1e-4))[0]
     assert abs(slope) > 1
     assert difference / 2e-4 == pytest.approx(slope, rel=0.02)
     plain = gradients_of(trainer_of(SMALL, names), [EXAMPLES])
@@ -266,19 +271,18 @@ def test_dropout_is_the_same_on_the_way_back() -> None:
     model.close()
 
 
-def test_going_on_later_is_going_on(tmp_path: Path) -> None:
+def test_a_training_resumes_from_its_saved_state(tmp_path: Path) -> None:
     names = ("attn_q", "ffn_down")
-    whole = trainer_of(SMALL, names)
-    wanted = losses(whole, 4)
-    closed(whole)
+    uninterrupted = trainer_of(SMALL, names)
+    expected = losses(uninterrupted, 4)
+    close(uninterrupted)
     first = trainer_of(SMALL, names)
-    begun = losses(first, 2)
+    before = losses(first, 2)
     run_sync(first.save_state(tmp_path / "state.safetensors"))
-    learnt = run_sync(first.adapter())
-    second = Trainer(first.model, learnt, Options(sequences=2))
+    second = Trainer(first.model, run_sync(first.adapter()), TrainingOptions(batch_size=2))
     second.restore_state(tmp_path / "state.safetensors")
-    assert [*begun, *losses(second, 2)] == pytest.approx(wanted, rel=1e-5)
-    other = Trainer(first.model, new_adapter(first.model.config, rank=2), Options())
+    assert [*before, *losses(second, 2)] == pytest.approx(expected, rel=1e-5)
+    other = Trainer(first.model, new_adapter(first.model.config, rank=2), TrainingOptions())
     with pytest.raises(GgufError, match="belongs to another adapter"):
         other.restore_state(tmp_path / "state.safetensors")
     for trainer in (first, second, other):
@@ -286,96 +290,96 @@ def test_going_on_later_is_going_on(tmp_path: Path) -> None:
     first.model.close()
 
 
-def test_memory_comes_back() -> None:
+def test_a_trainer_frees_its_memory() -> None:
     trainer = trainer_of(SMALL)
     model = trainer.model
     trainer.close()
-    held = model.device.nbytes
-    again = Trainer(model, new_adapter(model.config, rank=2), Options(sequences=2))
-    run_sync(again.step([EXAMPLES], 1e-3))
-    run_sync(again.evaluate([EXAMPLES[1:]]))
-    again.close()
-    assert model.device.nbytes == held
+    before = model.device.nbytes
+    second = Trainer(model, new_adapter(model.config, rank=2), TrainingOptions(batch_size=2))
+    run_sync(second.step([EXAMPLES], 1e-3))
+    run_sync(second.evaluate([EXAMPLES[1:]]))
+    second.close()
+    assert model.device.nbytes == before
     model.close()
 
 
-def test_the_estimate_is_what_it_takes() -> None:
-    gguf = opened(SMALL)
-    config, options = Config.from_gguf(gguf), Options(sequences=3)
+def test_the_estimate_is_the_memory_in_use() -> None:
+    gguf = open_tiny(SMALL)
+    config, options = Config.from_gguf(gguf), TrainingOptions(batch_size=3)
     adapter = new_adapter(config, rank=4)
     start = device().nbytes
     model = run_sync(Model.load(gguf, config, device()))
     trainer = Trainer(model, adapter, options)
-    trainer.reserve(3, 48)
-    told = run_sync(estimate(gguf, config, adapter, options, 48, device()))
-    assert told.nbytes == device().nbytes - start
-    again, kept = (
+    trainer.allocate(3, 48)
+    estimated = run_sync(estimate(gguf, config, adapter, options, 48, device()))
+    assert estimated.nbytes == device().nbytes - start
+    recomputed, kept = (
         run_sync(estimate(gguf, config, adapter, replace(options, checkpoint=checkpoint), 512))
         for checkpoint in (True, False)
     )
-    assert kept.work_nbytes > 1.5 * again.work_nbytes
-    closed(trainer)
+    assert kept.scratch_nbytes > 1.5 * recomputed.scratch_nbytes
+    close(trainer)
 
 
-def test_a_loss_that_is_no_number_moves_nothing() -> None:
+def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     trainer = trainer_of(SMALL, ("attn_q",))
     before = run_sync(trainer.adapter())
-    found = run_sync(trainer.step([EXAMPLES], 1e-2))
+    run_sync(trainer.step([EXAMPLES], 1e-2))
     assert run_sync(trainer.adapter()) != before
-    poisoned = replace(before.pairs["blk.0.attn_q.weight"], a=b"\xff\xff\xff\x7f" * 192)
-    bad = Adapter("bad", {**before.pairs, "blk.0.attn_q.weight": poisoned})
-    second = Trainer(trainer.model, bad, Options(sequences=2))
-    found = run_sync(second.step([EXAMPLES], 1e-2))
-    assert not np.isfinite(found.loss)
+    damaged = replace(before.pairs["blk.0.attn_q.weight"], a=b"\xff\xff\xff\x7f" * 192)
+    bad = Adapter("bad", {**before.pairs, "blk.0.attn_q.weight": damaged})
+    second = Trainer(trainer.model, bad, TrainingOptions(batch_size=2))
+    result = run_sync(second.step([EXAMPLES], 1e-2))
+    assert not np.isfinite(result.loss)
     assert run_sync(second.adapter()) == bad
-    with pytest.raises(InputError, match="no longer a number"):
-        Guard().watch(found)
+    with pytest.raises(InputError, match="is not finite any more"):
+        Divergence().check(result)
     second.close()
-    closed(trainer)
+    close(trainer)
 
 
-def test_a_loss_that_only_grows_is_noticed() -> None:
-    guard = Guard()
+def test_a_loss_that_rises_raises_an_error() -> None:
+    divergence = Divergence()
     for _ in range(20):
-        guard.watch(Step(2.0, 1.0, 1, 1))
+        divergence.check(StepResult(2.0, 1.0, 1, 1))
     for _ in range(7):
-        guard.watch(Step(9.0, 1.0, 1, 1))
-    with pytest.raises(InputError, match=r"went up from 2\.00 to 7\.60"):
-        guard.watch(Step(9.0, 1.0, 1, 1))
+        divergence.check(StepResult(9.0, 1.0, 1, 1))
+    with pytest.raises(InputError, match=r"rose from 2\.00 to 7\.60"):
+        divergence.check(StepResult(9.0, 1.0, 1, 1))
 
 
 @pytest.mark.parametrize(
-    ("batches", "said"),
+    ("batches", "message"),
     [
-        ([], "nothing to learn"),
-        ([[Example((2, 30), (True, False), 1)]], "nothing to learn"),
+        ([], "nothing to train on"),
+        ([[Example((2, 30), (True, False), 1)]], "nothing to train on"),
         ([EXAMPLES * 2], "1 to 2 examples here, not 4"),
-        ([[Example((2, 320), (True, True), 1)]], "id 320 is none"),
+        ([[Example((2, 320), (True, True), 1)]], "id 320 is not a token"),
     ],
 )
-def test_batches_that_cannot_be_learnt(batches: list, said: str) -> None:
+def test_invalid_batches_raise_an_error(batches: list, message: str) -> None:
     trainer = trainer_of(SMALL, ("attn_q",))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         run_sync(trainer.step(batches, 1e-3))
-    closed(trainer)
+    close(trainer)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
-        ({"parts": ["attn_x"]}, "no part 'attn_x'"),
+        ({"targets": ["attn_x"]}, "no target 'attn_x'"),
         ({"layers": [6]}, "layers 0 to 5"),
-        ({"parts": ["ffn_gate_inp"]}, "None of these parts"),
+        ({"targets": ["ffn_gate_inp"]}, "None of these targets"),
         ({"rank": 0}, "rank 0"),
     ],
 )
-def test_adapters_that_cannot_be_made(options: dict, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        new_adapter(Config.from_gguf(opened(SMALL)), **options)
+def test_invalid_adapters_raise_an_error(options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        new_adapter(Config.from_gguf(open_tiny(SMALL)), **options)
 
 
-def test_fresh_adapters_change_nothing_yet_and_repeat() -> None:
-    config = Config.from_gguf(opened(SMALL))
+def test_new_adapters_change_nothing_and_depend_on_the_seed() -> None:
+    config = Config.from_gguf(open_tiny(SMALL))
     one, other = (new_adapter(config, ("attn_k", "output"), rank=3, seed=7) for _ in range(2))
     assert one == other != new_adapter(config, ("attn_k", "output"), rank=3, seed=8)
     assert list(one.pairs) == [*(f"blk.{i}.attn_k.weight" for i in range(3)), HEAD]

@@ -1,4 +1,4 @@
-"""Adapters as a user has them on: when loading, on the command line, swapped, taken off."""
+"""Adapters of a loaded model: applied when loading and by the command line, replaced, removed."""
 
 import json
 from pathlib import Path
@@ -15,8 +15,8 @@ from webgemma.cli import app
 from webgemma.errors import InputError, ModelNotFoundError
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
-from webgemma.lora.adapter import Adapter
 from webgemma.lora.gguf_file import write_gguf_adapter
+from webgemma.lora.loading import open_adapter
 from webgemma.lora.peft_folder import write_peft_folder
 from webgemma.reference.lora import AdaptedWeights
 from webgemma.reference.text import TextModel
@@ -27,17 +27,17 @@ TARGETS = ("attn_q", "ffn_down", "token_embd.weight", "output.weight")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and two adapters: one as PEFT writes it, one as GGUF."""
-    made = tmp_path_factory.mktemp("lora")
-    (made / "model.gguf").write_bytes(tiny_gguf(SMALL))
-    gguf = Gguf.open(made / "model.gguf")
-    write_peft_folder(tiny_adapter(tiny_pairs(gguf, TARGETS)), made / "peft")
-    write_gguf_adapter(tiny_adapter(tiny_pairs(gguf, TARGETS, seed=2)), made / "other.gguf")
-    return made
+    """Folder of a model and two adapters, one as PEFT writes it and one as GGUF."""
+    path = tmp_path_factory.mktemp("lora")
+    (path / "model.gguf").write_bytes(tiny_gguf(SMALL))
+    gguf = Gguf.open(path / "model.gguf")
+    write_peft_folder(tiny_adapter(tiny_pairs(gguf, TARGETS)), path / "peft")
+    write_gguf_adapter(tiny_adapter(tiny_pairs(gguf, TARGETS, seed=2)), path / "other.gguf")
+    return path
 
 
 def expected(folder: Path, *scales: float) -> np.ndarray:
-    """Of the first adapter so much, of the second so much."""
+    """Return the logits of the reference, with these scales of the two adapters."""
     gguf = Gguf.open(folder / "model.gguf")
     adapters = [
         {name: pair._replace(scale=scale * pair.scale) for name, pair in pairs.items()}
@@ -48,55 +48,54 @@ def expected(folder: Path, *scales: float) -> np.ndarray:
     return TextModel(Config.from_gguf(gguf), AdaptedWeights(gguf, adapters)).forward(IDS)
 
 
-def close_to(gemma: Gemma, wanted: np.ndarray) -> bool:
+def has_logits(gemma: Gemma, expected: np.ndarray) -> bool:
     logits = np.asarray(gemma.logits(IDS))
-    return bool(np.abs(logits - wanted).max() <= GPU_LOGITS * np.abs(wanted).max())
+    return bool(np.abs(logits - expected).max() <= GPU_LOGITS * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_on_off_and_swapped(folder: Path, device: str) -> None:
+def test_adapters_are_applied_replaced_and_removed(folder: Path, device: str) -> None:
     with Gemma.load(folder / "model.gguf", device, kv="f32", lora=folder / "peft") as gemma:
-        assert close_to(gemma, expected(folder, 1.0))
+        assert has_logits(gemma, expected(folder, 1.0))
         greedy = gemma.generate(IDS, max_tokens=3, temperature=0)
         list(greedy)
         gemma.set_lora([f"{folder / 'peft'}:0.5", (folder / "other.gguf", -0.25)])
-        assert close_to(gemma, expected(folder, 0.5, -0.25))
-        gemma.set_lora(Adapter.open(folder / "other.gguf"))
-        assert close_to(gemma, expected(folder, 0.0, 1.0))
+        assert has_logits(gemma, expected(folder, 0.5, -0.25))
+        gemma.set_lora(open_adapter(folder / "other.gguf"))
+        assert has_logits(gemma, expected(folder, 0.0, 1.0))
         gemma.set_lora(None)
-        assert close_to(gemma, expected(folder))
+        assert has_logits(gemma, expected(folder))
 
 
-def test_adapters_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
+def test_invalid_adapters_raise_an_error(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "moe.gguf").write_bytes(tiny_gguf(MOE))
     with pytest.raises(InputError, match="belongs to another model"):
         Gemma.load(tmp_path / "moe.gguf", "cpu", lora=[folder / "peft"])
     with Gemma.load(folder / "model.gguf", "cpu") as gemma:
-        for wrong, sentence in (
+        for invalid, message in (
             (3, "must be a path, not int"),
             ((folder / "peft", "much"), "must be a number, not 'much'"),
             ((folder / "peft", float("nan")), "must be a number, not nan"),
         ):
-            with pytest.raises(InputError, match=sentence):
-                gemma.set_lora(wrong)  # type: ignore[arg-type]
+            with pytest.raises(InputError, match=message):
+                gemma.set_lora(invalid)  # type: ignore[arg-type]
         with pytest.raises(ModelNotFoundError, match="no file"):
             gemma.set_lora("nowhere:0.5")
-        assert close_to(gemma, expected(folder))
+        assert has_logits(gemma, expected(folder))
 
 
-@pytest.mark.parametrize("options", [["--lora", "peft:1"], ["--adapter", "peft"]])
-def test_the_command_line(
-    folder: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("adapter", ["peft:1", "peft"])
+def test_the_command_line_applies_adapters(
+    folder: Path, adapter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--adapter names a GPU, or is the path of an adapter."""
     monkeypatch.chdir(folder)
     fixed = ["--device", "cpu", "--raw", "--max-tokens", "4", "--temperature", "0", "--json"]
-    said = []
-    for more in (options, []):
+    texts = []
+    for more in (["--lora", adapter], []):
         result = CliRunner().invoke(app, ["run", "model.gguf", "the inner", *fixed, *more])
         assert result.exit_code == 0, result.output
-        said.append(json.loads(result.stdout)["text"])
+        texts.append(json.loads(result.stdout)["text"])
     with Gemma.load("model.gguf", "cpu", lora="peft") as gemma:
         pieces = gemma.generate("the inner", max_tokens=4, temperature=0)
-        assert "".join(piece.text for piece in pieces) == said[0]
-    assert said[0] != said[1]
+        assert "".join(piece.text for piece in pieces) == texts[0]
+    assert texts[0] != texts[1]

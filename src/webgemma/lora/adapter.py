@@ -1,24 +1,22 @@
-"""An adapter: for some matrices W of a text model what is added to them, scale · B A."""
+"""A LoRA adapter: for some matrices W of a text model, the scale · B A that is added to each."""
 
 from __future__ import annotations
 
-import os
+import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import isfinite
-from pathlib import Path
-from typing import Any, TypeAlias
+from math import isfinite, sqrt
 
 from webgemma.errors import GgufError, InputError
-from webgemma.gemma.config import Config
-from webgemma.gemma.tensors import text_tensors
+from webgemma.gemma.config import Config, text_tensors
+from webgemma.lora.float32 import pack_floats
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 MAX_RANK = 4096
 
-# Ours (GGUF's) names of what can be adapted, and Hugging Face's: of the whole model, of a layer,
-# and of the parameters that hold all experts of a layer.
+# The GGUF names of what can be adapted, and Hugging Face's: of the whole model, of a layer, and of
+# the parameters that hold all experts of a layer.
 GLOBAL_MODULES = {
     EMBEDDING: "embed_tokens",
     HEAD: "lm_head",
@@ -43,6 +41,14 @@ EXPERT_PARAMETERS = {
 _UNFUSED = ("ffn_gate_exps", "ffn_up_exps")  # of old files; PEFT has no name for them
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(\w+)\.weight", re.ASCII)
 
+# What a new adapter may train, by the names of tensors without blk.N. and .weight.
+ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+FEED_FORWARD = ("ffn_gate", "ffn_up", "ffn_down")
+PER_LAYER = ("inp_gate", "proj")
+ALL_LINEAR = (*ATTENTION, *FEED_FORWARD, *PER_LAYER)
+TARGETS = (*LAYER_MODULES, *(name.removesuffix(".weight") for name in GLOBAL_MODULES))
+TARGET_GROUPS = {"all": ALL_LINEAR, "attention": ATTENTION, "feed-forward": FEED_FORWARD}
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -61,11 +67,11 @@ class Pair:
     def __post_init__(self) -> None:
         sizes = (self.rank, self.inputs, self.outputs, self.experts)
         if min(sizes) < 1 or self.rank > MAX_RANK:
-            raise InputError(f"An adapter of rank {self.rank} is none; take 1 to {MAX_RANK}.")
-        wanted = tuple(4 * self.experts * self.rank * n for n in (self.inputs, self.outputs))
-        if (len(self.a), len(self.b)) != wanted:
+            raise _rank_error(self.rank)
+        expected = tuple(4 * self.experts * self.rank * n for n in (self.inputs, self.outputs))
+        if (len(self.a), len(self.b)) != expected:
             raise InputError(
-                f"A and B of rank {self.rank} for {self.inputs} x {self.outputs} take {wanted} "
+                f"A and B of rank {self.rank} for {self.inputs} x {self.outputs} take {expected} "
                 f"bytes, not {(len(self.a), len(self.b))}."
             )
         if not isfinite(self.scale):
@@ -73,12 +79,12 @@ class Pair:
 
     @property
     def alpha(self) -> float:
-        """What files keep: scale · rank."""
+        """scale · rank, which files store."""
         return self.scale * self.rank
 
     @property
     def nbytes(self) -> int:
-        """Of A and B together."""
+        """Bytes of A and B."""
         return len(self.a) + len(self.b)
 
 
@@ -88,28 +94,17 @@ class Adapter:
 
     name: str  # for messages
     pairs: Mapping[str, Pair]
-    base: str = ""  # the model it was made for, as far as its file says
-
-    @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Adapter:
-        """A GGUF adapter, or a folder as PEFT writes it."""
-        from webgemma.lora.gguf_file import read_gguf_adapter
-        from webgemma.lora.peft_folder import CONFIG_FILE, WEIGHTS_FILE, read_peft_folder
-
-        file = Path(path).expanduser()
-        if file.name in (CONFIG_FILE, WEIGHTS_FILE):
-            file = file.parent
-        return read_peft_folder(file) if file.is_dir() else read_gguf_adapter(file)
+    base: str = ""  # the model it was trained for, as its file names it
 
     @property
     def nbytes(self) -> int:
-        """Of all pairs."""
+        """Bytes of all pairs."""
         return sum(pair.nbytes for pair in self.pairs.values())
 
     def fitted(self, config: Config) -> Adapter:
-        """The pairs that this model computes with; InputError when one does not fit."""
+        """Return the pairs that this model uses; InputError if one does not fit."""
         if config.diffusion:
-            raise InputError("DiffusionGemma cannot have adapters on yet.")
+            raise InputError("DiffusionGemma does not support adapters yet.")
         shapes = {name: shape for name, shape, _ in text_tensors(config)}
         shapes[HEAD] = shapes[EMBEDDING]
         unused = {
@@ -120,7 +115,7 @@ class Adapter:
         }
         pairs = {}
         for name, pair in self.pairs.items():
-            if name in unused:  # converters keep what sharing layers carry along
+            if name in unused:  # converters keep the unused tensors of layers that share
                 continue
             if name not in shapes:
                 raise InputError(
@@ -139,65 +134,87 @@ class Adapter:
         return replace(self, pairs=pairs)
 
 
-Choice: TypeAlias = "str | os.PathLike[str] | Adapter"
-Choices: TypeAlias = (
-    "Choice | tuple[Choice, float] | Sequence[Choice | tuple[Choice, float]] | None"
-)
+def new_adapter(
+    config: Config,
+    targets: Iterable[str] = ALL_LINEAR,
+    *,
+    rank: int = 16,
+    alpha: float | None = None,
+    layers: Collection[int] | None = None,
+    seed: int = 0,
+    name: str = "adapter",
+) -> Adapter:
+    """Return an adapter to train, which changes nothing yet: A is random, B is zero.
+
+    `targets` are names of TARGETS, those that the model has, in all or some layers; `alpha` is
+    twice the rank by default. Of the embedding, A is zero and B random: the rows of A belong to
+    tokens, few of which occur in the data."""
+    if not 1 <= rank <= MAX_RANK:  # before so much memory is filled
+        raise _rank_error(rank)
+    chosen = set(targets)
+    if unknown := sorted(chosen - set(TARGETS)):
+        raise InputError(
+            f"There is no target {unknown[0]!r} for an adapter; there are: {', '.join(TARGETS)}."
+        )
+    if layers is not None and not set(layers) <= set(range(len(config.layers))):
+        raise InputError(f"This model has layers 0 to {len(config.layers) - 1}.")
+    scale = 2.0 if alpha is None else alpha / rank
+    pairs = {}
+    for tensor, (inputs, outputs) in _target_shapes(config, chosen):
+        layer = split_layer(tensor)
+        if layer is not None and layers is not None and layer[0] not in layers:
+            continue
+        draw = random.Random(f"{seed}:{tensor}")
+        if tensor == EMBEDDING:
+            a, b = bytes(4 * config.vocab * rank), _uniform(rank * config.width, 1.0, draw)
+            pairs[tensor] = Pair(a, b, rank, config.vocab, config.width, scale)
+        else:  # as PEFT does
+            a, b = _uniform(rank * inputs, 1 / sqrt(inputs), draw), bytes(4 * outputs * rank)
+            pairs[tensor] = Pair(a, b, rank, inputs, outputs, scale)
+    fitted = Adapter(name, pairs, config.name).fitted(config)
+    if not fitted.pairs:
+        raise InputError("None of these targets is in these layers of the model.")
+    return fitted
 
 
-def fitted_adapters(lora: Choices, config: Config) -> list[tuple[Mapping[str, Pair], float]]:
-    """The adapters that are asked for, fitted to a model, each with how much of it.
-
-    One or several of: a path, "path:0.5", an Adapter, or a tuple of such a thing and a number."""
-    if lora is None:
-        return []
-    several = isinstance(lora, Sequence) and not isinstance(lora, str | tuple)
-    listed: Any = lora if several else [lora]
-    found = []
-    for each in listed:
-        thing, scale = each if isinstance(each, tuple) and len(each) == 2 else (each, 1.0)
-        if isinstance(thing, str) and not isinstance(each, tuple):
-            thing, scale = _path_and_scale(thing)
-        if not isinstance(thing, str | os.PathLike | Adapter):
-            raise InputError(f"An adapter must be a path, not {type(thing).__name__}.")
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not isfinite(scale):
-            raise InputError(f"The scale of an adapter must be a number, not {scale!r}.")
-        adapter = thing if isinstance(thing, Adapter) else Adapter.open(thing)
-        found.append((adapter.fitted(config).pairs, float(scale)))
-    return found
+def _target_shapes(config: Config, chosen: set[str]) -> Iterable[tuple[str, tuple[int, int]]]:
+    """Yield the matrices to adapt, with (inputs, outputs); a tied head is no tensor of its own."""
+    for tensor, shape, _ in text_tensors(config):
+        layer = split_layer(tensor)
+        target = layer[1] if layer else tensor.removesuffix(".weight")
+        if target in chosen and len(shape) == 2 and tensor != HEAD:
+            yield tensor, (shape[0], shape[1])
+    if HEAD.removesuffix(".weight") in chosen:
+        yield HEAD, (config.width, config.vocab)
 
 
-def _path_and_scale(text: str) -> tuple[str, float]:
-    """("adapter", 0.5) of "adapter:0.5"; a path that exists is one."""
-    path, colon, number = text.rpartition(":")
-    if not colon or Path(text).expanduser().exists():
-        return text, 1.0
-    try:
-        return path, float(number)
-    except ValueError:
-        return text, 1.0
+def _uniform(count: int, bound: float, draw: random.Random) -> bytes:
+    return pack_floats([bound * (2 * draw.random() - 1) for _ in range(count)])
+
+
+def _rank_error(rank: int) -> InputError:
+    return InputError(f"An adapter cannot have rank {rank}; use 1 to {MAX_RANK}.")
 
 
 def adaptable(name: str) -> bool:
-    """Whether a tensor can have an adapter, by its GGUF name."""
+    """Return whether a tensor can have an adapter, by its GGUF name."""
     if name in GLOBAL_MODULES:
         return True
-    match = _LAYER_TENSOR.fullmatch(name)
-    parts = {*LAYER_MODULES, *EXPERT_PARAMETERS, *_UNFUSED}
-    return match is not None and match[2] in parts
+    layer = split_layer(name)
+    return layer is not None and layer[1] in {*LAYER_MODULES, *EXPERT_PARAMETERS, *_UNFUSED}
 
 
 def split_layer(name: str) -> tuple[int, str] | None:
-    """(3, "attn_q") of "blk.3.attn_q.weight"."""
+    """Split "blk.3.attn_q.weight" into (3, "attn_q"); None for a name of another form."""
     match = _LAYER_TENSOR.fullmatch(name)
     return (int(match[1]), match[2]) if match else None
 
 
 def check_adaptable(file: str, names: Iterable[str]) -> None:
-    """GgufError for a tensor that no adapter can change here."""
+    """Raise GgufError for a tensor that no adapter can change here."""
     for name in names:
         if not adaptable(name):
             raise GgufError(
                 f"{file}: it changes {name[:80]!r}, which webgemma cannot adapt; "
-                "make the adapter without it."
+                "train the adapter without it."
             )

@@ -1,4 +1,4 @@
-"""What a training will take of a device's memory, counted by recording it without one."""
+"""What a training takes of a device's memory, counted by recording it on a null device."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.lora.adapter import Adapter
-from webgemma.lora.trainer import Options, Trainer
+from webgemma.lora.trainer import Trainer, TrainingOptions
 
 
-class Memory(NamedTuple):
+class TrainingMemory(NamedTuple):
     """Bytes on the device."""
 
     model_nbytes: int
     adapter_nbytes: int  # with its gradients and AdamW's moments
-    work_nbytes: int  # of the batches with the longest sequences
+    scratch_nbytes: int  # of the batches with the longest sequences
 
     @property
     def nbytes(self) -> int:
@@ -30,19 +30,19 @@ async def estimate(
     gguf: Gguf,
     config: Config,
     adapter: Adapter,
-    options: Options,
+    options: TrainingOptions,
     length: int,
     device: Device | None = None,
-) -> Memory:
-    """What batches of so long sequences take; `device` says how work would be cut there."""
-    blank = NullDevice() if device is None else NullDevice(device.features, device.limits)
-    blank.software = device is not None and device.software
-    with Model.reserve(gguf, config, blank) as model:
+) -> TrainingMemory:
+    """Return what batches of sequences of this length take; `device` has features and limits."""
+    null = NullDevice() if device is None else NullDevice(device.features, device.limits)
+    null.software = device is not None and device.software
+    with Model.allocate_all(gguf, config, null) as model:
         await model.derive(gguf)
-        weights = blank.nbytes
+        weights = null.nbytes
         trainer = Trainer(model, adapter, options)
-        pairs = blank.nbytes - weights
-        trainer.reserve(options.sequences, length)
-        work = blank.nbytes - weights - pairs
+        pairs = null.nbytes - weights
+        trainer.allocate(options.batch_size, length)
+        scratch = null.nbytes - weights - pairs
         trainer.close()
-    return Memory(weights, pairs, work)
+    return TrainingMemory(weights, pairs, scratch)

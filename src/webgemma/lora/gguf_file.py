@@ -1,4 +1,4 @@
-"""Adapters as GGUF files, llama.cpp's way: `<tensor>.lora_a` and `<tensor>.lora_b`."""
+"""Adapters in GGUF files, as llama.cpp stores them: `<tensor>.lora_a` and `<tensor>.lora_b`."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.gguf.sources import FileSource, Source
 from webgemma.gguf.writer import NewTensor, Typed, gguf_bytes, write_gguf
 from webgemma.lora.adapter import EMBEDDING, MAX_RANK, Adapter, Pair, check_adaptable
-from webgemma.lora.floats import ELEMENT_NBYTES, scaled, to_float32
+from webgemma.lora.float32 import ELEMENT_NBYTES, scaled, to_float32
 from webgemma.sync import run_sync
 
 ARCHITECTURE = "gemma4"
 
 
 def read_gguf_adapter(path: str | os.PathLike[str]) -> Adapter:
-    """The adapter in a local file."""
+    """Read the adapter of a local file."""
     return run_sync(open_gguf_adapter(FileSource(path)))
 
 
 async def open_gguf_adapter(source: Source) -> Adapter:
-    """The adapter in any source; it is read whole and the source closed."""
+    """Read the adapter of any source, and close the source."""
     with await Gguf.aopen(source) as gguf:
         _check_kind(gguf)
         alpha = _alpha(gguf)
         halves = _halves(gguf)
         check_adaptable(gguf.name, halves)
         base = gguf.metadata.get("general.base_model.0.name", "")
-        pairs = {
-            name: await _pair(gguf, name, a, b, alpha) for name, (a, b) in halves.items()
-        }  # fmt: skip
+        pairs = {name: await _pair(gguf, name, a, b, alpha) for name, (a, b) in halves.items()}
         return Adapter(gguf.name, pairs, base if isinstance(base, str) else "")
 
 
@@ -42,9 +40,9 @@ def _check_kind(gguf: Gguf) -> None:
         gguf.metadata.get(key) for key in ("general.type", "general.architecture", "adapter.type")
     )
     if kind != "adapter":
-        raise GgufError(f"{gguf.name} is no adapter but a {str(kind or 'model')[:40]}.")
+        raise GgufError(f"{gguf.name} is a {str(kind or 'model')[:40]}, not an adapter.")
     if type_ != "lora":
-        raise GgufError(f"{gguf.name} is an adapter of the kind {str(type_)[:40]!r}, not 'lora'.")
+        raise GgufError(f"{gguf.name} is an adapter of type {str(type_)[:40]!r}, not 'lora'.")
     if architecture != ARCHITECTURE:
         raise GgufError(
             f"{gguf.name} is an adapter for {str(architecture)[:40]!r}, not for Gemma 4."
@@ -52,15 +50,15 @@ def _check_kind(gguf: Gguf) -> None:
     if "adapter.alora.invocation_tokens" in gguf.metadata:
         raise GgufError(
             f"{gguf.name} is an activated LoRA (aLoRA), which webgemma cannot apply; "
-            "take a plain LoRA."
+            "use a plain LoRA."
         )
 
 
 def _alpha(gguf: Gguf) -> float:
-    """0 or nothing: the products are added as they are."""
+    """Return alpha; zero if the products are added unscaled."""
     alpha = gguf.metadata.get("adapter.lora.alpha", 0.0)
     if not isinstance(alpha, int | float) or not isfinite(alpha):
-        raise GgufError(f"{gguf.name}: adapter.lora.alpha is no number.")
+        raise GgufError(f"{gguf.name}: adapter.lora.alpha is not a number.")
     return float(alpha)
 
 
@@ -105,14 +103,14 @@ async def _pair(gguf: Gguf, name: str, a: TensorInfo, b: TensorInfo, alpha: floa
 
 
 def write_gguf_adapter(adapter: Adapter, path: str | os.PathLike[str]) -> None:
-    """Writes a file that llama.cpp and Ollama apply.
+    """Write a file that llama.cpp and Ollama can apply.
 
-    It has one alpha: where a pair's differs, its B takes the difference."""
+    It has one alpha: where a pair's differs, its B is scaled instead."""
     write_gguf(path, *_content(adapter))
 
 
 def gguf_adapter_bytes(adapter: Adapter) -> bytes:
-    """The same file in memory."""
+    """Return the same file as bytes."""
     return gguf_bytes(*_content(adapter))
 
 

@@ -1,8 +1,7 @@
-"""Adapters as PEFT keeps them: a folder with adapter_config.json and adapter_model.safetensors.
+"""Adapters as PEFT stores them: a folder with adapter_config.json and adapter_model.safetensors.
 
-In Hugging Face's words a matrix is a module (`layers.3.self_attn.q_proj`) with a `lora_A` and a
-`lora_B`; all experts of a layer are one parameter, whose pairs PEFT stacks around each other.
-"""
+There a matrix is a module (`layers.3.self_attn.q_proj`) with a `lora_A` and a `lora_B`; all experts
+of a layer are one parameter, whose pairs PEFT nests in wrappers."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from webgemma.errors import GgufError, InputError, ModelNotFoundError
-from webgemma.gguf.safetensors import NewStored, Safetensors, write_safetensors
-from webgemma.gguf.writer import write_whole
+from webgemma.gguf.safetensors import NewSafetensor, Safetensors, write_safetensors
+from webgemma.gguf.writer import write_atomically
 from webgemma.lora.adapter import (
     EMBEDDING,
     EXPERT_PARAMETERS,
@@ -28,7 +27,7 @@ from webgemma.lora.adapter import (
     Pair,
     split_layer,
 )
-from webgemma.lora.floats import ELEMENT_NBYTES, to_float32, transposed
+from webgemma.lora.float32 import ELEMENT_NBYTES, to_float32, transposed
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _MAX_CONFIG_NBYTES = 16 << 20
@@ -44,8 +43,8 @@ _LAYER_NAMES = {module: name for name, module in LAYER_MODULES.items()}
 _GLOBAL_NAMES = {module: name for name, module in GLOBAL_MODULES.items()}
 
 
-class _Place(NamedTuple):
-    """Where a tensor of the file belongs: a module, and how deep in PEFT's stack of wrappers."""
+class _Position(NamedTuple):
+    """Where a tensor of the file belongs: a module, and its depth in PEFT's nested wrappers."""
 
     module: str
     depth: int
@@ -55,19 +54,19 @@ class _Place(NamedTuple):
 
 
 def read_peft_folder(folder: str | os.PathLike[str]) -> Adapter:
-    """The adapter of a folder."""
+    """Read the adapter of a folder."""
     folder = Path(folder)
     config = _Config(folder / CONFIG_FILE)
     if not (folder / WEIGHTS_FILE).is_file():
         raise ModelNotFoundError(f"{folder} has no {WEIGHTS_FILE}.")
     with Safetensors.open(folder / WEIGHTS_FILE) as file:
-        places = _places(file)
-        pairs = dict(_pairs(file, config, places))
+        positions = _positions(file)
+        pairs = dict(_pairs(file, config, positions))
     return Adapter(folder.name, pairs, config.text("base_model_name_or_path"))
 
 
 class _Config:
-    """adapter_config.json, each value checked when it is asked for."""
+    """adapter_config.json; each value is checked when it is read."""
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
@@ -77,7 +76,7 @@ class _Config:
                 raise GgufError(f"{self.name}: {key} is set, which webgemma cannot apply.")
         kind = self.values.get("peft_type", "LORA")
         if kind != "LORA":
-            raise GgufError(f"{self.name} is of the kind {str(kind)[:40]!r}, not LORA.")
+            raise GgufError(f"{self.name}: peft_type is {str(kind)[:40]!r}, not LORA.")
         if self.values.get("bias", "none") != "none":
             raise GgufError(f"{self.name}: it trains biases, which Gemma 4 does not have.")
         if self.values.get("modules_to_save"):
@@ -97,9 +96,9 @@ class _Config:
         except OSError as error:
             raise GgufError(f"{path} cannot be read: {error.strerror or error}.") from error
         except (ValueError, RecursionError) as error:
-            raise GgufError(f"{path} is no JSON: {error}.") from None
+            raise GgufError(f"{path} is not valid JSON: {error}.") from None
         if not isinstance(values, dict):
-            raise GgufError(f"{path} is no JSON object.")
+            raise GgufError(f"{path} is not a JSON object.")
         return values
 
     def text(self, key: str) -> str:
@@ -107,7 +106,7 @@ class _Config:
         return value if isinstance(value, str) else ""
 
     def number(self, key: str, module: str, default: float) -> float:
-        """r or lora_alpha, or what rank_pattern or alpha_pattern says of this module."""
+        """Return r or lora_alpha, or what rank_pattern or alpha_pattern has for this module."""
         value = self.values.get(key, default)
         patterns = self.values.get({"r": "rank_pattern"}.get(key, "alpha_pattern")) or {}
         for pattern, special in patterns.items() if isinstance(patterns, dict) else ():
@@ -115,7 +114,7 @@ class _Config:
                 value = special
                 break
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            raise GgufError(f"{self.name}: {key} of {module[:80]} is no number.")
+            raise GgufError(f"{self.name}: {key} of {module[:80]} is not a number.")
         return float(value)
 
     def scale(self, module: str, rank: int) -> float:
@@ -123,7 +122,7 @@ class _Config:
         return alpha / (sqrt(rank) if self.values.get("use_rslora") else rank)
 
     def only_expert_parameter(self) -> str | None:
-        """Its name, when the experts are adapted in one of their two parameters."""
+        """Return the name of the experts' parameter, if only one of the two is adapted."""
         targets = self.values.get("target_parameters") or []
         targets = [targets] if isinstance(targets, str) else targets
         ends = {str(target).rpartition(".")[2] for target in targets}
@@ -136,7 +135,7 @@ class _Config:
 
 
 def _matches(pattern: str, module: str) -> bool:
-    """PEFT's rule: the pattern is the module's name or its end; it may be an expression."""
+    """Apply PEFT's rule: the pattern is the module's name, its end, or a regular expression."""
     if module == pattern or module.endswith("." + pattern):
         return True
     try:
@@ -145,67 +144,69 @@ def _matches(pattern: str, module: str) -> bool:
         return False
 
 
-def _places(file: Safetensors) -> dict[_Place, dict[str, str]]:
-    """Each place's halves: {"A": tensor name, "B": tensor name}."""
-    places: dict[_Place, dict[str, str]] = {}
+def _positions(file: Safetensors) -> dict[_Position, dict[str, str]]:
+    """Return the halves of each position: {"A": tensor name, "B": tensor name}."""
+    positions: dict[_Position, dict[str, str]] = {}
     for name in file.names:
         if name.endswith(_FROZEN):
             continue
         match = _TENSOR.fullmatch(name)
         if match is None:
             raise GgufError(f"{file.name}: {name[:120]!r} is neither a lora_A nor a lora_B.")
-        place = _Place(match["module"], match["inner"].count(".base_layer"))
-        if places.setdefault(place, {}).setdefault(match["half"], name) != name:
+        position = _Position(match["module"], match["inner"].count(".base_layer"))
+        if positions.setdefault(position, {}).setdefault(match["half"], name) != name:
             raise GgufError(f"{file.name}: {name[:120]!r} occurs under two names.")
         if file.dtype(name) not in ELEMENT_NBYTES or len(file.shape(name)) != 2:
             raise GgufError(
                 f"{file.name}: {name[:120]!r} is {file.dtype(name)} {file.shape(name)}, "
                 f"not a matrix of {', '.join(ELEMENT_NBYTES)}."
             )
-    for place, halves in places.items():
+    for position, halves in positions.items():
         if len(halves) < 2:
-            raise GgufError(f"{file.name}: {place.module[:120]} has only one of lora_A and lora_B.")
-    if not places:
-        raise GgufError(f"{file.name} changes nothing.")
-    return places
+            raise GgufError(
+                f"{file.name}: {position.module[:120]} has only one of lora_A and lora_B."
+            )
+    if not positions:
+        raise GgufError(f"{file.name} holds no lora_A and lora_B.")
+    return positions
 
 
 def _pairs(
-    file: Safetensors, config: _Config, places: dict[_Place, dict[str, str]]
+    file: Safetensors, config: _Config, positions: dict[_Position, dict[str, str]]
 ) -> Iterator[tuple[str, Pair]]:
-    seen: set[str] = set()
-    for place, halves in places.items():
-        path = place.module[_PREFIX.match(place.module).end() :]  # type: ignore[union-attr]
+    names: set[str] = set()
+    for position, halves in positions.items():
+        path = position.module[_PREFIX.match(position.module).end() :]  # type: ignore[union-attr]
         layer = _LAYER.fullmatch(path)
         if layer and layer[2] == "experts":
-            part = _experts_part(file, config, places, place)
+            part = _experts_part(file, config, positions, position)
             name = f"blk.{layer[1]}.{part}.weight"
             parameter = EXPERT_PARAMETERS[part].removeprefix("experts")
-            pair = _expert_pair(file, config, place.module + parameter, halves)
+            pair = _expert_pair(file, config, position.module + parameter, halves)
         else:
             name = _GLOBAL_NAMES.get(path, "")
             if layer and layer[2] in _LAYER_NAMES:
                 name = f"blk.{layer[1]}.{_LAYER_NAMES[layer[2]]}.weight"
-            if not name or place.depth:
+            if not name or position.depth:
                 raise GgufError(
-                    f"{file.name}: it changes {place.module[:120]!r}, which webgemma cannot "
+                    f"{file.name}: it changes {position.module[:120]!r}, which webgemma cannot "
                     "adapt: only the text model's matrices; train without it."
                 )
-            pair = _pair(file, config, place, halves, name)
-        if name in seen:
+            pair = _pair(file, config, position, halves, name)
+        if name in names:
             raise GgufError(f"{file.name}: {name} occurs under two names.")
-        seen.add(name)
+        names.add(name)
         yield name, pair
 
 
 def _pair(
-    file: Safetensors, config: _Config, place: _Place, halves: dict[str, str], name: str
+    file: Safetensors, config: _Config, position: _Position, halves: dict[str, str], name: str
 ) -> Pair:
     (rank, inputs), (outputs, other) = (file.shape(halves[half]) for half in "AB")
-    _check_rank(file, place.module, rank, other, inputs, outputs)
+    _check_rank(file, position.module, rank, other, inputs, outputs)
     a, b = (to_float32(file.read(halves[half]), file.dtype(halves[half])) for half in "AB")
     a = transposed(a, rank, inputs) if name == EMBEDDING else a
-    return Pair(a, b, rank, inputs, outputs, config.scale(place.module, rank))
+    return Pair(a, b, rank, inputs, outputs, config.scale(position.module, rank))
 
 
 def _check_rank(file: Safetensors, module: str, rank: int, other: int, *sizes: int) -> None:
@@ -217,13 +218,16 @@ def _check_rank(file: Safetensors, module: str, rank: int, other: int, *sizes: i
 
 
 def _experts_part(
-    file: Safetensors, config: _Config, places: dict[_Place, dict[str, str]], place: _Place
+    file: Safetensors,
+    config: _Config,
+    positions: dict[_Position, dict[str, str]],
+    position: _Position,
 ) -> str:
-    """Which parameter: the shapes tell (d → 2·ffn, ffn → d) or, of one alone, the config."""
-    stack = [key for key in places if key.module == place.module and key != place]
-    outputs, inputs = _outer_shape(file, places[place])
+    """Return the parameter, by the shapes (d → 2·ffn, ffn → d) or, of one alone, the config."""
+    stack = [key for key in positions if key.module == position.module and key != position]
+    outputs, inputs = _outer_shape(file, positions[position])
     if len(stack) == 1:
-        other_outputs, other_inputs = _outer_shape(file, places[stack[0]])
+        other_outputs, other_inputs = _outer_shape(file, positions[stack[0]])
         if (outputs, inputs) == (2 * other_inputs, other_outputs):
             return "ffn_gate_up_exps"
         if (other_outputs, other_inputs) == (2 * inputs, outputs):
@@ -231,7 +235,7 @@ def _experts_part(
     only = config.only_expert_parameter()
     if stack or only is None:
         raise GgufError(
-            f"{file.name}: it does not tell which parameters of {place.module[:120]} it changes."
+            f"{file.name} does not say which parameters of {position.module[:120]} it changes."
         )
     return only
 
@@ -241,7 +245,7 @@ def _outer_shape(file: Safetensors, halves: dict[str, str]) -> tuple[int, int]:
 
 
 def _expert_pair(file: Safetensors, config: _Config, module: str, halves: dict[str, str]) -> Pair:
-    """A comes as [experts · rank, in], B as [out, rank · experts] with the expert fastest."""
+    """Read A, [experts · rank, in], and B, [out, rank · experts] with the expert fastest."""
     (rows, inputs), (outputs, columns) = (file.shape(halves[half]) for half in "AB")
     rank = int(config.number("r", module, 8))
     if rank < 1 or rows % rank:
@@ -249,8 +253,8 @@ def _expert_pair(file: Safetensors, config: _Config, module: str, halves: dict[s
     _check_rank(file, module, rows, columns, inputs, outputs)
     a, b = (to_float32(file.read(halves[half]), file.dtype(halves[half])) for half in "AB")
     experts = rows // rank
-    turned = transposed(b, outputs * rank, experts)  # [experts, out, rank]
-    return Pair(a, turned, rank, inputs, outputs, config.scale(module, rank), experts)
+    b = transposed(b, outputs * rank, experts)  # [experts, out, rank]
+    return Pair(a, b, rank, inputs, outputs, config.scale(module, rank), experts)
 
 
 # Writing
@@ -259,9 +263,9 @@ def _expert_pair(file: Safetensors, config: _Config, module: str, halves: dict[s
 def write_peft_folder(
     adapter: Adapter, folder: str | os.PathLike[str], *, text_only: bool = False
 ) -> None:
-    """Writes a folder that PEFT loads onto the model of transformers.
+    """Write a folder that PEFT loads onto the model of transformers.
 
-    `text_only`: onto Gemma4ForCausalLM, which has no towers and shorter names."""
+    With `text_only`, onto Gemma4ForCausalLM, which has no encoders and shorter names."""
     if not adapter.pairs:
         raise InputError(f"The adapter {adapter.name} changes nothing: there is nothing to write.")
     modules = {name: _module(name, text_only) for name in adapter.pairs}
@@ -269,10 +273,10 @@ def write_peft_folder(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{folder} cannot be made: {error.strerror or error}.") from error
+        raise InputError(f"{folder} cannot be created: {error.strerror or error}.") from error
     config = json.dumps(_config(adapter, modules), indent=2) + "\n"
     write_safetensors(folder / WEIGHTS_FILE, _stored(adapter, modules), {"format": "pt"})
-    write_whole(folder / CONFIG_FILE, [config.encode()])
+    write_atomically(folder / CONFIG_FILE, [config.encode()])
 
 
 def _module(name: str, text_only: bool) -> str:
@@ -315,27 +319,27 @@ def _config(adapter: Adapter, modules: dict[str, str]) -> dict[str, object]:
     }
 
 
-def _stored(adapter: Adapter, modules: dict[str, str]) -> Iterator[NewStored]:
+def _stored(adapter: Adapter, modules: dict[str, str]) -> Iterator[NewSafetensor]:
     for name, pair in adapter.pairs.items():
         experts, rank = pair.experts, pair.rank
         a = (experts * rank, pair.inputs)
         b = (pair.outputs, rank * experts)
         if name == EMBEDDING:
             stem = f"base_model.model.{modules[name]}.lora_embedding_"
-            yield NewStored(stem + "A", "F32", a, transposed(pair.a, pair.inputs, rank))
-            yield NewStored(stem + "B", "F32", b, pair.b)
+            yield NewSafetensor(stem + "A", "F32", a, transposed(pair.a, pair.inputs, rank))
+            yield NewSafetensor(stem + "B", "F32", b, pair.b)
             continue
         module = modules[name]
         if _is_experts(name):
             module = module.rpartition(".")[0] + _wrappers(adapter, name)
         stem = f"base_model.model.{module}.lora_"
-        yield NewStored(stem + "A.weight", "F32", a, pair.a)
-        yield NewStored(
+        yield NewSafetensor(stem + "A.weight", "F32", a, pair.a)
+        yield NewSafetensor(
             stem + "B.weight", "F32", b, transposed(pair.b, experts, pair.outputs * rank)
         )
 
 
 def _wrappers(adapter: Adapter, name: str) -> str:
-    """PEFT wraps a parameter of the experts around the one it wrapped before."""
+    """Return the wrapper's suffix: PEFT nests the experts' second parameter in the first."""
     outer = name.replace("ffn_gate_up_exps", "ffn_down_exps")
     return ".base_layer" if name != outer and outer in adapter.pairs else ""

@@ -1,32 +1,33 @@
-"""Attention in training over a Recorder: whole sequences, forward and back."""
+"""Attention over whole sequences, forward and backward, between the projections of a layer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from webgemma.gemma.attention import EVERYTHING, Heads, attend
+from webgemma.gemma.attention import NO_WINDOW, Heads, attend
 from webgemma.gemma.config import Layer
+from webgemma.gemma.kv_cache import LayerCache
+from webgemma.gemma.record.matmul_backward import Matrix, Stack
 from webgemma.gemma.record.ops import ROW_THREADS
-from webgemma.graph import Tensor
-from webgemma.lora.backward.matmul import Matrix, Times, product
+from webgemma.graph import Argument, Tensor
+from webgemma.lora.backward.ops import TrainingOps
 
-if TYPE_CHECKING:
-    from webgemma.lora.backward.layers import Passes
+SCORES_NBYTES = 64 << 20  # of the probabilities that the backward pass computes at once
 
-SCORES_NBYTES = 64 << 20  # of the probabilities that the way back has at a time
+KeysValues = tuple[Tensor, Tensor]
 
 
-class Seen(NamedTuple):
-    """What a layer looks with and at: [tokens, heads * head_dim] each."""
+class Attended(NamedTuple):
+    """The queries, keys and values of a layer: [tokens, heads * head_dim] each."""
 
     q: Tensor
     k: Tensor
     v: Tensor
 
 
-class _Some(NamedTuple):
-    """Sequences, and the tokens of each, whose probabilities are made at a time."""
+class _Chunk(NamedTuple):
+    """Sequences, and tokens of each, whose probabilities are computed at once."""
 
     first_sequence: int
     sequences: int
@@ -34,54 +35,53 @@ class _Some(NamedTuple):
     end: int
 
 
-class Looking:
-    """The attention of one layer between its projections."""
+class TrainingAttention:
+    """The attention of one layer."""
 
-    def __init__(self, passes: Passes, layer: Layer) -> None:
-        self.passes = passes
+    def __init__(self, ops: TrainingOps, layer: Layer) -> None:
+        self.ops = ops
         self.layer = layer
-        self.window = passes.config.window if layer.sliding else EVERYTHING
+        self.window = ops.config.window if layer.sliding else NO_WINDOW
         own = 0 if layer.shares_kv else (1 if layer.k_is_v else 2)
         self.raw_heads = layer.heads + own * layer.kv_heads
 
-    def forward(self, raw: Tensor, seen: tuple[Tensor, Tensor] | None) -> tuple[Seen, Tensor]:
-        """Keys and values of `raw` (or those already `seen`), and what is gathered of them."""
-        layer, scratch = self.layer, self.passes.recorder.scratch
-        q = self._turned(raw, 0, layer.heads, 0)
-        if seen is None:
-            k = self._turned(raw, layer.heads, layer.kv_heads, layer.head_dim)
-            v = self._turned(raw, self.raw_heads - layer.kv_heads, layer.kv_heads, None)
-            seen = k, v
+    def forward(self, raw: Tensor, shared: KeysValues | None) -> tuple[Attended, Tensor]:
+        """Record softmax(q kᵀ) v from raw heads, or with the `shared` keys and values."""
+        ops, layer = self.ops, self.layer
+        q = self._rope(raw, 0, layer.heads, 0)
+        if shared is None:
+            k = self._rope(raw, layer.heads, layer.kv_heads, layer.head_dim)
+            v = self._rope(raw, self.raw_heads - layer.kv_heads, layer.kv_heads, None)
+            shared = k, v
         heads = Heads(layer.heads, layer.kv_heads, layer.head_dim)
-        out = scratch(self.passes.batch, layer.heads * layer.head_dim)
-        length, rows = self.passes.length, self.passes.recorder.rows
-        for first in range(0, self.passes.batch, length):
-            part, cache = rows(q, first, length), tuple(rows(x, first, length) for x in seen)
-            to = rows(out, first, length)
-            pair = (cache[0], cache[1])
-            attend(self.passes, part, pair, heads, length, self.window, "kv_f32", out=to)
-        return Seen(q, *seen), out
+        out = ops.scratch(ops.rows, layer.heads * layer.head_dim)
+        for first in range(0, ops.rows, ops.length):
+            k, v = (x.rows(first, ops.length) for x in shared)
+            cache = LayerCache(k, v, ops.length)
+            q_rows, out_rows = (x.rows(first, ops.length) for x in (q, out))
+            attend(ops, q_rows, cache, heads, self.window, "f32", out=out_rows)
+        return Attended(q, *shared), out
 
-    def _turned(self, raw: Tensor, first: int, heads: int, norm: int | None) -> Tensor:
-        """Heads normed and (unless `norm`, where the weights begin, is None) turned."""
-        out = self.passes.recorder.scratch(self.passes.batch, heads * self.layer.head_dim)
-        tensors = (raw, *self._vectors, out)
-        self._call("turn_heads", heads, self._numbers(first, heads, norm), tensors, norm)
-        return out
-
-    def turn_back(self, raw: Tensor, dq: Tensor, owed: tuple[Tensor, Tensor]) -> Tensor:
-        """dL/draw from dL/dq and, where keys are the layer's own, from all that is owed to them."""
+    def rope_backward(self, raw: Tensor, dq: Tensor, shared: KeysValues) -> Tensor:
+        """Record dL/draw from dL/dq and, of a layer with keys of its own, from dL/dk and dL/dv."""
         layer = self.layer
-        draw = self.passes.recorder.scratch(*raw.shape)
-        self._turned_back(raw, 0, layer.heads, 0, dq, draw)
+        draw = self.ops.scratch(*raw.shape)
+        self._rope_backward(raw, 0, layer.heads, 0, dq, draw)
         if not layer.shares_kv:
-            dk, dv = owed
-            self._turned_back(raw, layer.heads, layer.kv_heads, layer.head_dim, dk, draw)
+            dk, dv = shared
+            self._rope_backward(raw, layer.heads, layer.kv_heads, layer.head_dim, dk, draw)
             last = self.raw_heads - layer.kv_heads
-            self._turned_back(raw, last, layer.kv_heads, None, dv, draw, add=layer.k_is_v)
+            self._rope_backward(raw, last, layer.kv_heads, None, dv, draw, add=layer.k_is_v)
         return draw
 
-    def _turned_back(
+    def _rope(self, raw: Tensor, first: int, heads: int, norm: int | None) -> Tensor:
+        """Record heads normed and rotated; `norm` is where their weights begin, None for values."""
+        out = self.ops.scratch(self.ops.rows, heads * self.layer.head_dim)
+        arguments = self._rope_arguments(raw, first, heads, norm)
+        self.ops.recorder.call("rope_heads", (heads, self.ops.rows), out=out, **arguments)
+        return out
+
+    def _rope_backward(
         self,
         raw: Tensor,
         first: int,
@@ -92,107 +92,108 @@ class Looking:
         *,
         add: bool = False,
     ) -> None:
-        tensors = (raw, *self._vectors, dy, draw)
-        params = [*self._numbers(first, heads, norm), int(add)]
-        self._call("turn_heads_back", heads, params, tensors, norm)
+        arguments = self._rope_arguments(raw, first, heads, norm)
+        arguments |= {"dy": dy, "draw": draw, "add": int(add)}
+        self.ops.recorder.call("rope_heads_backward", (heads, self.ops.rows), **arguments)
 
-    @property
-    def _vectors(self) -> tuple[Tensor, Tensor]:
-        model, layer = self.passes.model, self.layer
-        return model.head_norms[layer.index], model.turns[layer.sliding]
-
-    def _numbers(self, first: int, heads: int, norm: int | None) -> list[int | float]:
-        passes = self.passes
-        return [heads, self.raw_heads, first, (norm or 0) // 4, passes.length, passes.eps]
-
-    def _call(
-        self,
-        op: str,
-        heads: int,
-        params: list[int | float],
-        tensors: tuple[Tensor, ...],
-        norm: int | None,
-    ) -> None:
-        passes, shape = self.passes, {"HEAD_DIM": self.layer.head_dim}
-        shape |= {"TURNED": int(norm is not None), "THREADS": passes.row_threads(64)}
-        pieces = ("sum", "rope")
-        passes.call(op, (heads, passes.batch), params, *tensors, pieces=pieces, **shape)
+    def _rope_arguments(
+        self, raw: Tensor, first: int, heads: int, norm: int | None
+    ) -> dict[str, Argument]:
+        model, layer = self.ops.model, self.layer
+        return {
+            "raw": raw,
+            "norms": model.head_norms[layer.index],
+            "rotations": model.rotations[layer.sliding],
+            "heads": heads,
+            "raw_heads": self.raw_heads,
+            "first_head": first,
+            "norm_vec4": (norm or 0) // 4,
+            "length": self.ops.length,
+            "eps": self.ops.eps,
+            "HEAD_DIM": layer.head_dim,
+            "ROTATED": norm is not None,
+            "THREADS": self.ops.row_threads(64),
+        }
 
     # The softmax
 
-    def softmax_back(
-        self, seen: Seen, dout: Tensor, owed: tuple[Tensor, Tensor], *, add: bool
+    def softmax_backward(
+        self, attended: Attended, dout: Tensor, gradients: KeysValues, *, add: bool
     ) -> Tensor:
-        """dL/dq; dL/dk and dL/dv are written to `owed`, or added to what it holds."""
-        dq = self.passes.recorder.scratch(*seen.q.shape)
-        for some in self._parts():
-            whole = some.end == self.passes.length  # comes first, and reaches every key
-            self._part_back(some, seen, dout, dq, owed, add=add or not whole)
+        """Record dL/dq; dL/dk and dL/dv are written to `gradients`, or added to them."""
+        dq = self.ops.scratch(*attended.q.shape)
+        for chunk in self._chunks():
+            whole = chunk.end == self.ops.length  # comes first, and writes every key
+            self._chunk_backward(chunk, attended, dout, dq, gradients, add=add or not whole)
         return dq
 
-    def _parts(self) -> Iterator[_Some]:
-        """All sequences at once if their probabilities are few; else parts, the last tokens first,
-        who see every key."""
-        length, sequences = self.passes.length, self.passes.batch // self.passes.length
+    def _chunks(self) -> Iterator[_Chunk]:
+        """Yield all sequences at once if their probabilities are few; else some, or some tokens.
+
+        The last tokens of a sequence come first, because they attend to every key."""
+        length, sequences = self.ops.length, self.ops.sequences
         row_nbytes = 4 * length * self.layer.heads
-        most = min(SCORES_NBYTES, self.passes.model.device.limits.binding_nbytes)
-        at_once = most // (row_nbytes * length)
+        available = min(SCORES_NBYTES, self.ops.recorder.device.limits.binding_nbytes)
+        at_once = available // (row_nbytes * length)
         if at_once:
             for first in range(0, sequences, at_once):
-                yield _Some(first, min(at_once, sequences - first), 0, length)
+                yield _Chunk(first, min(at_once, sequences - first), 0, length)
             return
-        tokens = max(1, most // row_nbytes)
+        tokens = max(1, available // row_nbytes)
         for sequence in range(sequences):
             for end in range(length, 0, -tokens):
-                yield _Some(sequence, 1, max(0, end - tokens), end)
+                yield _Chunk(sequence, 1, max(0, end - tokens), end)
 
-    def _part_back(
+    def _chunk_backward(
         self,
-        some: _Some,
-        seen: Seen,
+        chunk: _Chunk,
+        attended: Attended,
         dout: Tensor,
         dq: Tensor,
-        owed: tuple[Tensor, Tensor],
+        gradients: KeysValues,
         *,
         add: bool,
     ) -> None:
-        """p = softmax(q kᵀ): dv = pᵀ dout, ds = softmax_back(dout vᵀ), dq = ds k, dk = dsᵀ q."""
-        passes, layer = self.passes, self.layer
-        group, size, keys = layer.heads // layer.kv_heads, layer.head_dim, some.end
-        rows = (some.end - some.first) * group
-        times = Times(some.sequences, layer.kv_heads)
-        s, dp = (passes.recorder.scratch(*times, rows, keys) for _ in range(2))
-        steps = (times.inner * rows * keys, rows * keys)
-        scores, slopes = (Matrix(x, keys, 0, 1, 0, *steps) for x in (s, dp))
-        queries, steep, to_queries = (self._queries(x, some) for x in (seen.q, dout, dq))
-        k, v, dk, dv = (self._keys(x, some) for x in (seen.k, seen.v, *owed))
-        shape = (rows, keys, size)
-        product(passes, queries, k, scores, shape, b_turned=True, times=times)
-        product(passes, steep, v, slopes, shape, b_turned=True, times=times)
-        passes.call(
-            "softmax_back",
-            (rows, times.outer * times.inner),
-            [keys, group, rows, some.first, self.window],
-            *(s, dp),
-            pieces=("sum", "largest"),
-            THREADS=passes.row_threads(ROW_THREADS),
+        """Record, for s = q kᵀ and p = softmax(s): dv = pᵀ dout, dp = dout vᵀ,
+        ds = p (dp - sum p dp), dq = ds k, dk = dsᵀ q."""
+        ops, layer, product = self.ops, self.layer, self.ops.products.products.product
+        group, size, keys = layer.heads // layer.kv_heads, layer.head_dim, chunk.end
+        rows = (chunk.end - chunk.first) * group
+        stack = Stack(chunk.sequences, layer.kv_heads)
+        s, dp = (ops.scratch(*stack, rows, keys) for _ in range(2))
+        strides = (stack.inner * rows * keys, rows * keys)
+        p, ds = (Matrix(x, keys, 0, 1, 0, *strides) for x in (s, dp))
+        q, douts, dqs = (self._queries(x, chunk) for x in (attended.q, dout, dq))
+        k, v, dk, dv = (self._keys(x, chunk) for x in (attended.k, attended.v, *gradients))
+        product(q, k, p, (rows, keys, size), b_transposed=True, stack=stack)
+        product(douts, v, ds, (rows, keys, size), b_transposed=True, stack=stack)
+        ops.recorder.call(
+            "softmax_backward",
+            (rows, stack.outer * stack.inner),
+            s=s,
+            dp=dp,
+            keys=keys,
+            group=group,
+            rows=rows,
+            first_token=chunk.first,
+            window=self.window,
+            THREADS=ops.row_threads(ROW_THREADS),
         )
-        product(passes, slopes, k, to_queries, (rows, size, keys), times=times)
-        shape = (keys, size, rows)
-        product(passes, slopes, queries, dk, shape, a_turned=True, add=add, times=times)
-        product(passes, scores, steep, dv, shape, a_turned=True, add=add, times=times)
+        product(ds, k, dqs, (rows, size, keys), stack=stack)
+        product(ds, q, dk, (keys, size, rows), a_transposed=True, add=add, stack=stack)
+        product(p, douts, dv, (keys, size, rows), a_transposed=True, add=add, stack=stack)
 
-    def _queries(self, x: Tensor, some: _Some) -> Matrix:
-        """The queries of a key-value head are rows: those of one token, then the next one's."""
-        layer, length = self.layer, self.passes.length
+    def _queries(self, x: Tensor, chunk: _Chunk) -> Matrix:
+        """Return the queries of a key-value head as rows: those of a token, then the next one's."""
+        layer, length = self.layer, self.ops.length
         group, token = layer.heads // layer.kv_heads, layer.heads * layer.head_dim
-        first = (some.first_sequence * length + some.first) * token
+        first = (chunk.first_sequence * length + chunk.first) * token
         return Matrix(
             x, token, first, group, layer.head_dim, length * token, group * layer.head_dim
         )
 
-    def _keys(self, x: Tensor, some: _Some) -> Matrix:
-        layer, length = self.layer, self.passes.length
+    def _keys(self, x: Tensor, chunk: _Chunk) -> Matrix:
+        layer, length = self.layer, self.ops.length
         token = layer.kv_heads * layer.head_dim
-        first = some.first_sequence * length * token
+        first = chunk.first_sequence * length * token
         return Matrix(x, token, first, 1, 0, length * token, layer.head_dim)

@@ -1,99 +1,108 @@
-"""Below the layers over a Recorder: embeddings and per-layer embeddings, forward and back."""
+"""What is below the layers, forward and backward: embeddings and per-layer embeddings."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from webgemma.gemma.record.ops import ROW_THREADS
+from webgemma.gemma.record.matmul import flat
+from webgemma.gemma.record.matmul_backward import Matrix
 from webgemma.graph import Tensor
 from webgemma.lora.adapter import EMBEDDING
-from webgemma.lora.backward.matmul import Matrix, Product, product
-
-if TYPE_CHECKING:
-    from webgemma.lora.backward.layers import Passes
+from webgemma.lora.backward.matmul import Product
+from webgemma.lora.backward.ops import TrainingOps
+from webgemma.lora.optimiser import TrainedPair
 
 PROJECTION = "per_layer_model_proj.weight"
 
 
-class Bottom:
-    """The embedding E[id] + scale · B A[id], and what every layer gets of it directly."""
+class TrainingEmbedding:
+    """The embedding E[id] + scale · B A[id], and the per-layer embeddings computed from it."""
 
-    def __init__(self, passes: Passes) -> None:
-        self.passes = passes
-        self.pair = passes.parameters.pairs.get(EMBEDDING)
-        self.trained = self.pair is not None or PROJECTION in passes.parameters.pairs
-        self._inner: Tensor | None = None  # A[id] of each token: [tokens, rank]
+    def __init__(self, ops: TrainingOps) -> None:
+        self.ops = ops
+        self._trained = ops.parameters.pairs.get(EMBEDDING)
+        self.is_trained = self._trained is not None or PROJECTION in ops.parameters.pairs
+        self._low: Tensor | None = None  # A[id] of each token: [tokens, rank]
         self._context: Product | None = None
         self._dple: Tensor | None = None
 
     def forward(self) -> tuple[Tensor, Tensor | None]:
-        """The first layer's input, and the per-layer embeddings: [tokens, layers * ple]."""
-        passes = self.passes
-        x = passes.embed(EMBEDDING, math.sqrt(passes.config.width))
-        if self.pair is not None:
-            pair, width = self.pair.pair, passes.config.width
-            self._inner = passes.recorder.scratch(passes.batch, pair.rank)
-            self._rows("gather_rows", self.pair.a, self._inner)
-            u, b = Matrix(self._inner, pair.rank), Matrix(self.pair.b, pair.rank)
-            shape = (passes.batch, width, pair.rank)
-            product(
-                passes, u, b, Matrix(x, width), shape, b_turned=True, scale=self._scale, add=True
+        """Record the first layer's input and the per-layer embeddings: [tokens, layers * ple]."""
+        ops = self.ops
+        x = ops.embed(EMBEDDING, math.sqrt(ops.config.width))
+        if self._trained is not None:
+            rank, width = self._trained.pair.rank, ops.config.width
+            self._low = ops.scratch(ops.rows, rank)
+            self._move_rows("gather_rows", self._trained.a, self._low, rank)
+            ops.products.products.product(
+                Matrix(self._low, rank),
+                Matrix(self._trained.b, rank),
+                Matrix(x, width),
+                (ops.rows, width, rank),
+                b_transposed=True,
+                scale=self._scale(self._trained),
+                add=True,
             )
-        if not passes.config.ple:
+        if not ops.config.ple:
             return x, None
-        self._context = passes.linear_of(x, PROJECTION)
-        return x, passes.blend(self._context.y)
+        self._context = ops.product(x, PROJECTION)
+        return x, ops.combine_per_layer(self._context.y)
 
-    def keep(self, layer: int, d: Tensor) -> None:
-        """Of d, [tokens, 2 * ple], the second half is the gradient of a layer's embedding."""
-        if not self.trained:
+    def keep_gradient(self, layer: int, d: Tensor) -> None:
+        """Record keeping the second half of d, [tokens, 2 * ple], as a layer's gradient."""
+        if not self.is_trained:
             return
-        passes, ple, layers = self.passes, self.passes.config.ple, len(self.passes.config.layers)
-        self._dple = self._dple or passes.recorder.scratch(passes.batch, layers * ple)
-        params = [ple, passes.batch, 2 * ple, ple, layers * ple, layer * ple]
-        passes.call("copy_columns", passes.flat(passes.batch * ple), params, d, self._dple)
+        ops, ple, layers = self.ops, self.ops.config.ple, len(self.ops.config.layers)
+        self._dple = self._dple or ops.scratch(ops.rows, layers * ple)
+        ops.recorder.call(
+            "copy_columns",
+            flat(ops.rows * ple),
+            x=d,
+            y=self._dple,
+            width=ple,
+            tokens=ops.rows,
+            x_stride=2 * ple,
+            x_first=ple,
+            y_stride=layers * ple,
+            y_first=layer * ple,
+        )
 
-    def back(self, dx: Tensor) -> None:
-        """From dL/dx of the first layer's input to the gradients of what is trained down here."""
-        passes = self.passes
+    def backward(self, dx: Tensor) -> None:
+        """Record the gradients of what is trained here, from dL/dx of the first layer's input."""
+        ops = self.ops
         if self._dple is not None and self._context is not None:
-            ple, layers = passes.config.ple, len(passes.config.layers)
-            passes.multiply(self._dple, passes.model.one, math.sqrt(0.5))
-            dcontext = passes.recorder.scratch(*self._dple.shape)
-            norm = passes.model.vector("per_layer_proj_norm.weight")
-            passes.call(
-                "norm_back",
-                (layers, passes.batch),
-                [ple, passes.eps, 1 / math.sqrt(passes.config.width), 0],
-                *(self._context.y, norm, self._dple, dcontext),
-                pieces=("sum",),
-                THREADS=passes.row_threads(ROW_THREADS),
+            ple, layers = ops.config.ple, len(ops.config.layers)
+            ops.scale_by(self._dple, ops.model.one, math.sqrt(0.5))
+            dcontext = ops.scratch(*self._dple.shape)
+            ops.norm_rows_backward(
+                self._context.y,
+                "per_layer_proj_norm.weight",
+                self._dple,
+                dcontext,
+                (layers, ops.rows),
+                ple,
+                scale=1 / math.sqrt(ops.config.width),
             )
-            passes.back_of(self._context, dcontext, dx)
-        if self.pair is not None and self._inner is not None:
-            self._embedding_back(dx, self._inner)
+            ops.product_backward(self._context, dcontext, dx)
+        if self._trained is not None and self._low is not None:
+            self._pair_backward(self._trained, self._low, dx)
 
-    def _embedding_back(self, dx: Tensor, inner: Tensor) -> None:
-        """dB += step dxᵀ A[id], dA[id] += step dx B, for step = √d · scale."""
-        assert self.pair is not None
-        passes, width, rank = self.passes, self.passes.config.width, self.pair.pair.rank
-        g = passes.recorder.scratch(passes.batch, rank)
-        steep, u = Matrix(dx, width), Matrix(inner, rank)
-        b, db = Matrix(self.pair.b, rank), Matrix(self.pair.b_gradient, rank)
-        shape = (passes.batch, rank, width)
-        product(passes, steep, b, Matrix(g, rank), shape, scale=self._scale)
-        shape = (width, rank, passes.batch)
-        product(passes, steep, u, db, shape, a_turned=True, scale=self._scale, add=True)
-        self._rows("scatter_rows", g, self.pair.a_gradient)
+    def _pair_backward(self, trained: TrainedPair, low: Tensor, dx: Tensor) -> None:
+        """Record, for s = √d · scale: dB += s dxᵀ A[id], dA[id] += s dx B."""
+        ops, product, scale = self.ops, self.ops.products.products.product, self._scale(trained)
+        width, rank, rows = ops.config.width, trained.pair.rank, ops.rows
+        b, db = Matrix(trained.b, rank), Matrix(trained.b_gradient, rank)
+        g = ops.scratch(rows, rank)
+        gradient = Matrix(dx, width)
+        product(gradient, b, Matrix(g, rank), (rows, rank, width), scale=scale)
+        shape = (width, rank, rows)
+        product(gradient, Matrix(low, rank), db, shape, a_transposed=True, scale=scale, add=True)
+        self._move_rows("scatter_rows", g, trained.a_gradient, rank)
 
-    @property
-    def _scale(self) -> float:
-        assert self.pair is not None
-        return self.pair.pair.scale * math.sqrt(self.passes.config.width)
+    def _scale(self, trained: TrainedPair) -> float:
+        return trained.pair.scale * math.sqrt(self.ops.config.width)
 
-    def _rows(self, op: str, x: Tensor, y: Tensor) -> None:
-        assert self.pair is not None
-        passes, rank = self.passes, self.pair.pair.rank
-        grid = passes.flat(passes.batch * rank)
-        passes.call(op, grid, [rank, passes.batch], passes.inputs.ids, x, y)
+    def _move_rows(self, op: str, x: Tensor, y: Tensor, width: int) -> None:
+        ops, ids = self.ops, self.ops.inputs.ids
+        grid = flat(ops.rows * width)
+        ops.recorder.call(op, grid, ids=ids, x=x, y=y, width=width, tokens=ops.rows)

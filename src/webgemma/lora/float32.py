@@ -1,4 +1,4 @@
-"""Arrays of float32 without numpy: from the formats that files keep them in, and transposed."""
+"""Arrays of float32 without numpy: converted from the formats that files store, and transposed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ELEMENT_NBYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def to_float32(data: Bytes, format: str) -> bytes:
-    """The same numbers as little-endian float32."""
+    """Convert numbers of a format to little-endian float32."""
     data = bytes(data)
     if format == "F32":
         return data
@@ -26,34 +26,34 @@ def to_float32(data: Bytes, format: str) -> bytes:
 
 
 def transposed(data: bytes, rows: int, columns: int) -> bytes:
-    """[rows, columns] of float32 as [columns, rows]."""
-    words, turned = array("I", data), array("I", bytes(len(data)))
+    """Return a float32 matrix [rows, columns] as [columns, rows]."""
+    words, result = array("I", data), array("I", bytes(len(data)))
     assert len(words) == rows * columns
     if columns < rows:
         for column in range(columns):
-            turned[column * rows : (column + 1) * rows] = words[column::columns]
+            result[column * rows : (column + 1) * rows] = words[column::columns]
     else:
         for row in range(rows):
-            turned[row::rows] = words[row * columns : (row + 1) * columns]
-    return turned.tobytes()
+            result[row::rows] = words[row * columns : (row + 1) * columns]
+    return result.tobytes()
 
 
 def scaled(data: bytes, factor: float) -> bytes:
-    """Every number times the factor."""
-    return floats_bytes(factor * value for value in floats(data)) if factor != 1 else data
+    """Multiply every number by a factor."""
+    return pack_floats(factor * value for value in unpack_floats(data)) if factor != 1 else data
 
 
-def floats(data: bytes) -> array[float]:
-    """The numbers of little-endian float32."""
+def unpack_floats(data: bytes) -> array[float]:
+    """Return the numbers of little-endian float32."""
     values = array("f", data)
     if sys.byteorder == "big":
         values.byteswap()
     return values
 
 
-def floats_bytes(values: Iterable[float]) -> bytes:
-    """Numbers as little-endian float32."""
-    made = array("f", values)
+def pack_floats(values: Iterable[float]) -> bytes:
+    """Return numbers as little-endian float32."""
+    packed = array("f", values)
     if sys.byteorder == "big":
-        made.byteswap()
-    return made.tobytes()
+        packed.byteswap()
+    return packed.tobytes()
