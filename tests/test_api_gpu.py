@@ -1,4 +1,4 @@
-"""The public face on a GPU, a software one if need be: transformers' logits, conversations."""
+"""The public API on a GPU: logits of transformers, conversations, damaged files, closing."""
 
 import math
 import sys
@@ -20,13 +20,13 @@ from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.sampler import Sampling
+from webgemma.settings import resolve
 from webgemma.sync import iterate_sync, run_sync
 
 
-def check_logits(logits: np.ndarray, truth: np.ndarray, within: float) -> None:
+def check_logits(logits: np.ndarray, expected: np.ndarray, within: float) -> None:
     assert logits.dtype == np.float32
-    np.testing.assert_allclose(logits, truth, rtol=0, atol=within)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=within)
 
 
 def tokens(gemma: Gemma, ids: list[int], count: int, **settings: object) -> list[int]:
@@ -35,21 +35,22 @@ def tokens(gemma: Gemma, ids: list[int], count: int, **settings: object) -> list
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tiny_models_are_transformers(kind: str, tmp_path: Path) -> None:
-    truth = np.load(FIXTURES / "tiny" / f"{kind}.npz")
+def test_tiny_models_agree_with_transformers(kind: str, tmp_path: Path) -> None:
+    recorded = np.load(FIXTURES / "tiny" / f"{kind}.npz")
     path = tmp_path / "tiny.gguf"
     path.write_bytes(tiny_gguf(KINDS[kind]))
     with Gemma.load(path, "gpu", kv="f32") as gemma:
-        check_logits(gemma.logits(truth["ids"]), truth["logits"], GPU_LOGITS_OF_TRANSFORMERS)
-        assert tokens(gemma, truth["ids"], len(truth["greedy"])) == truth["greedy"].tolist()
+        check_logits(gemma.logits(recorded["ids"]), recorded["logits"], GPU_LOGITS_OF_TRANSFORMERS)
+        expected = recorded["greedy"].tolist()
+        assert tokens(gemma, recorded["ids"], len(expected)) == expected
 
 
-def test_logits_without_numpy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_the_same_without_numpy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [2, 30, 31, 32]
     with Gemma.load(path, "gpu", context=64) as gemma:
         gemma.config = replace(gemma.config, suppressed=(0, 7, 8, gemma.config.vocab - 1))
         expected = gemma.logits(ids)
-        monkeypatch.setitem(sys.modules, "numpy", None)  # import says that there is none
+        monkeypatch.setitem(sys.modules, "numpy", None)  # importing it fails
         found = gemma.logits(ids)
         monkeypatch.undo()
     assert len(found) == len(ids)
@@ -58,7 +59,7 @@ def test_logits_without_numpy(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("at", [0, 1, 9])
-def test_without_numpy_what_is_no_number_is_found(
+def test_logits_that_are_not_finite_are_found_without_numpy(
     at: int, value: float, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [2, 30, 31]
@@ -66,7 +67,7 @@ def test_without_numpy_what_is_no_number_is_found(
         gemma.config = replace(gemma.config, suppressed=(3, 8))
         values = np.zeros((len(ids), gemma.config.vocab), np.float32)
         values[:, [3, 8]] = -math.inf
-        values[1, [4, 5]] = 3e38  # their sum is none in float32
+        values[1, [4, 5]] = 3e38  # their sum is not finite in float32
 
         async def logits(_: object) -> bytes:
             return values.tobytes()
@@ -82,15 +83,15 @@ def test_without_numpy_what_is_no_number_is_found(
 
 @needs_shared
 @pytest.mark.parametrize("name", ["e2b", "moe"])
-def test_llama_cpps_files_are_transformers(name: str) -> None:
+def test_files_of_llama_cpp_agree_with_transformers(name: str) -> None:
     def numbers(file: str) -> list[int]:
         return [int(word) for word in (SHARED / name / file).read_text().split()]
 
-    truth = np.load(SHARED / name / "Q4_K_M.logits.npy")
-    ids, wanted = numbers("ids.txt"), numbers("Q4_K_M.greedy.txt")
+    recorded = np.load(SHARED / name / "Q4_K_M.logits.npy")
+    ids, greedy = numbers("ids.txt"), numbers("Q4_K_M.greedy.txt")
     with Gemma.load(SHARED / name / f"{name}-Q4_K_M.gguf", "gpu", kv="f32") as gemma:
-        check_logits(gemma.logits(ids), truth, GPU_LOGITS_OF_TRANSFORMERS)
-        assert tokens(gemma, ids, len(wanted)) == wanted
+        check_logits(gemma.logits(ids), recorded, GPU_LOGITS_OF_TRANSFORMERS)
+        assert tokens(gemma, ids, len(greedy)) == greedy
 
 
 def session_of(kind: str, kv: str = "f32", without: frozenset[str] = frozenset()) -> Session:
@@ -100,31 +101,31 @@ def session_of(kind: str, kv: str = "f32", without: frozenset[str] = frozenset()
 
 
 def check_session(session: Session, kind: str, within: float) -> None:
-    truth = np.load(FIXTURES / "tiny" / f"{kind}.npz")
-    ids = truth["ids"].tolist()
+    recorded = np.load(FIXTURES / "tiny" / f"{kind}.npz")
+    ids = recorded["ids"].tolist()
     logits = np.frombuffer(run_sync(session.logits(ids)), np.float32).reshape(len(ids), -1)
-    check_logits(logits, truth["logits"], within)
+    check_logits(logits, recorded["logits"], within)
     session.close()
     session.model.close()
 
 
-@pytest.mark.parametrize("batches", [(32,), (1, 7), (3, 5), (1,)], ids=str)
+@pytest.mark.parametrize("plan_rows", [(32,), (1, 7), (3, 5), (1,)], ids=str)
 @pytest.mark.parametrize("kind", ["small", "large", "moe"])
-def test_in_pieces_as_in_one(
-    kind: str, batches: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+def test_chunks_of_any_size_give_the_same_logits(
+    kind: str, plan_rows: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("webgemma.engine.session.CHUNK", batches[-1])
-    monkeypatch.setattr("webgemma.engine.session.BATCHES", batches)
+    monkeypatch.setattr("webgemma.engine.session.CHUNK", plan_rows[-1])
+    monkeypatch.setattr("webgemma.engine.session.PLAN_ROWS", plan_rows)
     check_session(session_of(kind), kind, GPU_LOGITS_OF_TRANSFORMERS)
 
 
 @pytest.mark.parametrize("kind", ["small", "large", "moe"])
-def test_keys_and_values_in_half_the_memory(kind: str) -> None:
+def test_keys_and_values_may_be_float16(kind: str) -> None:
     check_session(session_of(kind, "f16"), kind, F16_LOGITS_OF_TRANSFORMERS)
 
 
 @pytest.mark.parametrize("kind", ["small", "moe"])
-def test_plain_webgpu(kind: str) -> None:
+def test_webgpu_without_optional_features_suffices(kind: str) -> None:
     without = frozenset({"subgroups", "shader-f16", "timestamp-query", "packed-dots"})
     assert not device(without).features
     check_session(session_of(kind, without=without), kind, GPU_LOGITS_OF_TRANSFORMERS)
@@ -132,9 +133,9 @@ def test_plain_webgpu(kind: str) -> None:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("models") / "small.gguf"
-    made.write_bytes(tiny_gguf(SMALL))
-    return made
+    path = tmp_path_factory.mktemp("models") / "small.gguf"
+    path.write_bytes(tiny_gguf(SMALL))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -143,26 +144,26 @@ def gemma(path: Path) -> Iterator[Gemma]:
         yield loaded
 
 
-def test_it_says_what_computes(gemma: Gemma) -> None:
+def test_the_device_is_named(gemma: Gemma) -> None:
     assert gemma.device == device().name
 
 
-def test_the_cpu_says_the_same(gemma: Gemma, path: Path) -> None:
+def test_the_cpu_generates_the_same_tokens(gemma: Gemma, path: Path) -> None:
     settings = {"seed": 3, "temperature": 1.5, "top_k": 20, "repetition_penalty": 1.2}
     with Gemma.load(path, "cpu") as cpu:
         assert tokens(gemma, [2, 30], 20, **settings) == tokens(cpu, [2, 30], 20, **settings)
 
 
-def test_a_saved_conversation_goes_on(gemma: Gemma, path: Path, tmp_path: Path) -> None:
+def test_a_saved_conversation_continues(gemma: Gemma, path: Path, tmp_path: Path) -> None:
     first = tokens(gemma, [2, 30, 31, 32], 8)
     gemma.save(tmp_path / "saved")
-    wanted = tokens(gemma, [2, 30, 31, 32, *first, 40], 8)
+    expected = tokens(gemma, [2, 30, 31, 32, *first, 40], 8)
     with Gemma.load(path, "gpu", context=100, kv="f32") as other:
         assert other.restore(tmp_path / "saved") == [2, 30, 31, 32, *first]
-        assert tokens(other, [2, 30, 31, 32, *first, 40], 8) == wanted
+        assert tokens(other, [2, 30, 31, 32, *first, 40], 8) == expected
 
 
-def test_a_fork_is_a_conversation_of_its_own(path: Path) -> None:
+def test_a_fork_is_a_separate_conversation(path: Path) -> None:
     gemma = Gemma.load(path, "gpu", context=100)
     first = tokens(gemma, [2, 30, 31], 4)
     fork = gemma.fork()
@@ -188,15 +189,15 @@ def test_two_generations_at_once_need_a_fork(gemma: Gemma) -> None:
         next(one)
 
 
-FOR_THE_GPU: list[Callable[[Gemma, Path], object]] = [
+GPU_ONLY: list[Callable[[Gemma, Path], object]] = [
     lambda gemma, path: gemma.save(path),
     lambda gemma, path: gemma.restore(path),
     lambda gemma, _: gemma.fork(),
 ]
 
 
-@pytest.mark.parametrize("attempt", FOR_THE_GPU)
-def test_what_needs_the_gpu(
+@pytest.mark.parametrize("attempt", GPU_ONLY)
+def test_operations_of_the_gpu_raise_an_error_on_the_cpu(
     attempt: Callable[[Gemma, Path], object], path: Path, tmp_path: Path
 ) -> None:
     with (
@@ -210,17 +211,17 @@ def test_what_needs_the_gpu(
 
 
 def damaged(path: Path, tiny: Tiny, name: str, value: float) -> Path:
-    """A model with one wrong number, in the first of a tensor's floats."""
+    """Write a model with one wrong number, in the first of a tensor's floats."""
     data = bytearray(tiny_gguf(tiny))
-    with Gguf.open(_written(path, data)) as gguf:
+    with Gguf.open(_write(path, data)) as gguf:
         tensor = gguf.tensors[name]
     dtype = {"F32": np.float32, "Q8_0": np.float16}[tensor.format.name]  # Q8_0: a block's scale
     number = dtype(value).tobytes()
     data[tensor.offset : tensor.offset + len(number)] = number
-    return _written(path, data)
+    return _write(path, data)
 
 
-def _written(path: Path, data: bytes) -> Path:
+def _write(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
     return path
 
@@ -239,24 +240,27 @@ BLOCKS = replace(SMALL, width=128, ffn=128, heads=4, head_dims=(32, 64), ple=32,
         (BLOCKS, "output_norm.weight", "int8"),
     ],
 )
-def test_numbers_that_are_none(
+def test_values_that_are_not_finite_raise_an_error(
     tiny: Tiny, name: str, precision: str, value: float, tmp_path: Path
 ) -> None:
-    """Neither engine goes on with them, whatever the settings."""
+    """Both engines raise it, whatever the settings."""
     path = damaged(tmp_path / "bad.gguf", tiny, name, value)
     with Gemma.load(path, "gpu", context=64, precision=precision) as gemma:
-        words = r"bad\.gguf computes NaN or infinity on .*arithmetic is broken; `webgemma check`"
-        # A single token is read as one that was written: in the precision asked for.
+        message = (
+            r"bad\.gguf computes NaN or infinity on .*"
+            "arithmetic of this GPU is broken; `webgemma check`"
+        )
+        # A single token is read by the plan that decodes: in the requested precision.
         for ids, temperature in (([2], 0.0), ([2, 30, 31], 0.0), ([2, 30, 31], 1.0)):
-            with pytest.raises(GgufError, match=words):
+            with pytest.raises(GgufError, match=message):
                 list(gemma.generate(ids, max_tokens=5, temperature=temperature))
-        with pytest.raises(GgufError, match=words):
+        with pytest.raises(GgufError, match=message):
             gemma.logits([2, 30, 31])
     with Gemma.load(path, "cpu") as gemma:
-        words = r"bad\.gguf computes NaN or infinity: its weights are damaged"
-        with pytest.raises(GgufError, match=words):
+        message = r"bad\.gguf computes NaN or infinity: its weights are damaged"
+        with pytest.raises(GgufError, match=message):
             list(gemma.generate([2, 30, 31], max_tokens=5))
-        with pytest.raises(GgufError, match=words):
+        with pytest.raises(GgufError, match=message):
             gemma.logits([2, 30, 31])
 
 
@@ -264,14 +268,14 @@ def test_numbers_that_are_none(
 
 
 @pytest.mark.parametrize("device_name", ["gpu", "cpu"])
-def test_after_closing(path: Path, device_name: str) -> None:
+def test_a_closed_model_raises_an_error(path: Path, device_name: str) -> None:
     gemma = Gemma.load(path, device_name, context=64)
-    under_way = gemma.generate([2, 30], temperature=0, max_tokens=9)
-    next(under_way)
+    stream = gemma.generate([2, 30], temperature=0, max_tokens=9)
+    next(stream)
     gemma.close()
     gemma.close()
     attempts = [
-        lambda: next(under_way),
+        lambda: next(stream),
         lambda: gemma.logits([2, 30]),
         lambda: next(gemma.generate([2, 30])),
     ]
@@ -280,14 +284,14 @@ def test_after_closing(path: Path, device_name: str) -> None:
             attempt()
 
 
-def test_a_model_that_is_closed_before_its_session() -> None:
+def test_a_model_may_be_closed_before_its_session() -> None:
     session = session_of("small")
     run_sync(session.logits([2, 30]))
     session.model.close()
     session.model.close()
     attempts = [
         lambda: run_sync(session.logits([2, 30])),
-        lambda: next(iterate_sync(session.generate([2, 30], Sampling(), 1))),
+        lambda: next(iterate_sync(session.generate([2, 30], resolve({}), 1))),
         lambda: session.rewind(0),
         session.fork,
         lambda: Session(session.model, 64),

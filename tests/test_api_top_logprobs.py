@@ -1,4 +1,4 @@
-"""The likeliest tokens of each step: the same from GPU and reference, and as pieces show them."""
+"""The likeliest tokens of each step: equal on GPU and CPU, and as the pieces of a reply."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -14,12 +14,14 @@ from tolerance import GPU_LOGITS_OF_TRANSFORMERS, LOGPROB
 
 from webgemma import Gemma, InputError, Piece, TopToken
 from webgemma.engine.cpu import CpuEngine
+from webgemma.engine.plans import PlanKey
 from webgemma.engine.session import Session
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.sampler import Chosen, Sampling
+from webgemma.sampler import SampledToken
+from webgemma.settings import Settings, resolve
 from webgemma.sync import iterate_sync, run_sync
 
 IDS = [2, 4, 6, 5, 8, 11, 3]
@@ -28,10 +30,10 @@ SHAPES = {
     "usual": replace(LARGE, pattern="sf", suppressed=SUPPRESSED),
     "12 tokens": replace(LARGE, pattern="sf", suppressed=SUPPRESSED, vocab=12),
 }
-SAMPLINGS = {
-    "greedy": Sampling(temperature=0),
-    "drawn": Sampling(temperature=2.0, top_k=0, top_p=1.0),
-    "favoured": Sampling(temperature=0, logit_bias={7: 1e9, 8: 60.0}, presence_penalty=2.0),
+SETTINGS: dict[str, Settings] = {
+    "greedy": {"temperature": 0},
+    "drawn": {"temperature": 2.0, "top_k": 0, "top_p": 1.0},
+    "biased": {"temperature": 0, "logit_bias": {7: 1e9, 8: 60.0}, "presence_penalty": 2.0},
 }
 
 
@@ -45,72 +47,75 @@ def engines(request: pytest.FixtureRequest) -> Iterator[tuple[Session, CpuEngine
     session.model.close()
 
 
-def take(engine: Session | CpuEngine, sampling: Sampling, count: int = 6) -> list[Chosen]:
-    stream = iterate_sync(engine.generate(IDS, sampling, 5))
-    found = list(islice(stream, count))
+def take(
+    engine: Session | CpuEngine, settings: Settings, top_logprobs: int = 0
+) -> list[SampledToken]:
+    """Return six tokens."""
+    resolved = resolve({**settings, "top_logprobs": top_logprobs})
+    stream = iterate_sync(engine.generate(IDS, resolved, 5))
+    tokens = list(islice(stream, 6))
     stream.close()
-    return found
+    return tokens
 
 
 @pytest.mark.parametrize("count", [1, 20])
-@pytest.mark.parametrize("kind", SAMPLINGS)
-def test_the_gpu_says_what_the_reference_does(
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_the_gpu_agrees_with_the_reference(
     engines: tuple[Session, CpuEngine], kind: str, count: int
 ) -> None:
     session, reference = engines
-    sampling = replace(SAMPLINGS[kind], top_logprobs=count)
-    found, wanted = take(session, sampling), take(reference, sampling)
-    assert [step.token for step in found] == [step.token for step in wanted]
+    found, expected = (take(engine, SETTINGS[kind], count) for engine in (session, reference))
+    assert [step.token for step in found] == [step.token for step in expected]
     possible = session.model.config.vocab - len(SUPPRESSED)
-    for mine, theirs in zip(found, wanted, strict=True):
-        assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+    for one, other in zip(found, expected, strict=True):
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
         np.testing.assert_allclose(
-            [x for _, x in mine.top],
-            [x for _, x in theirs.top],
+            [x for _, x in one.top],
+            [x for _, x in other.top],
             rtol=0,
             atol=GPU_LOGITS_OF_TRANSFORMERS,
         )
-        assert len(mine.top) == min(count, possible)
-        assert not {token for token, _ in mine.top} & set(SUPPRESSED)
+        assert len(one.top) == min(count, possible)
+        assert not {token for token, _ in one.top} & set(SUPPRESSED)
 
 
-@pytest.mark.parametrize("kind", SAMPLINGS)
-def test_asking_changes_nothing_else(engines: tuple[Session, CpuEngine], kind: str) -> None:
-    sampling = SAMPLINGS[kind]
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_top_logprobs_change_nothing_else(engines: tuple[Session, CpuEngine], kind: str) -> None:
     for engine in engines:
         for count in (20, 0, 3):
-            asked = take(engine, replace(sampling, top_logprobs=count))
-            plain = take(engine, sampling)
-            assert [step.token for step in asked] == [step.token for step in plain]
-            for one, other in zip(asked, plain, strict=True):
+            reported = take(engine, SETTINGS[kind], count)
+            plain = take(engine, SETTINGS[kind])
+            assert [step.token for step in reported] == [step.token for step in plain]
+            for one, other in zip(reported, plain, strict=True):
                 assert one.logprob == pytest.approx(other.logprob, abs=LOGPROB)
                 assert other.top == ()
 
 
-def test_the_first_is_the_best_before_penalties_and_bias(
+def test_the_first_is_the_likeliest_before_penalties_and_bias(
     engines: tuple[Session, CpuEngine],
 ) -> None:
     for engine in engines:
-        for step in take(engine, replace(SAMPLINGS["greedy"], top_logprobs=2)):
+        for step in take(engine, SETTINGS["greedy"], 2):
             assert step.top[0][0] == step.token
             assert step.top[0][1] == pytest.approx(step.logprob, abs=LOGPROB)
-        favoured = take(engine, replace(SAMPLINGS["favoured"], top_logprobs=20))
-        assert [step.token for step in favoured] == [8] * 6
-        assert any(step.top[0][0] != 8 for step in favoured)
-        for step in favoured:
+        biased = take(engine, SETTINGS["biased"], 20)
+        assert [step.token for step in biased] == [8] * 6
+        assert any(step.top[0][0] != 8 for step in biased)
+        for step in biased:
             assert dict(step.top).get(8, step.logprob) == pytest.approx(step.logprob, abs=LOGPROB)
 
 
-def test_nothing_is_recorded_until_asked_for() -> None:
+def test_plans_report_top_logprobs_only_when_required() -> None:
     gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(SHAPES["usual"]), "tiny.gguf")))
     model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device()))
     session = Session(model, 64)
-    take(session, SAMPLINGS["greedy"])
-    assert not any("top" in kind for kind, _ in session._plans)
-    assert session._sampler.result(0)[2] == 8
-    take(session, replace(SAMPLINGS["greedy"], top_logprobs=1))
-    assert {kind for kind, _ in session._plans if "top" in kind} == {
-        *("greedy top", "decode greedy top")
+    take(session, SETTINGS["greedy"])
+    assert not any(key.top_logprobs for key in session.plans._plans)
+    assert session.sampler.result(0)[2] == 8
+    take(session, SETTINGS["greedy"], 1)
+    assert {key for key in session.plans._plans if key.top_logprobs} == {
+        PlanKey("sample", greedy=True, top_logprobs=True),
+        PlanKey("decode", greedy=True, top_logprobs=True),
     }
     session.close()
     model.close()
@@ -148,7 +153,7 @@ def check_pieces(gemma: Gemma, pieces: list[Piece], count: int) -> None:
 
 
 @pytest.mark.parametrize("where", ["cpu", "gpu"])
-def test_pieces_of_text_and_chat(load: Load, where: str) -> None:
+def test_pieces_of_generate_and_chat_have_them(load: Load, where: str) -> None:
     gemma = load(SMALL, where)
     settings = {"max_tokens": 5, "temperature": 0, "top_logprobs": 3}
     pieces = list(gemma.generate("the inner", **settings))
@@ -158,18 +163,18 @@ def test_pieces_of_text_and_chat(load: Load, where: str) -> None:
     assert [piece.top for piece in gemma.chat("in the", max_tokens=2)] == [(), ()]
 
 
-@pytest.mark.parametrize("ask", [Gemma.agenerate, Gemma.achat])
-def test_asynchronous_pieces(load: Load, ask: Callable) -> None:
+@pytest.mark.parametrize("method", [Gemma.agenerate, Gemma.achat])
+def test_asynchronous_pieces_have_them(load: Load, method: Callable) -> None:
     gemma = load(SMALL)
 
-    async def all_of_it() -> list[Piece]:
-        stream = ask(gemma, "in the", max_tokens=2, top_logprobs=20)
+    async def pieces() -> list[Piece]:
+        stream = method(gemma, "in the", max_tokens=2, top_logprobs=20)
         return [piece async for piece in stream]
 
-    check_pieces(gemma, asyncio.run(all_of_it()), 20)
+    check_pieces(gemma, asyncio.run(pieces()), 20)
 
 
-def test_the_piece_that_ends_it_has_them_too(load: Load) -> None:
+def test_the_last_piece_has_them(load: Load) -> None:
     gemma = load(SMALL)
     end = min(gemma.tokenizer.ends)
     settings = {"temperature": 0, "logit_bias": {end: 1000.0}, "top_logprobs": 2}
@@ -195,9 +200,9 @@ def test_without_a_vocabulary_they_have_no_text(load: Load) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 21, True, "5", 2.5, None], ids=repr)
-def test_numbers_that_cannot_be_had(load: Load, value: object) -> None:
+def test_invalid_numbers_raise_an_error(load: Load, value: object) -> None:
     gemma = load(SMALL)
-    sentence = rf"top_logprobs is {value!r}; it must be a whole number between 0 and 20\."
-    for ask in (gemma.generate, gemma.chat):
-        with pytest.raises(InputError, match=sentence):
-            list(ask("the", top_logprobs=value))
+    message = rf"top_logprobs is {value!r}; it must be a whole number between 0 and 20\."
+    for method in (gemma.generate, gemma.chat):
+        with pytest.raises(InputError, match=message):
+            list(method("the", top_logprobs=value))

@@ -1,4 +1,4 @@
-"""The bundled model: what it says, the same on CPU and GPU; how large it is, what its card says."""
+"""The bundled model: its replies on CPU and GPU, its size, and its card."""
 
 import json
 from functools import cache
@@ -13,9 +13,9 @@ from webgemma.models import BUNDLED_PATH
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "tools" / "demo_model"
-LARGEST_NBYTES = 20_000_000
-# Greedy; where two tokens are almost as likely, another GPU might take the other one: not here.
-SAID = {
+MAX_NBYTES = 20_000_000
+# Greedy replies. GPUs may differ where two tokens are almost equally likely; nowhere here.
+REPLIES = {
     "What are you?": "I am a very small language model: a tiny demo that comes with webgemma.",
     "What is 12 + 7?": "12 plus 7 is 19.",
     "What sound does a dog make?": 'A dog says "woof".',
@@ -28,9 +28,9 @@ SAID = {
         "so the sky looks blue."
     ),
 }
-NAMED = [{"role": "user", "content": "Hi, I'm Anna."}]
-NAMED += [{"role": "assistant", "content": "Nice to meet you, Anna!"}]
-NAMED += [{"role": "user", "content": "What is my name?"}]
+CONVERSATION = [{"role": "user", "content": "Hi, I'm Anna."}]
+CONVERSATION += [{"role": "assistant", "content": "Nice to meet you, Anna!"}]
+CONVERSATION += [{"role": "user", "content": "What is my name?"}]
 
 
 @cache
@@ -39,20 +39,20 @@ def gemma(device: str) -> Gemma:
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
-@pytest.mark.parametrize("prompt", SAID)
-def test_what_it_says(prompt: str, device: str) -> None:
+@pytest.mark.parametrize("prompt", REPLIES)
+def test_greedy_replies(prompt: str, device: str) -> None:
     pieces = list(gemma(device).chat(prompt, temperature=0, max_tokens=60))
-    assert "".join(piece.text for piece in pieces) == SAID[prompt]
+    assert "".join(piece.text for piece in pieces) == REPLIES[prompt]
     assert pieces[-1].finish == "stop"
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_it_remembers_a_name(device: str) -> None:
-    pieces = gemma(device).chat(NAMED, temperature=0)
+def test_a_name_is_remembered(device: str) -> None:
+    pieces = gemma(device).chat(CONVERSATION, temperature=0)
     assert "".join(piece.text for piece in pieces) == "Your name is Anna."
 
 
-def test_a_story_is_long_and_ends() -> None:
+def test_a_story_is_long_and_complete() -> None:
     pieces = list(gemma("cpu").chat("Tell me a story about a small fox.", temperature=0))
     story = "".join(piece.text for piece in pieces)
     assert pieces[-1].finish == "stop"
@@ -60,8 +60,8 @@ def test_a_story_is_long_and_ends() -> None:
     assert "fox" in story
 
 
-def test_it_is_small_and_has_every_part_of_the_architecture() -> None:
-    assert BUNDLED_PATH.stat().st_size <= LARGEST_NBYTES
+def test_the_file_is_small_and_has_every_kind_of_layer() -> None:
+    assert BUNDLED_PATH.stat().st_size <= MAX_NBYTES
     with Gguf.open(BUNDLED_PATH) as gguf:
         config = Config.from_gguf(gguf)
         assert gguf.metadata["general.license"] == "apache-2.0"
@@ -71,7 +71,7 @@ def test_it_is_small_and_has_every_part_of_the_architecture() -> None:
     assert len({layer.head_dim for layer in config.layers}) == 2
 
 
-def test_its_card_says_what_was_measured() -> None:
+def test_the_card_agrees_with_the_measurements() -> None:
     card = (ROOT / "MODEL_CARD.md").read_text()
     measured = json.loads((RECIPE / "evaluation.json").read_text())
     for skill, (right, count) in measured["right"].items():

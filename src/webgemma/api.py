@@ -1,34 +1,48 @@
-"""Gemma: load a model, ask it for logits, text or a chat, from plain or asynchronous code."""
+"""Gemma: a loaded model that chats, generates, computes logits and encodes images and audio.
 
+Each method is written once, as a coroutine or an asynchronous generator, and has two faces: a plain
+one (`chat`), which blocks, and an asynchronous one (`achat`), which never blocks the event loop."""
+
+import math
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, Unpack
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeAlias, Unpack
 
-from webgemma.defaults import (
-    Message,
-    Settings,
-    chat_size,
-    context_of,
-    ollama_defaults,
-    settings_for,
-)
-from webgemma.engine.opening import Engine, EngineOptions, GpuEngine, open_engine
-from webgemma.engine.session import no_numbers
+from webgemma.engine.gpu import GpuEngine
+from webgemma.engine.interface import DeviceName, Engine, EngineOptions, KvName, PrecisionName
+from webgemma.engine.opening import open_engine
+from webgemma.engine.session import not_finite
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gguf.sources import Source
 from webgemma.images import BUDGET
-from webgemma.lora.adapter import Choices, fitted_adapters
-from webgemma.lora.data import Texts
+from webgemma.lora.data import ExampleReader
+from webgemma.lora.loading import Lora, fitted_adapters
 from webgemma.media.encoders import EncodedMedia
-from webgemma.media.prompt import place_media, read_audio, read_image
-from webgemma.models import find_model, is_address, not_at_once, with_mmproj
-from webgemma.pieces import Piece, PlainReader, ReplyReader, StopText
-from webgemma.progress import Progress, unwatched
-from webgemma.prompts import conversation, text_ids
-from webgemma.replies import Speaker
-from webgemma.rows import are_numbers, rows_of
-from webgemma.sync import iterate_sync, run_sync
+from webgemma.media.prompt import insert_media, read_audio, read_image
+from webgemma.models import (
+    Message,
+    ModelDefaults,
+    find_model,
+    is_address,
+    needs_await,
+    with_mmproj,
+)
+from webgemma.progress import Progress, ignore_progress
+from webgemma.replies import Piece, PlainReader, Replies, ReplyReader, StopText
+from webgemma.settings import Settings, resolve
+from webgemma.sync import (
+    Worker,
+    asynchronous,
+    asynchronous_constructor,
+    asynchronous_stream,
+    for_caller,
+    has_event_loop,
+    plain,
+    plain_constructor,
+    plain_stream,
+)
 from webgemma.text.chat import Chat, opens_thought
 from webgemma.text.parser import ReplyParser
 from webgemma.text.tokenizer import Tokenizer
@@ -38,10 +52,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Tool = Mapping[str, Any]
+SavedPath: TypeAlias = "str | os.PathLike[str] | BinaryIO"
 
 
 class Gemma:
-    """A loaded model."""
+    """A loaded model. `Gemma.load(…)` or `await Gemma.aload(…)` makes one."""
 
     def __init__(
         self,
@@ -52,174 +67,162 @@ class Gemma:
         *,
         chat: Chat,
         context: int,
-        defaults: Settings | None = None,
-        opening: Sequence[Message] = (),
+        defaults: ModelDefaults,
+        worker: Worker | None = None,
     ) -> None:
         self.name = name
         self.config = config
-        self.context = context  # positions at most, prompt and reply together
-        self.defaults: Settings = defaults or {}
-        self.opening = tuple(opening)  # messages before every chat: Ollama's system and messages
+        self.context = context  # positions of prompt and reply together, at most
+        self.defaults = defaults.settings
+        self.opening = defaults.opening  # messages before every chat: Ollama's system and messages
         self.device = engine.name  # what computes
+        self.worker = worker or Worker()
+        self._model_defaults = defaults
         self._tokenizer = tokenizer
         self._engine = engine
-        self._speaker = Speaker(config, tokenizer, engine, context)
-        self._chat = chat
+        self._replies = Replies(config, tokenizer, engine, context)
+        self._template = chat
+
+    # Loading
 
     @classmethod
-    async def aload(
+    async def _load(
         cls,
         model: str | os.PathLike[str] | Source | None = None,
-        device: Literal["auto", "gpu", "cpu"] = "auto",
+        device: DeviceName = "auto",
         *,
         context: int | None = None,
-        kv: Literal["f16", "f32"] = "f16",
-        precision: Literal["auto", "exact", "int16", "int8"] = "auto",
-        adapter: str | None = None,
+        kv: KvName = "f16",
+        precision: PrecisionName = "auto",
+        gpu: str | None = None,
         memory_gb: float | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
         mmproj: str | os.PathLike[str] | Source | None = None,
-        lora: Choices = None,
-    ) -> Self:
+        lora: Lora = None,
+    ) -> "Gemma":
         """Load an Ollama name, a path to a .gguf, an http(s) address, or (None) the bundled model.
 
-        Anything that is read like a file (a Source) will do, and in a browser a File or Blob.
-        `context` is how many positions prompt and reply may take together: 32768, or what the
-        model was made for if that is less, unless more is asked for. `adapter` names the GPU, `kv`
-        is how the GPU keeps keys and values, and `progress` is told how many bytes of how many are
-        loaded. `precision` is that of the activations on the GPU: exact (float32), int16 (each
-        product off by 3e-5), int8 (by 6e-3); auto is int16 on a real GPU. `memory_gb` is
-        what weights and cache may take of the GPU's memory (10**9 bytes each; a step works in some
-        hundred megabytes more). Above it, or above what the GPU has, the table of per-layer
-        embeddings stays in the file, which makes each token a little slower; a model that still
-        does not fit is refused before it is loaded. `mmproj` is the file that holds the model's
-        eyes and ears, where that is not the model's own or one that Ollama's store names; they are
-        loaded when the first picture or sound comes. `lora` is what `set_lora` takes."""
+        `model` may also be any Source and, in a browser, a File or Blob. Addresses need `aload`.
+
+        - `device`: "gpu", "cpu" (the reference in numpy), or "auto".
+        - `context`: positions of prompt and reply together; by default 32768, or fewer if the model
+          was trained for fewer.
+        - `kv`: how the GPU stores keys and values.
+        - `precision`: of the activations on the GPU: exact (float32), int16 (the relative error of
+          a product is 3e-5) or int8 (6e-3); auto is int16 on a hardware GPU.
+        - `gpu`: a part of the name of the GPU to use, where there are several.
+        - `memory_gb`: what weights and cache may take of the GPU's memory (in 10**9 bytes; a step
+          works in some hundred megabytes more). If the model needs more than that, or than the GPU
+          has, its table of per-layer embeddings stays in the file, which makes each token a little
+          slower; a model that still does not fit is refused before it is loaded.
+        - `progress`: called with the bytes that are loaded and their total; it may raise to end
+          loading.
+        - `mmproj`: the file of the vision and audio encoders, if it is neither the model's own file
+          nor in Ollama's store. They are loaded with the first image or audio.
+        - `lora`: as for `set_lora`."""
+        for file in (model, mmproj):
+            if is_address(file) and not has_event_loop():
+                raise needs_await(file)
         found = with_mmproj(find_model(model), mmproj)
-        defaults, opening, asked = ollama_defaults(found)
+        defaults = found.defaults()
         gguf = await found.aopen()
         try:
             config = Config.from_gguf(gguf)
-            has_words = "tokenizer.ggml.tokens" in gguf.metadata
-            tokenizer = Tokenizer.from_gguf(gguf) if has_words else None
-            positions = context_of(config, context, asked)
+            has_vocabulary = "tokenizer.ggml.tokens" in gguf.metadata
+            tokenizer = Tokenizer.from_gguf(gguf) if has_vocabulary else None
+            positions = defaults.choose_context(config, context)
             adapters = fitted_adapters(lora, config)
             options = EngineOptions(
-                *(device, kv, precision, adapter, memory_gb, progress, found.label),
+                device=device,
+                kv=kv,
+                precision=precision,
+                gpu=gpu,
+                memory_gb=memory_gb,
+                progress=for_caller(progress) if progress else None,
+                label=found.label,
                 projectors=found.projectors,
             )
             engine = await open_engine(gguf, config, positions, options)
-            if adapters:
-                _put_on(engine, adapters)
         except BaseException:
             gguf.close()
             raise
+        try:
+            if adapters:
+                engine.set_adapters(adapters)
+        except BaseException:
+            engine.close()
+            raise
+        template = Chat(found.chat_size(config))
         return cls(
             found.label,
             config,
             tokenizer,
             engine,
-            chat=Chat(chat_size(found, config)),
+            chat=template,
             context=positions,
             defaults=defaults,
-            opening=opening,
         )
 
-    @classmethod
-    def load(
-        cls,
-        model: str | os.PathLike[str] | Source | None = None,
-        device: Literal["auto", "gpu", "cpu"] = "auto",
-        *,
-        context: int | None = None,
-        kv: Literal["f16", "f32"] = "f16",
-        precision: Literal["auto", "exact", "int16", "int8"] = "auto",
-        adapter: str | None = None,
-        memory_gb: float | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        mmproj: str | os.PathLike[str] | Source | None = None,
-        lora: Choices = None,
-    ) -> Self:
-        """As `aload`, from plain code; nothing there can wait for a server."""
-        for file in (model, mmproj):
-            if is_address(file):
-                raise not_at_once(file)
-        loading = cls.aload(
-            model,
-            device,
-            context=context,
-            kv=kv,
-            precision=precision,
-            adapter=adapter,
-            memory_gb=memory_gb,
-            progress=progress,
-            mmproj=mmproj,
-            lora=lora,
-        )
-        return run_sync(loading)
+    load = plain_constructor(_load)
+    aload = asynchronous_constructor(_load)
 
-    def set_lora(self, lora: Choices) -> None:
-        """Have these low-rank adapters on from now on and no others; None takes all off.
+    def set_lora(self, lora: Lora) -> None:
+        """Apply these LoRA adapters from now on and no others; None removes all.
 
-        Each is a path (a folder of PEFT's, or a GGUF file), "path:0.5" or a tuple with how much of
-        it is added. The weights stay where they are; forks have the same adapters on, and what was
-        read of a conversation is read again."""
-        self._engine.set_adapters(fitted_adapters(lora, self.config))
+        One or a list of: a path (a PEFT folder or a GGUF file), "path:0.5", or a tuple of a path
+        and a scale. Forks share the adapters; conversations are read again."""
+        adapters = fitted_adapters(lora, self.config)
+        with self.worker.lock:
+            self._engine.set_adapters(adapters)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's words."""
+        """The model's tokenizer; InputError if its file has no vocabulary."""
         if self._tokenizer is None:
             raise InputError(f"{self.name} has no vocabulary; give token ids instead of text.")
         return self._tokenizer
 
-    def texts(self, max_tokens: int) -> Texts:
-        """How rows of data become examples for this model to learn from."""
-        return Texts(self.tokenizer, self._chat, max_tokens)
+    def example_reader(self, max_tokens: int) -> ExampleReader:
+        """Return a reader of training data for this model."""
+        return ExampleReader(self.tokenizer, self._template, max_tokens)
 
-    async def alogits(self, ids: Sequence[int]) -> "NDArray[np.float32]":
-        """Logits after each of the ids: [T, vocab] (nothing is put in front of them).
+    # Text
 
-        Without numpy, as in most browser tabs, they are a list of T memoryviews of floats, one
-        for each row, so that `logits[t][i]` is the same number everywhere."""
-        checked = self._speaker.checked(ids)
+    async def _logits(self, ids: Sequence[int]) -> "NDArray[np.float32]":
+        """Return the logits after each of the ids, to which nothing is added: [T, vocab].
+
+        Without numpy, as in most browser tabs, they are a list of T memoryviews of floats, so that
+        `logits[t][i]` is the same number everywhere."""
+        checked = self._replies.check_prompt(ids)
         if self.config.diffusion:
             raise InputError(
-                f"{self.name} denoises whole blocks: it has no logits of a next token; "
+                f"{self.name} denoises whole canvases: it has no logits of a next token; "
                 "generate with watch=True to see each step."
             )
         values = await self._engine.logits(checked)
-        if isinstance(values, bytes):
-            values = rows_of(values, self.config.vocab)
-            if not are_numbers(values, self.config.suppressed):
-                raise no_numbers(self.name, self.device)
-        result: NDArray[np.float32] = values
-        return result
+        return self._finite_rows(values, self.config.vocab, self.config.suppressed)
 
-    def logits(self, ids: Sequence[int]) -> "NDArray[np.float32]":
-        """As `alogits`, from plain code."""
-        return run_sync(self.alogits(ids))
+    logits = plain(_logits)
+    alogits = asynchronous(_logits)
 
-    async def agenerate(
+    async def _generate(
         self, prompt: str | Sequence[int], *, special: bool = False, **settings: Unpack[Settings]
     ) -> AsyncGenerator[Piece, None]:
-        """Continue a text (after <bos>) or ids (as they are); `special` reads tags as tokens.
+        """Continue a text (after <bos>) or ids (as they are), piece by piece.
 
-        DiffusionGemma's tokens come a block at a time; with `watch=True`, pieces that hold the
-        canvas after each step come between."""
-        ids = text_ids(prompt, self.tokenizer, special) if isinstance(prompt, str) else prompt
-        asked = settings_for(self.config, settings, self.defaults)
-        reader = PlainReader(self._tokenizer, StopText(asked.get("stop", ())))
-        async for piece in self._speaker.pieces(ids, reader, asked):
+        With `special`, tags in the text are read as special tokens. The settings are those of
+        `Settings`. DiffusionGemma's tokens come a canvas at a time; with `watch=True`, pieces that
+        hold the canvas after each step come between."""
+        resolved = self._resolve(settings)
+        ids = self._prompt_ids(prompt, special) if isinstance(prompt, str) else prompt
+        reader = PlainReader(self._tokenizer, StopText(resolved["stop"]))
+        async for piece in self._replies.pieces(ids, reader, resolved):
             yield piece
 
-    def generate(
-        self, prompt: str | Sequence[int], *, special: bool = False, **settings: Unpack[Settings]
-    ) -> Iterator[Piece]:
-        """As `agenerate`, from plain code."""
-        return iterate_sync(self.agenerate(prompt, special=special, **settings))
+    generate = plain_stream(_generate)
+    agenerate = asynchronous_stream(_generate)
 
-    async def achat(
+    async def _chat(
         self,
         messages: str | Sequence[Message],
         *,
@@ -229,137 +232,155 @@ class Gemma:
         progress: Progress | None = None,
         **settings: Unpack[Settings],
     ) -> AsyncGenerator[Piece, None]:
-        """The model's reply to a conversation (or to one text), as pieces.
+        """Reply to a conversation, or to one text, piece by piece.
 
-        A picture is a part of a message's content, `{"type": "image", "image": …}`, with what
-        `encode_image` takes (and perhaps a `budget`), a sound is `{"type": "audio", "audio": …}`,
-        with what `encode_audio` takes; OpenAI's `image_url` and `input_audio` and Ollama's
-        `images` will do, too. A film is `{"type": "video", "video": …}`: a list of pictures with
-        their `fps`, or an animated GIF, WebP or PNG. `progress` is told how far encoding them is,
-        and may raise to end it."""
-        opened = conversation(messages, self.opening)
-        parts = self._chat.parts(opened, tools, think, continue_last=continue_last)
-        asked = settings_for(self.config, settings, self.defaults)
+        The content of a message is text or a list of parts. An image is the part
+        `{"type": "image", "image": …}` with what `encode_image` accepts (and perhaps a `budget`),
+        audio is `{"type": "audio", "audio": …}` with what `encode_audio` accepts; OpenAI's
+        `image_url` and `input_audio` and Ollama's `images` work, too. A video is
+        `{"type": "video", "video": …}`: a list of images with their `fps`, or an animated GIF, WebP
+        or PNG. `progress` is called with how far encoding them is, and may raise to end it.
+
+        `tools` are JSON schemas of functions, `think` lets the model think first, and
+        `continue_last` continues the last message instead of replying to it. The settings are those
+        of `Settings`."""
+        resolved = self._resolve(settings)
+        conversation = self._conversation(messages)
+        parts = self._template.parts(conversation, tools, think, continue_last=continue_last)
         parser = ReplyParser(think, tools, in_thought=opens_thought(parts))
-        reader = ReplyReader(self.tokenizer, parser, StopText(asked.get("stop", ())))
-        senses = self._engine.senses
-        ids, placed = await place_media(parts, self.tokenizer, senses, progress or unwatched)
+        reader = ReplyReader(self.tokenizer, parser, StopText(resolved["stop"]))
+        encoders, report = self._engine.encoders, for_caller(progress or ignore_progress)
+        ids, media = await insert_media(parts, self.tokenizer, encoders, report)
         try:
-            async for piece in self._speaker.pieces(ids, reader, asked, placed):
+            async for piece in self._replies.pieces(ids, reader, resolved, media):
                 yield piece
         finally:
-            senses.release(*(each.sensed for each in placed))
+            encoders.release(*(span.media for span in media))
 
-    def chat(
-        self,
-        messages: str | Sequence[Message],
-        *,
-        tools: Sequence[Tool] | None = None,
-        think: bool = False,
-        continue_last: bool = False,
-        progress: Progress | None = None,
-        **settings: Unpack[Settings],
-    ) -> Iterator[Piece]:
-        """As `achat`, from plain code."""
-        reply = self.achat(
-            messages,
-            tools=tools,
-            think=think,
-            continue_last=continue_last,
-            progress=progress,
-            **settings,
-        )
-        return iterate_sync(reply)
+    chat = plain_stream(_chat)
+    achat = asynchronous_stream(_chat)
 
-    async def aencode_image(
-        self,
-        image: Any,
-        resize: bool = True,
-        budget: int = BUDGET,
-        progress: Progress | None = None,
-    ) -> "NDArray[np.float32]":
-        """The soft tokens that the model reads in place of a picture: [n, width].
+    def _resolve(self, settings: Settings) -> Settings:
+        return resolve(settings, self.defaults, diffusion=self.config.diffusion is not None)
 
-        A picture is a path, the bytes of a file, a data: URL, a PIL image or uint8 [H, W, 3]. It
-        is resized to become at most `budget` soft tokens (70, 140, 280, 560 or 1120), or not at
-        all: then its sides are to be multiples of 48."""
-        picture = await read_image(image, "The picture")
-        senses = self._engine.senses
-        wanted = budget if resize else None
-        return await self._soft(await senses.see(picture, wanted, progress or unwatched))
+    def _prompt_ids(self, text: str, special: bool) -> list[int]:
+        tokenizer = self.tokenizer
+        ids = tokenizer.encode(text, special=special)
+        return ids if ids[:1] == [tokenizer.bos] else [tokenizer.bos, *ids]
 
-    def encode_image(
+    def _conversation(self, messages: str | Sequence[Message]) -> Sequence[Message]:
+        """Return the messages after the model's opening, whose system message they may replace."""
+        given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        has_system = any(isinstance(m, Mapping) and m.get("role") == "system" for m in given)
+        opening = [m for m in self.opening if not (has_system and m.get("role") == "system")]
+        return [*opening, *given] if opening else given
+
+    # Images and audio
+
+    async def _encode_image(
         self,
         image: Any,
         resize: bool = True,
         budget: int = BUDGET,
         progress: Progress | None = None,
     ) -> "NDArray[np.float32]":
-        """As `aencode_image`, from plain code."""
-        return run_sync(self.aencode_image(image, resize, budget, progress))
+        """Return the soft tokens that the model reads in place of an image: [n, width].
 
-    async def aencode_audio(
+        An image is a path, the bytes of a file, a data: URL, a PIL image or uint8 [H, W, 3]. It is
+        resized to at most `budget` soft tokens (70, 140, 280, 560 or 1120); without `resize` its
+        sides must be multiples of 48."""
+        decoded, limit = await read_image(image, "The image"), budget if resize else None
+        report = for_caller(progress or ignore_progress)
+        media = await self._engine.encoders.encode_image(decoded, limit, report)
+        return await self._soft_tokens(media)
+
+    encode_image = plain(_encode_image)
+    aencode_image = asynchronous(_encode_image)
+
+    async def _encode_audio(
         self, audio: Any, progress: Progress | None = None
     ) -> "NDArray[np.float32]":
-        """The soft tokens that the model reads in place of a sound, 25 a second: [n, width].
+        """Return the soft tokens that the model reads in place of audio, 25 a second: [n, width].
 
-        A sound is a path, the bytes of a file (WAV, FLAC, OGG, MP3), a data: URL, or float samples
-        at 16 kHz. Each 30 s are heard on their own."""
-        samples = await read_audio(audio, "The sound")
-        return await self._soft(await self._engine.senses.hear(samples, progress or unwatched))
+        Audio is a path, the bytes of a file (WAV, FLAC, OGG, MP3), a data: URL, or float samples at
+        16 kHz. Segments of 30 s are encoded separately."""
+        samples = await read_audio(audio, "The audio")
+        report = for_caller(progress or ignore_progress)
+        media = await self._engine.encoders.encode_audio(samples, report)
+        return await self._soft_tokens(media)
 
-    def encode_audio(self, audio: Any, progress: Progress | None = None) -> "NDArray[np.float32]":
-        """As `aencode_audio`, from plain code."""
-        return run_sync(self.aencode_audio(audio, progress))
+    encode_audio = plain(_encode_audio)
+    aencode_audio = asynchronous(_encode_audio)
 
     def free_encoders(self) -> None:
-        """Give back the memory of the model's eyes and ears; the next picture loads them again."""
-        self._engine.senses.free()
+        """Free the memory of the encoders; the next image or audio loads them again."""
+        with self.worker.lock:
+            self._engine.encoders.free()
 
-    async def asave(self, path: str | os.PathLike[str] | BinaryIO) -> None:
-        """Write what the GPU keeps of the last conversation to a file, for `restore`.
+    async def _soft_tokens(self, media: EncodedMedia) -> "NDArray[np.float32]":
+        encoders = self._engine.encoders
+        try:
+            values = await encoders.read(media)
+        finally:
+            encoders.release(media)
+        return self._finite_rows(values, self.config.width)
 
-        In a browser `webgemma.gguf.opfs.open_stored` gives files that stay."""
-        await self.gpu("Saving a conversation").save(path)
+    # Conversations
 
-    def save(self, path: str | os.PathLike[str] | BinaryIO) -> None:
-        """As `asave`, from plain code."""
-        run_sync(self.asave(path))
+    async def _save(self, path: SavedPath) -> None:
+        """Write what the GPU holds of the last conversation to a file, for `restore`.
 
-    async def arestore(self, path: str | os.PathLike[str] | BinaryIO) -> list[int]:
-        """Take up the conversation that `save` wrote; gives its tokens, prompt and reply.
+        In a browser, `webgemma.gguf.opfs.open_stored` opens files that persist."""
+        await self.gpu_engine("Saving a conversation").save(path)
 
-        A chat or a prompt that begins with them goes on without reading them again. The file must
-        come from the same model; the context may be another one that holds them."""
-        return await self.gpu("Restoring a conversation").restore(path)
+    save = plain(_save)
+    asave = asynchronous(_save)
 
-    def restore(self, path: str | os.PathLike[str] | BinaryIO) -> list[int]:
-        """As `arestore`, from plain code."""
-        return run_sync(self.arestore(path))
+    async def _restore(self, path: SavedPath) -> list[int]:
+        """Restore the conversation that `save` wrote; return its tokens, prompt and reply.
+
+        A chat or a prompt that begins with them continues without reading them again. The file must
+        be of the same model; the context may differ if it holds them."""
+        return await self.gpu_engine("Restoring a conversation").restore(path)
+
+    restore = plain(_restore)
+    arestore = asynchronous(_restore)
 
     def fork(self) -> Self:
-        """A second conversation on the same weights, which goes on from where this one is.
+        """Return a second conversation on the same weights, which continues from this one.
 
-        Each has to be closed; the weights stay until the last one is."""
+        Each has to be closed; the weights are freed with the last one."""
+        with self.worker.lock:
+            engine = self.gpu_engine("A second conversation").fork()
         return type(self)(
             self.name,
             self.config,
             self._tokenizer,
-            self.gpu("A second conversation").fork(),
-            chat=self._chat,
+            engine,
+            chat=self._template,
             context=self.context,
-            defaults=self.defaults,
-            opening=self.opening,
+            defaults=self._model_defaults,
+            worker=self.worker,  # one device does one thing at a time
         )
+
+    # The engine
 
     @property
     def memory_nbytes(self) -> int:
-        """Memory of the GPU in use: weights, cache, and what a step works in."""
+        """GPU memory in use: weights, cache, and what a step works in."""
         return self._engine.nbytes if isinstance(self._engine, GpuEngine) else 0
+
+    def gpu_engine(self, purpose: str) -> GpuEngine:
+        """Return the engine on the GPU; InputError, which names the purpose, on the CPU."""
+        if not isinstance(self._engine, GpuEngine):
+            raise InputError(f"{purpose} needs the GPU; this model is loaded on the {self.device}.")
+        return self._engine
 
     def close(self) -> None:
         """Free what the model holds."""
-        self._engine.close()
+        with self.worker.lock:
+            self._engine.close()
+        self.worker.close()
 
     def __enter__(self) -> Self:
         return self
@@ -367,31 +388,36 @@ class Gemma:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def _soft(self, sensed: EncodedMedia) -> "NDArray[np.float32]":
-        """What was sensed, as numbers."""
-        senses = self._engine.senses
-        try:
-            values = await senses.read(sensed)
-        finally:
-            senses.release(sensed)
+    def _finite_rows(
+        self, values: Any, width: int, suppressed: Sequence[int] = ()
+    ) -> "NDArray[np.float32]":
+        """Return values as rows, from the device's bytes; GgufError if one is not finite."""
         if isinstance(values, bytes):
-            values = rows_of(values, self.config.width)
-            if not are_numbers(values):
-                raise no_numbers(self.name, self.device)
+            values = _rows(values, width)
+            if not _are_finite(values, suppressed):
+                raise not_finite(self.name, self.device)
         result: NDArray[np.float32] = values
         return result
 
-    def gpu(self, what: str) -> GpuEngine:
-        """The engine on the GPU; InputError if the model is elsewhere, with `what` needs it."""
-        if not isinstance(self._engine, GpuEngine):
-            raise InputError(f"{what} needs the GPU; this model is loaded on the {self.device}.")
-        return self._engine
 
-
-def _put_on(engine: Engine, adapters: Sequence[tuple[Mapping[str, Any], float]]) -> None:
-    """Put adapters on an engine; one that cannot have them is closed."""
+def _rows(values: bytes, width: int) -> Any:
+    """Return float32 numbers as an array of rows or, without numpy, as a list of memoryviews."""
     try:
-        engine.set_adapters(adapters)
-    except BaseException:
-        engine.close()
-        raise
+        import numpy as np
+    except ImportError:
+        flat = memoryview(values).cast("f")
+        return [flat[at : at + width] for at in range(0, len(flat), width)]
+    return np.frombuffer(values, np.float32).reshape(-1, width)
+
+
+def _are_finite(rows: Any, suppressed: Sequence[int]) -> bool:
+    """Return whether all values are finite, except in the suppressed columns, which are -inf."""
+    if isinstance(rows, list):
+        # A sum of float32 in float64 is finite if and only if all of them are.
+        edges = sorted({-1, *suppressed, len(rows[0])})
+        return all(math.isfinite(sum(row[a + 1 : b])) for row in rows for a, b in pairwise(edges))
+    import numpy as np
+
+    wrong = ~np.isfinite(rows)
+    wrong[:, list(suppressed)] = False
+    return not wrong.any()

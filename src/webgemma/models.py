@@ -1,20 +1,26 @@
-"""Where a model is: an Ollama name, a path, an address, or nothing for the bundled one."""
+"""Finding a model, by Ollama name, path or address, and the defaults that it comes with."""
 
 import os
-import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 from urllib.parse import unquote, urlsplit
 
+from webgemma.engine.memory_budget import MemoryBudget
 from webgemma.errors import InputError, ModelNotFoundError
+from webgemma.gemma.config import Config
 from webgemma.gguf.ollama import OllamaModel, OllamaStore
 from webgemma.gguf.reader import Gguf
-from webgemma.gguf.sources import Source
+from webgemma.gguf.sources import BytesSource, FileSource, LoopSource, Source
+from webgemma.settings import SETTINGS, Settings
+from webgemma.sync import IN_BROWSER, has_event_loop, on_event_loop
 
 BUNDLED = "the bundled model"
 BUNDLED_PATH = Path(__file__).parent / "demo" / "webgemma-demo-Q8_0.gguf"
+DEFAULT_CONTEXT = 32768  # unless more is requested: the GPU allocates its cache at once
+
+Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,33 +28,84 @@ class FoundModel:
     """A model that exists: a file, perhaps with what Ollama's store says about it."""
 
     label: str
-    path: Path | None  # None: it is what `source` opens
+    path: Path | None  # None: `source` opens it
     ollama: OllamaModel | None = None
     source: Callable[[], Awaitable[Source]] | None = None
     mmproj: "FoundModel | None" = None
 
     def projectors(self) -> "tuple[FoundModel, ...]":
-        """Files of its towers: the one that was named, else those of Ollama's manifest."""
+        """Return the files of its encoders: the named one, else those of Ollama's manifest."""
         if self.mmproj is not None:
             return (self.mmproj,)
         paths = self.ollama.projectors if self.ollama else ()
         return tuple(FoundModel(path.name, path) for path in paths)
 
     async def aopen(self) -> Gguf:
-        """As `open`; a source may make us wait."""
+        """Open its file, or its source, which may have to be awaited."""
         return self.open() if self.source is None else await Gguf.aopen(await self.source())
 
     def open(self) -> Gguf:
         """Open its file (and, of a split model, all of them)."""
         if self.path is None:
-            raise not_at_once(self.label)
+            raise needs_await(self.label)
         return Gguf.open(self.path)
+
+    def chat_size(self, config: Config) -> Literal["small", "large"]:
+        """Return the chat template's size: E2B and E4B, which have PLE, use the small one."""
+        renderer = self.ollama.config.get("renderer") if self.ollama else None
+        if renderer in ("gemma4-small", "gemma4-large"):
+            return "small" if renderer == "gemma4-small" else "large"
+        return "small" if config.ple else "large"
+
+    def defaults(self) -> "ModelDefaults":
+        """Return the settings, messages and context that an Ollama model comes with."""
+        if self.ollama is None:
+            return ModelDefaults({}, (), None)
+        params = self.ollama.params
+        renamed = {_OLLAMA_NAMES.get(name, name): value for name, value in params.items()}
+        settings: Any = {name: value for name, value in renamed.items() if name in SETTINGS}
+        for name in ("seed", "max_tokens"):  # negative means unset to Ollama
+            if isinstance(settings.get(name), int) and settings[name] < 0:
+                settings[name] = None
+        system = self.ollama.system
+        messages = [{"role": "system", "content": system}] if system else []
+        context = params.get("num_ctx")
+        return ModelDefaults(settings, (*messages, *self.ollama.messages), context)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefaults:
+    """What holds unless a user says otherwise."""
+
+    settings: Settings
+    opening: tuple[Message, ...]  # messages before every chat
+    context: object  # positions, as the file has it
+
+    def choose_context(self, config: Config, requested: int | None) -> int:
+        """Return how many positions to allocate: as requested, the model's default, or usual."""
+        if requested is None:
+            if isinstance(self.context, int) and 1 <= self.context <= config.context:
+                return self.context
+            return min(config.context, DEFAULT_CONTEXT)
+        if not 1 <= requested <= config.context:
+            raise InputError(
+                f"A context of {requested} is not possible; this model's is 1 to {config.context}."
+            )
+        return requested
+
+
+# Settings that Ollama gives another name.
+_OLLAMA_NAMES = {
+    "repeat_penalty": "repetition_penalty",
+    "repeat_last_n": "recent",
+    "num_predict": "max_tokens",
+}
 
 
 def with_mmproj(
     found: FoundModel, mmproj: "str | os.PathLike[str] | Source | Any | None"
 ) -> FoundModel:
-    """The model with the file of its towers, which must be there."""
+    """Return the model with the file of its encoders, which must exist."""
     if mmproj is None:
         return found
     if isinstance(mmproj, str | os.PathLike) and not is_address(mmproj):
@@ -60,33 +117,33 @@ def with_mmproj(
 
 
 def is_address(model: Any) -> TypeGuard[str]:
-    """Whether a model is meant that is on a web server."""
+    """Return whether a model is on a web server."""
     return isinstance(model, str) and model.startswith(("http://", "https://"))
 
 
-def not_at_once(label: str) -> InputError:
-    """The sentence for an address where nothing can wait for a server."""
+def needs_await(label: str) -> InputError:
+    """Return the error for an address in plain code, which cannot wait for a server."""
     return InputError(
-        f"{label} is on a server: `await Gemma.aload(…)` reads it there; here, download it and "
-        "name the file."
+        f"{label} is on a server: `await Gemma.aload(…)` reads it there; in plain code, download "
+        "it and name the file."
     )
 
 
 def find_model(
     model: "str | os.PathLike[str] | Source | Any | None", store: OllamaStore | None = None
 ) -> FoundModel:
-    """The model that a user means; ModelNotFoundError says what there is instead."""
+    """Return the model that a user names; ModelNotFoundError lists what there is instead."""
     if model is None:
         return FoundModel(BUNDLED, BUNDLED_PATH)
     if is_address(model):
         name = unquote(PurePosixPath(urlsplit(model).path).name) or model
         return FoundModel(name, None, source=lambda: _open_address(model))
     if not isinstance(model, str | os.PathLike):
-        return _found_source(model)
+        return _find_source(model)
     path = Path(model).expanduser()
     if path.is_file():
         return FoundModel(path.name, path)
-    if not isinstance(model, str) or _looks_like_a_path(model):
+    if not isinstance(model, str) or _is_path(model):
         folder = path if path.is_dir() else path.parent
         what = f"{path} is a folder." if path.is_dir() else f"There is no file {path}."
         raise ModelNotFoundError(what + _models_in(folder))
@@ -94,35 +151,48 @@ def find_model(
     return FoundModel(str(found.name), found.path, found)
 
 
-def _found_source(model: Any) -> FoundModel:
-    """Something else than a name: a Source, or in a browser a File, a Blob or a handle of one."""
+def gpu_nbytes(gguf: Gguf) -> tuple[int, int]:
+    """Return what a model takes of a GPU's memory with the default context.
+
+    The second number leaves the table of per-layer embeddings in the file. GgufError if the model
+    cannot run."""
+    config = Config.from_gguf(gguf)
+    context = min(config.context, DEFAULT_CONTEXT)
+    budget = MemoryBudget.of(gguf, config, context, kv="f16")
+    return budget.nbytes("device"), budget.nbytes("host")
+
+
+def _find_source(model: Any) -> FoundModel:
+    """Return a model that is not named: a Source or, in a browser, a File, Blob or handle."""
     if all(hasattr(model, part) for part in ("name", "nbytes", "read")):
+        suspends = not IN_BROWSER and not isinstance(model, FileSource | BytesSource)
 
         async def source() -> Source:
-            found: Source = model
-            return found
+            return LoopSource(model) if suspends else model
 
         return FoundModel(model.name, None, source=source)
-    if sys.platform == "emscripten" and (hasattr(model, "slice") or hasattr(model, "getFile")):
+    if IN_BROWSER and (hasattr(model, "slice") or hasattr(model, "getFile")):
         from webgemma.gguf.browser import open_file
 
         return FoundModel(getattr(model, "name", "a file"), None, source=lambda: open_file(model))
     raise InputError(
-        f"{model!r} is no model: give an Ollama name, a path, an address, or a Source to read from."
+        f"{model!r} is not a model: give an Ollama name, a path, an address, or a Source."
     )
 
 
 async def _open_address(url: str) -> Source:
-    if sys.platform == "emscripten":
+    if IN_BROWSER:
         from webgemma.gguf.browser import open_address
 
         return await open_address(url)
-    from webgemma.gguf.http import HttpSource
+    if not has_event_loop():
+        raise needs_await(url)
+    from webgemma.gguf.http import HttpSource  # opening a local model does not need it
 
-    return await HttpSource.open(url)
+    return LoopSource(await on_event_loop(HttpSource.open(url)))
 
 
-def _looks_like_a_path(text: str) -> bool:
+def _is_path(text: str) -> bool:
     return text.endswith(".gguf") or text.startswith((".", "/", "~")) or "\\" in text
 
 
@@ -134,4 +204,4 @@ def _models_in(folder: Path) -> str:
     if not names:
         return ""
     shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-    return f" There: {shown}."
+    return f" That folder has: {shown}."

@@ -1,34 +1,77 @@
-"""From a prompt's ids to the pieces of a reply: limits, ends, and what draws the tokens."""
+"""Replies: the ids of a prompt in, the pieces of a reply out, token by token."""
 
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-from webgemma.defaults import DENOISING_NAMES, Settings, denoising_of
-from webgemma.denoising import Canvas, tokens_of, whole_canvases
-from webgemma.engine.opening import Engine
+from webgemma.denoising import Canvas, Denoising, canvas_capacity, tokens_of
+from webgemma.engine.interface import Engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.media.encoders import MediaSpan
-from webgemma.pieces import Piece, PlainReader, ReplyReader, top_tokens
-from webgemma.sampler import Chosen, Sampling
+from webgemma.sampler import SampledToken
+from webgemma.settings import Settings
+from webgemma.text.parser import ReplyParser, ToolCall
 from webgemma.text.tokenizer import Tokenizer
 
-SAMPLING_NAMES = Settings.__annotations__.keys() - DENOISING_NAMES - {"max_tokens", "stop", "watch"}
+# What the reply parser reads; every other control token gives no text.
+TAGS = frozenset(
+    {
+        *("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"),
+        *("<|tool_response>", "<tool_response|>", '<|"|>'),
+    }
+)
+LINE_BREAK = "↵"  # a line break among noise, which must not break the canvas's lines
+
+Finish = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
-class Speaker:
-    """A model that replies, of whatever kind."""
+class TopToken:
+    """One of the likeliest tokens at a step, with its own text; special ones are spelled out."""
+
+    token: int
+    logprob: float
+    text: str
+
+
+Top = tuple[TopToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token and the text that became certain with it; the last one says why it is the last.
+
+    `logprob` is the natural logarithm of the probability that the model gave the token, before
+    penalties, bias, temperature and any cut. `top` holds the likeliest tokens in the same sense,
+    the best first, as many as `top_logprobs`: without penalties and bias the first one is the token
+    of temperature 0, while a token that was drawn or favoured by a bias need not be among them.
+
+    With `watch`, DiffusionGemma also yields pieces that hold only the canvas after a step: their
+    token is -1."""
+
+    token: int
+    text: str
+    logprob: float
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish: Literal["", "stop", "length"] = ""
+    top: Top = ()
+    canvas: Canvas | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replies:
+    """A model as a source of replies, whether it samples tokens or denoises canvases."""
 
     config: Config
     tokenizer: Tokenizer | None
     engine: Engine
-    context: int  # positions at most
+    context: int  # positions
 
-    def checked(self, ids: Sequence[int]) -> list[int]:
-        """The ids, when the model can read them."""
+    def check_prompt(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids as ints; InputError if the model cannot read them."""
         checked = check_ids(ids, self.config.vocab, "The prompt")
         if not checked:
             raise InputError("The prompt is empty: there is nothing to continue.")
@@ -42,22 +85,22 @@ class Speaker:
     async def pieces(
         self,
         ids: Sequence[int],
-        reader: PlainReader | ReplyReader,
+        reader: "PlainReader | ReplyReader",
         settings: Settings,
-        placed: Sequence[MediaSpan] = (),
+        media: Sequence[MediaSpan] = (),
     ) -> AsyncGenerator[Piece, None]:
-        """The reply to a prompt, as the reader reads it."""
-        prompt = self.checked(ids)
+        """Yield the reply to a prompt, as the reader makes pieces of it."""
+        prompt = self.check_prompt(ids)
         limit = self._limit(len(prompt), settings)
         if limit == 0:
             return
         ends = self.tokenizer.ends if self.tokenizer else frozenset[int]()
         count = 0
-        async for drawn in self._stream(prompt, settings, placed):
-            if isinstance(drawn, Canvas):
-                yield Piece(-1, "", 0.0, canvas=drawn)
+        async for item in self._stream(prompt, settings, media):
+            if isinstance(item, Canvas):
+                yield Piece(-1, "", 0.0, canvas=item)
                 continue
-            token, logprob, likeliest = drawn
+            token, logprob, likeliest = item
             count += 1
             top = top_tokens(self.tokenizer, likeliest)
             if token in ends:
@@ -72,32 +115,36 @@ class Speaker:
                 return
 
     def _limit(self, length: int, settings: Settings) -> int:
-        """How many tokens a reply to a prompt of so many may have."""
-        room, diffusion = self.context - length, self.config.diffusion
+        """Return how many tokens a reply to a prompt of so many may have."""
+        limit, diffusion = self.context - length, self.config.diffusion
         if diffusion:
-            room = whole_canvases(length, diffusion.canvas, self.context)
-        most = settings.get("max_tokens")
-        if most is not None and most < 0:
-            raise InputError(f"max_tokens is {most}; it must be 0 or more.")
-        return room if most is None else min(room, most)
+            limit = canvas_capacity(length, diffusion.canvas, self.context)
+        requested = settings["max_tokens"]
+        return limit if requested is None else min(limit, requested)
 
     def _stream(
-        self, ids: list[int], settings: Settings, placed: Sequence[MediaSpan]
-    ) -> AsyncIterator[Chosen | Canvas]:
-        """Token after token or, of a canvas, block after block."""
-        asked: dict[str, Any] = {k: v for k, v in settings.items() if k in SAMPLING_NAMES}
-        sampling = Sampling(**asked)
-        check_ids(list(sampling.logit_bias), self.config.vocab, "logit_bias")
-        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        self, ids: list[int], settings: Settings, media: Sequence[MediaSpan]
+    ) -> AsyncIterator[SampledToken | Canvas]:
+        """Return the sampled tokens, or those of canvas after canvas."""
+        seed = settings["seed"]
+        seed = secrets.randbits(32) if seed is None else seed
         if self.config.diffusion:
-            denoising = denoising_of(self.config.diffusion, settings)
-            canvases = self.engine.denoise(ids, denoising, seed, placed)
-            return tokens_of(canvases, settings.get("watch", False))
-        return self.engine.generate(ids, sampling, seed, placed)
+            canvases = self.engine.denoise(ids, self._denoising(settings), seed, media)
+            return tokens_of(canvases, settings["watch"])
+        check_ids(list(settings["logit_bias"]), self.config.vocab, "logit_bias")
+        return self.engine.generate(ids, settings, seed, media)
+
+    def _denoising(self, settings: Settings) -> Denoising:
+        """Return the file's schedule, with what the settings change."""
+        names = [field.name for field in fields(Denoising)]
+        schedule: dict[str, Any] = {name: getattr(self.config.diffusion, name) for name in names}
+        given = {name: value for name, value in settings.items() if name in schedule}
+        changed = {name: value for name, value in given.items() if value is not None}
+        return Denoising(**(schedule | changed))
 
 
 def check_ids(ids: Sequence[int], vocab: int, what: str) -> list[int]:
-    """The same as plain numbers; InputError for what is no token of the model."""
+    """Return the ids as ints; InputError for what is not a token of the model."""
     checked = []
     for position, token in enumerate(ids):
         if isinstance(token, bool) or not hasattr(token, "__index__"):
@@ -111,3 +158,113 @@ def check_ids(ids: Sequence[int], vocab: int, what: str) -> list[int]:
             )
         checked.append(token)
     return checked
+
+
+def top_tokens(tokenizer: Tokenizer | None, pairs: Sequence[tuple[int, float]]) -> Top:
+    """Return ids and log-probabilities with the tokens' text, empty without a vocabulary."""
+    return tuple(
+        TopToken(token, logprob, tokenizer.decode([token]) if tokenizer else "")
+        for token, logprob in pairs
+    )
+
+
+def canvas_runs(canvas: Canvas, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
+    """Return a canvas as runs of text, each with whether it is accepted or noise."""
+    special = set(tokenizer.special_ids.values())
+    runs: list[tuple[str, bool]] = []
+    for token, accepted in zip(canvas.ids, canvas.accepted, strict=True):
+        text = "" if accepted and token in special else tokenizer.decode([token])
+        if not accepted:
+            text = text.replace("\n", LINE_BREAK)
+        if runs and runs[-1][1] == accepted:
+            runs[-1] = (runs[-1][0] + text, accepted)
+        elif text:
+            runs.append((text, accepted))
+    return runs
+
+
+class StopText:
+    """Ends a text at the first stop string; holds back what may be the beginning of one."""
+
+    def __init__(self, stops: str | Sequence[str]) -> None:
+        self.stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        if not all(isinstance(stop, str) and stop for stop in self.stops):
+            raise InputError("A stop string must be text of at least one character.")
+        self.stopped = False
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """Return the text that is certain not to be part of a stop string."""
+        if self.stopped:
+            return ""
+        text = self._held + text
+        found = min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=-1)
+        if found >= 0:
+            self.stopped = True
+            return text[:found]
+        keep = max((_overlap(text, stop) for stop in self.stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """Return what was held back and did not become a stop string."""
+        held, self._held = self._held, ""
+        return "" if self.stopped else held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest suffix of text that begins stop."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+class PlainReader:
+    """Makes pieces of a plain completion: control tokens give no text."""
+
+    def __init__(self, tokenizer: Tokenizer | None, stops: StopText) -> None:
+        self.stream = tokenizer.stream(special=False) if tokenizer else None
+        self.stops = stops
+
+    def read(self, token: int, logprob: float, top: Top = ()) -> Piece:
+        """Return the next token's piece."""
+        text = self.stream.feed(token) if self.stream else ""
+        text = self.stops.feed(text)
+        finish: Literal["", "stop"] = "stop" if self.stops.stopped else ""
+        return Piece(token, text, logprob, finish=finish, top=top)
+
+    def last(self, token: int, logprob: float, finish: Finish, top: Top = ()) -> Piece:
+        """Return the last token's piece, with everything that was held back."""
+        text = "" if finish == "stop" or self.stream is None else self.stream.feed(token)
+        text += self.stream.finish() if self.stream else ""
+        text = self.stops.feed(text) + self.stops.finish()
+        return Piece(token, text, logprob, finish=finish, top=top)
+
+
+class ReplyReader:
+    """Makes pieces of a chat reply: content, thinking and tool calls."""
+
+    def __init__(self, tokenizer: Tokenizer, parser: ReplyParser, stops: StopText) -> None:
+        self.stream = tokenizer.stream(special=True)
+        self.hidden = {i for text, i in tokenizer.special_ids.items() if text not in TAGS}
+        self.parser = parser
+        self.stops = stops
+
+    def read(self, token: int, logprob: float, top: Top = ()) -> Piece:
+        """Return the next token's piece."""
+        reply = self.parser.feed(self._text(token))
+        text = self.stops.feed(reply.content)
+        finish: Literal["", "stop"] = "stop" if self.stops.stopped else ""
+        return Piece(token, text, logprob, reply.thinking, tuple(reply.tool_calls), finish, top)
+
+    def last(self, token: int, logprob: float, finish: Finish, top: Top = ()) -> Piece:
+        """Return the last token's piece, with everything that was held back."""
+        fed = self.parser.feed("" if finish == "stop" else self._text(token))
+        rest = self.parser.feed(self.stream.finish())
+        end = self.parser.finish()
+        text = self.stops.feed(fed.content + rest.content + end.content) + self.stops.finish()
+        thinking = fed.thinking + rest.thinking + end.thinking
+        calls = (*fed.tool_calls, *rest.tool_calls, *end.tool_calls)
+        return Piece(token, text, logprob, thinking, calls, finish, top)
+
+    def _text(self, token: int) -> str:
+        return "" if token in self.hidden else self.stream.feed(token)

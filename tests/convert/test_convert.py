@@ -1,4 +1,4 @@
-"""Converting Hugging Face's layout: every tensor and number of the blueprint arrives."""
+"""Conversion of Hugging Face models: tensors, metadata, tokenizer and errors."""
 
 import json
 import struct
@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from webgemma.cli import app
 from webgemma.convert import convert
-from webgemma.convert.floats import stored_as
+from webgemma.convert.floats import cast_floats
 from webgemma.convert.names import _GLOBAL, _LAYER, gguf_name
 from webgemma.errors import GgufError, InputError, ModelNotFoundError
 from webgemma.gemma.config import Config
@@ -44,14 +44,14 @@ DTYPES = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 
 
 def hugging_face_name(name: str, stem: str) -> str:
-    """What the layout calls a tensor of a GGUF."""
+    """Return the Hugging Face name of a GGUF tensor."""
     if name.endswith("enc_layer_output_scale.weight"):
         return f"model.encoder.language_model.layers.{name.split('.')[1]}.layer_scalar"
-    back = {ours: theirs for theirs, ours in (_GLOBAL | _LAYER).items()}
+    inverse = {gguf: hugging_face for hugging_face, gguf in (_GLOBAL | _LAYER).items()}
     if not name.startswith("blk."):
-        return stem + back[name]
+        return stem + inverse[name]
     _, index, rest = name.split(".", 2)
-    return f"{stem}layers.{index}.{back[rest]}"
+    return f"{stem}layers.{index}.{inverse[rest]}"
 
 
 def safetensors(tensors: Mapping[str, NewTensor]) -> bytes:
@@ -59,8 +59,8 @@ def safetensors(tensors: Mapping[str, NewTensor]) -> bytes:
     for name, tensor in tensors.items():
         end = len(data) + len(tensor.data)
         shape = list(tensor.shape)[::-1]
-        places = [len(data), end]
-        header[name] = {"dtype": tensor.format, "shape": shape, "data_offsets": places}
+        offsets = [len(data), end]
+        header[name] = {"dtype": tensor.format, "shape": shape, "data_offsets": offsets}
         data += bytes(tensor.data)
     encoded = json.dumps(header).encode()
     return struct.pack("<Q", len(encoded)) + encoded + data
@@ -82,7 +82,7 @@ def config_of(tiny: Tiny) -> dict[str, Any]:
 
 
 def write_folder(folder: Path, tiny: Tiny, **changes: Any) -> Path:
-    """The tiny model in the layout of transformers."""
+    """Write the tiny model in the layout of transformers."""
     stem = "model.decoder." if tiny.canvas else "model.language_model."
     tensors = {
         hugging_face_name(tensor.name, stem): tensor
@@ -96,7 +96,7 @@ def write_folder(folder: Path, tiny: Tiny, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_tensor_and_number_arrives(kind: str, tmp_path: Path) -> None:
+def test_every_tensor_and_number_is_converted(kind: str, tmp_path: Path) -> None:
     tiny = KINDS[kind]
     convert(write_folder(tmp_path / "tiny", tiny), tmp_path / "out.gguf")
     with Gguf.open(tmp_path / "out.gguf") as gguf:
@@ -104,66 +104,66 @@ def test_every_tensor_and_number_arrives(kind: str, tmp_path: Path) -> None:
         for tensor in tiny_tensors(tiny):
             shape = gguf.tensors[tensor.name].shape
             assert shape == tuple(tensor.shape), tensor.name
-            values = np.frombuffer(stored_as(bytes(tensor.data), tensor.format, "F32", ""), "<f4")
+            values = np.frombuffer(cast_floats(bytes(tensor.data), tensor.format, "F32", ""), "<f4")
             assert np.array_equal(weights[tensor.name].ravel(), values), tensor.name
         skipped = ("tokenizer", "general.name", "diffusion.eb_max_steps")
         for key, value in tiny_metadata(tiny).items():
             if not key.startswith(skipped) and not key.endswith("head_count"):
-                found = gguf.metadata[key]
-                assert (list(found) if isinstance(value, list) else found) == pytest.approx(value)
+                actual = gguf.metadata[key]
+                assert (list(actual) if isinstance(value, list) else actual) == pytest.approx(value)
         config = Config.from_gguf(gguf)
         assert all(layer.heads == tiny.heads for layer in config.layers)
 
 
 @pytest.mark.parametrize(("format", "error"), [("bf16", 2**-8), ("f16", 2**-11), ("f32", 0)])
-def test_matrices_in_another_format(format: str, error: float, tmp_path: Path) -> None:
+def test_matrices_are_written_in_another_format(format: str, error: float, tmp_path: Path) -> None:
     tiny = replace(SMALL, formats=("F32",))
     convert(write_folder(tmp_path / "tiny", tiny), tmp_path / "out.gguf", format=format)
     with Gguf.open(tmp_path / "out.gguf") as gguf:
         for tensor in tiny_tensors(tiny):
-            found = gguf.tensors[tensor.name]
-            assert found.format.name == (format.upper() if len(tensor.shape) > 1 else "F32")
-            truth = np.frombuffer(tensor.data, "<f4")
+            written = gguf.tensors[tensor.name]
+            assert written.format.name == (format.upper() if len(tensor.shape) > 1 else "F32")
+            expected = np.frombuffer(tensor.data, "<f4")
             values = Weights(gguf)[tensor.name].ravel()
-            assert (np.abs(values - truth) <= error * np.abs(truth) + 2**-25).all()
+            assert (np.abs(values - expected) <= error * np.abs(expected) + 2**-25).all()
 
 
-def test_rounding_is_to_the_nearest_even() -> None:
+def test_rounding_is_to_nearest_even() -> None:
     values = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0xBF807FFF], "<u4")
-    found = np.frombuffer(stored_as(values.tobytes(), "F32", "BF16", "x"), "<u2")
-    assert found.tolist() == [0x3F80, 0x3F82, 0x3F81, 0xBF80]
-    with pytest.raises(GgufError, match="float16 cannot"):
-        stored_as(np.array([1e6], "<f4").tobytes(), "F32", "F16", "x")
+    rounded = np.frombuffer(cast_floats(values.tobytes(), "F32", "BF16", "x"), "<u2")
+    assert rounded.tolist() == [0x3F80, 0x3F82, 0x3F81, 0xBF80]
+    with pytest.raises(GgufError, match="too large for float16"):
+        cast_floats(np.array([1e6], "<f4").tobytes(), "F32", "F16", "x")
 
 
-def test_words_of_a_tokenizer_json(tmp_path: Path) -> None:
+def test_a_tokenizer_json_is_converted(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "tiny", DIFFUSION, eos_token_id=[1, 9])
-    words = vocabulary(DIFFUSION.vocab)[:-5]  # the model has more rows than there are words
-    special = [token for token in words if token.startswith("<") and "0x" not in token]
+    tokens = vocabulary(DIFFUSION.vocab)[:-5]  # the model has more rows than tokens
+    special = [token for token in tokens if token.startswith("<") and "0x" not in token]
     tokenizer = {
         "model": {
-            "vocab": {token: at for at, token in enumerate(words)},
+            "vocab": {token: at for at, token in enumerate(tokens)},
             "merges": [pair.split(" ") for pair in MERGES],
         },
         "added_tokens": [
-            {"id": words.index(token), "content": token, "special": True} for token in special
+            {"id": tokens.index(token), "content": token, "special": True} for token in special
         ],
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     convert(folder, tmp_path / "out.gguf")
     with Gguf.open(tmp_path / "out.gguf") as gguf:
         Config.from_gguf(gguf)
-        found = Tokenizer.from_gguf(gguf)
-    assert (found.bos, found.eos, found.pad, found.unknown) == (2, 1, 0, 3)
-    assert {1, 9} <= found.ends
-    ids = found.encode("the thin", special=True)
-    assert found.decode(ids) == "the thin"
-    assert found.piece(ids[0]) == "the"
-    assert found.piece(DIFFUSION.vocab - 1) == f"[PAD{DIFFUSION.vocab - 1}]"
+        written = Tokenizer.from_gguf(gguf)
+    assert (written.bos, written.eos, written.pad, written.unknown) == (2, 1, 0, 3)
+    assert {1, 9} <= written.ends
+    ids = written.encode("the thin", special=True)
+    assert written.decode(ids) == "the thin"
+    assert written.piece(ids[0]) == "the"
+    assert written.piece(DIFFUSION.vocab - 1) == f"[PAD{DIFFUSION.vocab - 1}]"
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_head_of_its_own_only_if_the_model_has_one(tied: bool, tmp_path: Path) -> None:
+def test_a_separate_head_is_written_only_if_the_model_has_one(tied: bool, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "tiny", SMALL, tie_word_embeddings=tied)
     table = next(x for x in tiny_tensors(SMALL) if x.name == "token_embd.weight")
     more = safetensors({"lm_head.weight": table})
@@ -176,7 +176,7 @@ def test_a_head_of_its_own_only_if_the_model_has_one(tied: bool, tmp_path: Path)
         assert ("output.weight" in gguf.tensors) != tied
 
 
-def test_several_files_with_an_index(tmp_path: Path) -> None:
+def test_several_files_are_found_by_their_index(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "tiny", SMALL)
     (folder / "model.safetensors").rename(folder / "a.safetensors")
     index = {"weight_map": {"x": "a.safetensors"}}
@@ -186,36 +186,36 @@ def test_several_files_with_an_index(tmp_path: Path) -> None:
         assert len(gguf.tensors) == len(tiny_tensors(SMALL))
     index = {"weight_map": {"x": "../a.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(GgufError, match="no files of its own folder"):
+    with pytest.raises(GgufError, match="files outside its own folder"):
         convert(folder, tmp_path / "out.gguf")
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"model_type": "llama"}, "only Gemma 4 and DiffusionGemma"),
-        ({"text_config": {}}, "no sound list layer_types"),
+        ({"text_config": {}}, "no valid list layer_types"),
         ({"canvas_length": 0}, "canvas_length 0"),
         ({"text_config": config_of(DIFFUSION)["text_config"] | {"sliding_window": "8"}}, "window"),
     ],
 )
-def test_unsound_configs_get_a_sentence(
-    changes: dict[str, Any], sentence: str, tmp_path: Path
+def test_invalid_configs_raise_an_error(
+    changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     folder = write_folder(tmp_path / "tiny", DIFFUSION, **changes)
-    with pytest.raises(GgufError, match=sentence):
+    with pytest.raises(GgufError, match=message):
         convert(folder, tmp_path / "out.gguf")
     assert not (tmp_path / "out.gguf").exists()
 
 
-def test_other_mistakes_get_a_sentence(tmp_path: Path) -> None:
+def test_other_mistakes_raise_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="There is no folder"):
         convert(tmp_path / "nowhere", tmp_path / "out.gguf")
     with pytest.raises(ModelNotFoundError, match=r"no model\.safetensors\.index\.json"):
         convert(tmp_path, tmp_path / "out.gguf")
     with pytest.raises(InputError, match="choose stored, f32"):
         convert(tmp_path, tmp_path / "out.gguf", format="q4_k")
-    with pytest.raises(GgufError, match="belongs to no Gemma 4"):
+    with pytest.raises(GgufError, match="not part of any supported Gemma 4"):
         gguf_name("model.decoder.layers.0.mamba.weight")
     assert gguf_name("model.encoder.vision_tower.std_bias") is None
     assert gguf_name("model.encoder.language_model.norm.weight") is None

@@ -1,4 +1,4 @@
-"""Merging adapters into a model: the same logits, all else untouched, nothing overwritten."""
+"""Merging adapters into a model: equal logits, other tensors unchanged, no file overwritten."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,9 +32,9 @@ def model_of(folder: Path, tiny: Tiny) -> Gguf:
 
 
 @pytest.mark.parametrize(
-    "tiny", [SMALL, MOE, replace(MOE, fused=False)], ids=["small", "moe", "parted"]
+    "tiny", [SMALL, MOE, replace(MOE, fused=False)], ids=["small", "moe", "unfused"]
 )
-def test_a_merged_model_computes_what_the_adapted_one_does(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_merged_model_has_the_logits_of_the_adapted_one(tiny: Tiny, tmp_path: Path) -> None:
     model = model_of(tmp_path, tiny)
     pairs = tiny_pairs(model)
     adapter = (tiny_adapter(pairs), 0.5)
@@ -42,14 +42,14 @@ def test_a_merged_model_computes_what_the_adapted_one_does(tiny: Tiny, tmp_path:
     assert changed.keys() == pairs.keys()
     halves = {name: pair._replace(scale=0.5 * pair.scale) for name, pair in pairs.items()}
     config = Config.from_gguf(model)
-    wanted = TextModel(config, AdaptedWeights(model, [halves])).forward(IDS)
+    expected = TextModel(config, AdaptedWeights(model, [halves])).forward(IDS)
     merged = Gguf.open(tmp_path / "merged.gguf")
-    assert not Config.from_gguf(merged).tied  # the head and the embedding differ now
-    got = TextModel(Config.from_gguf(merged), Weights(merged)).forward(IDS)
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-4)
+    assert not Config.from_gguf(merged).tied  # the head and the embedding differ after merging
+    actual = TextModel(Config.from_gguf(merged), Weights(merged)).forward(IDS)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-4)
 
 
-def test_all_else_is_copied_byte_for_byte(tmp_path: Path) -> None:
+def test_other_tensors_are_copied_byte_for_byte(tmp_path: Path) -> None:
     model = model_of(tmp_path, KINDS["mixed"])
     pairs = tiny_pairs(model, ("attn_q", "ffn_down"))
     changed = merge(model, tiny_adapter(pairs), tmp_path / "merged.gguf")
@@ -68,7 +68,7 @@ def test_all_else_is_copied_byte_for_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["F16", "Q8_0"])
-def test_what_changes_can_be_stored_otherwise(format: str, tmp_path: Path) -> None:
+def test_changed_matrices_can_be_stored_in_another_format(format: str, tmp_path: Path) -> None:
     model = model_of(tmp_path, replace(SMALL, ple=0, shared=0))
     pairs = tiny_pairs(model, ("attn_q",))
     changed = merge(model, tiny_adapter(pairs), tmp_path / "merged.gguf", format=format)
@@ -76,24 +76,24 @@ def test_what_changes_can_be_stored_otherwise(format: str, tmp_path: Path) -> No
     merged = Gguf.open(tmp_path / "merged.gguf")
     name = "blk.0.attn_q.weight"
     a, b, scale = pairs[name]
-    wanted = Weights(model)[name] + scale * b @ a
-    np.testing.assert_allclose(Weights(merged)[name], wanted, atol=np.abs(wanted).max() / 120)
+    expected = Weights(model)[name] + scale * b @ a
+    np.testing.assert_allclose(Weights(merged)[name], expected, atol=np.abs(expected).max() / 120)
 
 
 @pytest.mark.parametrize("format", list(QUANTISERS))
-def test_quantised_as_the_gguf_package_does(format: str) -> None:
+def test_weights_are_quantised_as_by_the_gguf_package(format: str) -> None:
     rng = np.random.default_rng(8)
     w = rng.normal(size=(7, 96)).astype(np.float32)
     w[3] = 0
     w[4, :40] = [0.5, -0.5] * 20
     kind = oracle.GGMLQuantizationType[format]
-    mine, its = quantise(w, format), oracle.quantize(w, kind).tobytes()
-    assert mine == its
-    back = dequantise(mine, FORMATS[format], w.shape)
-    assert np.abs(back - w).max() < np.abs(w).max() / 6
+    actual, expected = quantise(w, format), oracle.quantize(w, kind).tobytes()
+    assert actual == expected
+    restored = dequantise(actual, FORMATS[format], w.shape)
+    assert np.abs(restored - w).max() < np.abs(w).max() / 6
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_merge_command(tmp_path: Path) -> None:
     model = model_of(tmp_path, SMALL)
     write_peft_folder(tiny_adapter(tiny_pairs(model, ("attn_q",))), tmp_path / "adapter")
     out = tmp_path / "merged.gguf"
@@ -103,20 +103,20 @@ def test_the_command(tmp_path: Path) -> None:
     assert "6 matrices changed (6 as F16)" in result.output
     assert Config.from_gguf(Gguf.open(out)).tied
     before = out.read_bytes()
-    for wrong, sentence in (
-        ([str(out)], "is there already"),
+    for options, message in (
+        ([str(out)], "already exists"),
         ([str(tmp_path / "model.gguf"), "--force"], "is the model itself"),
         ([str(tmp_path / "new.gguf"), "--format", "Q9"], "cannot be written as 'Q9'"),
     ):
-        result = CliRunner().invoke(app, [*command, *wrong])
+        result = CliRunner().invoke(app, [*command, *options])
         assert result.exit_code == 1
-        assert sentence in " ".join(result.output.split())
+        assert message in " ".join(result.output.split())
     assert out.read_bytes() == before
     assert CliRunner().invoke(app, [*command, str(out), "--force"]).exit_code == 0
     assert out.read_bytes() != before
 
 
-def test_adapters_that_change_nothing(tmp_path: Path) -> None:
+def test_adapters_that_change_nothing_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="change nothing"):
         merge(model_of(tmp_path, SMALL), None, tmp_path / "merged.gguf")
     assert not (tmp_path / "merged.gguf").exists()

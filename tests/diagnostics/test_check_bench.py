@@ -1,4 +1,4 @@
-"""`check`, `bench`, `adapters` and the options that name a GPU, on a software one."""
+"""`check`, `bench`, `gpus` and the options that choose a GPU, on a software one."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,14 @@ from helpers.tiny import LARGE, MIXED, MOE, SMALL, Tiny, tiny_gguf
 
 from webgemma.cli.terminal import err
 from webgemma.diagnostics.bench import Task, copy_rate, weights_read
-from webgemma.diagnostics.check import Report, Way, compare, gpu_stages, reference_stages, token_ids
+from webgemma.diagnostics.check import (
+    Mode,
+    Report,
+    compare,
+    gpu_stages,
+    reference_stages,
+    token_ids,
+)
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
@@ -25,18 +32,18 @@ BLOCKS = replace(MIXED, pattern="sf", ple=0, formats=("Q4_K", "Q8_0"))
 
 
 def opened(tiny: Tiny) -> tuple[Gguf, Config, Model]:
-    """A tiny model, also on the device."""
+    """Open a tiny model, and load it on the device."""
     gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny")))
     config = Config.from_gguf(gguf)
     return gguf, config, run_sync(Model.load(gguf, config, gpu.device()))
 
 
-def checked(gguf: Gguf, config: Config, model: Model, way: Way) -> Report:
-    """What a check with five tokens finds."""
+def checked(gguf: Gguf, config: Config, model: Model, mode: Mode) -> Report:
+    """Check five tokens."""
     ids = token_ids(config, 5)
-    truth = reference_stages(gguf, config, way, ids)
-    at_once, one_by_one = (run_sync(gpu_stages(model, way, ids, truth, n)) for n in (5, 1))
-    return compare(config, way, truth, at_once, one_by_one)
+    truth = reference_stages(gguf, config, mode, ids)
+    prompt, decode = (run_sync(gpu_stages(model, mode, ids, truth, n)) for n in (5, 1))
+    return compare(config, mode, truth, prompt, decode)
 
 
 @pytest.fixture(scope="module")
@@ -59,20 +66,20 @@ def test_check_agrees_layer_by_layer(model: Path) -> None:
 
 
 def test_check_as_json(model: Path) -> None:
-    facts = answer("check", model, "--tokens", 3, "--kv", "f16", "--adapter", NAME[:4].upper())
+    facts = answer("check", model, "--tokens", 3, "--kv", "f16", "--gpu", NAME[:4].upper())
     assert facts["ok"]
     assert (facts["device"], facts["tokens"]) == (NAME, 3)
     assert [stage["stage"] for stage in facts["stages"]][-2:] == ["final norm", "logits"]
-    errors = [stage[way] for stage in facts["stages"] for way in ("at_once", "one_by_one")]
+    errors = [stage[mode] for stage in facts["stages"] for mode in ("prompt", "decode")]
     assert 0 < max(errors) < facts["limit"]
 
 
 @pytest.mark.parametrize("tiny", [LARGE, MOE, BLOCKS], ids=["large", "moe", "blocks"])
-@pytest.mark.parametrize("way", [Way("f32"), Way("f16"), Way("f32", "int16")], ids=str)
-def test_every_kind_of_model_agrees(tiny: Tiny, way: Way) -> None:
-    report = checked(*opened(tiny), way)
+@pytest.mark.parametrize("mode", [Mode("f32"), Mode("f16"), Mode("f32", "int16")], ids=str)
+def test_every_kind_of_model_agrees(tiny: Tiny, mode: Mode) -> None:
+    report = checked(*opened(tiny), mode)
     assert report.first_wrong is None
-    assert report.worst.error < way.limit / 10
+    assert report.worst.error < mode.limit / 10
     assert report.same_best == 5
 
 
@@ -81,29 +88,32 @@ def test_a_wrong_layer_is_named() -> None:
     gguf, config, model = opened(SMALL)
     wrong = model.matrices["blk.3.ffn_down.weight"].parts[0].data
     gpu.device().write(wrong.buffer, bytes(wrong.nbytes // 2))
-    report = checked(gguf, config, model, Way("f32"))
+    report = checked(gguf, config, model, Mode("f32"))
     assert [c.stage for c in report.comparisons if c.error > report.limit] == ["layer 3"]
     assert report.worst == report.first_wrong
     assert report.worst.error > 0.01
 
 
-def test_where_experts_are_chosen_one_token_may_differ() -> None:
+def test_with_experts_single_tokens_may_differ() -> None:
     gguf, config, _ = opened(MOE)
-    truth = reference_stages(gguf, config, Way(), token_ids(config, 5))
+    truth = reference_stages(gguf, config, Mode(), token_ids(config, 5))
     made = [stage.copy() for stage in truth]
     made[2][3] *= 2
-    assert compare(config, Way(), truth, made, truth).first_wrong is None
+    assert compare(config, Mode(), truth, made, truth).first_wrong is None
     made[2][:3] *= 2
-    wrong = compare(config, Way(), truth, made, truth).first_wrong
+    wrong = compare(config, Mode(), truth, made, truth).first_wrong
     assert wrong is not None
     assert wrong.stage == "layer 1"
 
 
 @pytest.mark.parametrize(
     ("factor", "sentence"),
-    [(1.12, "Layer 2 differs by 12 %: this GPU"), (float("nan"), "Layer 2 is no number: this GPU")],
+    [
+        (1.12, "Layer 2 differs by 12 %: this GPU"),
+        (float("nan"), "Layer 2 is not finite: this GPU"),
+    ],
 )
-def test_the_verdict_on_a_gpu_that_computes_wrong(
+def test_a_gpu_that_computes_wrong_values_is_reported(
     model: Path, monkeypatch: pytest.MonkeyPatch, factor: float, sentence: str
 ) -> None:
     async def wrong(*args: Any) -> Any:
@@ -113,14 +123,14 @@ def test_the_verdict_on_a_gpu_that_computes_wrong(
 
     monkeypatch.setattr("webgemma.diagnostics.check.gpu_stages", wrong)
     assert sentence in refused("check", model, "--tokens", 2)
-    asked = webgemma("check", model, "--tokens", 2, "--json")
-    assert asked.exit_code == 1
-    facts = json.loads(asked.stdout)
+    result = webgemma("check", model, "--tokens", 2, "--json")
+    assert result.exit_code == 1
+    facts = json.loads(result.stdout)
     assert not facts["ok"]
-    assert (facts["stages"][3]["at_once"] is None) == (factor != factor)
+    assert (facts["stages"][3]["prompt"] is None) == (factor != factor)
 
 
-def test_bench_measures_reading_and_writing(model: Path) -> None:
+def test_bench_measures_prompt_and_decode(model: Path) -> None:
     task = ("--prompt", 12, "--decode", 3, "--depth", 5, "--repetitions", 1)
     facts = answer("bench", model, *task, "--device", "gpu")
     assert (facts["device"], facts["precision"]) == (NAME, "exact")
@@ -133,9 +143,9 @@ def test_bench_measures_reading_and_writing(model: Path) -> None:
     assert facts["share_of_copy"] == pytest.approx(rate / facts["copy_nbytes_per_second"])
 
 
-def test_bench_in_words(model: Path) -> None:
+def test_bench_as_text(model: Path) -> None:
     task = ("--prompt", 2, "--decode", 1, "--repetitions", 1)
-    result = webgemma("bench", model, *task, "--adapter", NAME)
+    result = webgemma("bench", model, *task, "--gpu", NAME)
     assert result.exit_code == 0, result.output
     words = [line.split()[0] for line in result.stdout.splitlines()[1:]]
     assert words == ["prompt", "decode", "load", "weights", "step"]
@@ -150,25 +160,25 @@ def test_bench_on_the_cpu(model: Path) -> None:
 
 
 def test_bench_needs_no_vocabulary(tmp_path: Path) -> None:
-    path = tmp_path / "mute.gguf"
-    lost: dict[str, object] = {f"tokenizer.ggml.{x}": None for x in ("tokens", "token_type")}
-    mute = replace(SMALL, metadata={**lost, "tokenizer.ggml.model": "none"})
-    path.write_bytes(tiny_gguf(mute))
+    path = tmp_path / "ids.gguf"
+    missing: dict[str, object] = {f"tokenizer.ggml.{x}": None for x in ("tokens", "token_type")}
+    tiny = replace(SMALL, metadata={**missing, "tokenizer.ggml.model": "none"})
+    path.write_bytes(tiny_gguf(tiny))
     facts = answer("bench", path, "--prompt", 2, "--decode", 1, "--device", "cpu")
     assert facts["decode_tokens_per_second"] > 0
 
 
 def test_a_machine_without_a_gpu_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("webgemma.device.native.adapters", list)
+    monkeypatch.setattr("webgemma.device.native.list_gpus", list)
     assert "--device cpu" in refused("bench", model, "--prompt", 5)
     assert "There is no GPU" in refused("check", model)
-    listed = webgemma("adapters")
+    listed = webgemma("gpus")
     assert listed.exit_code == 0
     assert "finds no GPU" in listed.stdout
 
 
-def test_what_a_token_reads() -> None:
-    """All of F32: every matrix once, of the tables one row, of six experts two."""
+def test_the_weights_that_a_decode_step_reads() -> None:
+    """In F32: every matrix once, one row of the tables, two of six experts."""
     _, config, model = opened(MOE)
     assert config.experts is not None
     width, ffn, expert_ffn = MOE.width, MOE.ffn, config.experts.ffn
@@ -185,41 +195,41 @@ def test_what_a_token_reads() -> None:
     assert weights_read(model) == every - table.nbytes + table.nbytes // small.vocab
 
 
-def test_the_copy_is_timed_within_reason() -> None:
+def test_the_copy_rate_is_plausible() -> None:
     assert 1e7 < run_sync(copy_rate(gpu.device())) < 1e14
 
 
-def test_adapters_are_listed() -> None:
-    listed = answer("adapters")
+def test_gpus_are_listed() -> None:
+    listed = answer("gpus")
     names = [entry["name"] for entry in listed]
     assert NAME in names
-    assert sum(entry["taken"] for entry in listed) == (not all(e["software"] for e in listed))
+    assert sum(entry["default"] for entry in listed) == (not all(e["software"] for e in listed))
     assert all(entry["problem"] is None for entry in listed)
-    assert NAME in webgemma("adapters").stdout
+    assert NAME in webgemma("gpus").stdout
 
 
-def test_logits_on_the_adapter_asked_for(model: Path, tmp_path: Path) -> None:
+def test_logits_on_the_chosen_gpu(model: Path, tmp_path: Path) -> None:
     ids = tmp_path / "ids.txt"
     ids.write_text("2 30 31")
     facts = answer(
         *("logits", model, "--ids", ids, "--out", tmp_path / "l.npy"),
-        *("--adapter", NAME, "--kv", "f32"),
+        *("--gpu", NAME, "--kv", "f32"),
     )
     cpu = answer("logits", model, "--ids", ids, "--out", tmp_path / "l.npy", "--device", "cpu")
     assert facts["argmax"] == cpu["argmax"]
 
 
 def test_on_a_terminal_run_shows_that_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(err, "is_interactive", True)  # rich looks only once
-    asked = ("run", "-", "hi", "--max-tokens", 1)
-    loading = webgemma(*asked, "--adapter", NAME, terminal=True)
+    monkeypatch.setattr(err, "is_interactive", True)  # rich checks only once
+    command = ("run", "-", "hi", "--max-tokens", 1)
+    loading = webgemma(*command, "--gpu", NAME, terminal=True)
     assert "loading" in loading.stderr
     assert "No GPU" not in loading.stderr
-    monkeypatch.setattr("webgemma.device.native.adapters", list)
-    on_cpu = webgemma(*asked, terminal=True)
+    monkeypatch.setattr("webgemma.device.native.list_gpus", list)
+    on_cpu = webgemma(*command, terminal=True)
     assert "No GPU found: computing on the CPU, in numpy." in on_cpu.stderr
-    assert webgemma(*asked).stderr == ""
-    assert "No GPU" not in webgemma(*asked, "--device", "cpu", terminal=True).stderr
+    assert webgemma(*command).stderr == ""
+    assert "No GPU" not in webgemma(*command, "--device", "cpu", terminal=True).stderr
 
 
 @pytest.mark.parametrize(
@@ -232,19 +242,19 @@ def test_on_a_terminal_run_shows_that_it_loads(monkeypatch: pytest.MonkeyPatch) 
     ],
     ids=lambda command: command[0],
 )
-def test_an_unknown_adapter_gets_the_list(model: Path, tmp_path: Path, command: list[str]) -> None:
+def test_an_unknown_gpu_gets_the_list(model: Path, tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "ids").write_text("2")
     more = [arg.format(ids=tmp_path / "ids", out=tmp_path / "out") for arg in command[1:]]
-    sentence = refused(command[0], model, *more, "--adapter", "Voodoo 2")
-    assert "There is no GPU that is called 'Voodoo 2'" in sentence
+    sentence = refused(command[0], model, *more, "--gpu", "Voodoo 2")
+    assert "There is no GPU named 'Voodoo 2'" in sentence
     assert NAME in sentence
 
 
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["check", "--tokens", "0"], "take 1 to 128"),
-        (["check", "--tokens", "129"], "take 1 to 128"),
+        (["check", "--tokens", "0"], "use 1 to 128"),
+        (["check", "--tokens", "129"], "use 1 to 128"),
         (["bench", "--prompt", "0"], "--prompt is 0"),
         (["bench", "--decode", "0"], "--decode is 0"),
         (["bench", "--depth", "-1"], "--depth is -1"),
@@ -253,7 +263,7 @@ def test_an_unknown_adapter_gets_the_list(model: Path, tmp_path: Path, command: 
     ],
     ids=str,
 )
-def test_what_cannot_be_measured(model: Path, args: list[str], sentence: str) -> None:
+def test_wrong_tasks_get_a_sentence(model: Path, args: list[str], sentence: str) -> None:
     assert sentence in refused(args[0], model, *args[1:])
 
 

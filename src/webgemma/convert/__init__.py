@@ -1,4 +1,4 @@
-"""Models in Hugging Face's layout to GGUF: DiffusionGemma, and Gemma 4's text model."""
+"""Conversion of Hugging Face models to GGUF: DiffusionGemma, and Gemma 4's text model."""
 
 import json
 import os
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from webgemma.convert.floats import FLOATS, stored_as
-from webgemma.convert.metadata import Blueprint
+from webgemma.convert.floats import FLOATS, cast_floats
+from webgemma.convert.metadata import HuggingFaceConfig
 from webgemma.convert.names import gguf_name
 from webgemma.convert.vocabulary import tokenizer_metadata
 from webgemma.errors import GgufError, InputError, ModelNotFoundError
@@ -18,17 +18,17 @@ from webgemma.gguf.sources import Bytes
 from webgemma.gguf.writer import NewTensor, write_gguf
 
 INDEX = "model.safetensors.index.json"
-WHOLE = "model.safetensors"
-MAX_JSON_NBYTES = 256 << 20  # a vocabulary of 262144 words takes 32 MB
+SINGLE_FILE = "model.safetensors"
+MAX_JSON_NBYTES = 256 << 20  # a vocabulary of 262144 tokens takes 32 MB
 FORMATS = ("stored", *(name.lower() for name in FLOATS))
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A tensor of one of the folder's files."""
+class _SourceTensor:
+    """A tensor in one of the folder's files."""
 
     file: Safetensors
-    name: str  # there
+    name: str  # in that file
 
     @property
     def dtype(self) -> str:
@@ -53,67 +53,73 @@ def convert(
     format: str = "stored",
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write the model of a folder to a GGUF file.
+    """Convert the model in a folder and write it to a GGUF file.
 
-    Matrices are written as they are stored, or as `format` says (bf16, f16, f32); vectors and the
-    routers of experts become float32. `progress` is told how many bytes of how many are done."""
+    Matrices are written in the type they are stored in, or in `format` (bf16, f16, f32); vectors
+    and the routers of experts become float32. `progress` is called with the bytes done and the
+    total.
+    """
     if format not in FORMATS:
-        raise InputError(f"There is no format {format!r}; choose {', '.join(FORMATS)}.")
+        raise InputError(f"{format!r} is not a valid format; choose {', '.join(FORMATS)}.")
     source = Path(folder)
     if not source.is_dir():
         raise ModelNotFoundError(f"There is no folder {source}.")
     with ExitStack() as files:
-        tensors = _named(_open(source, files))
+        tensors = _text_tensors(_open(source, files))
         config = read_json(source / "config.json")
-        generation = _read_if_there(source / "generation_config.json") or {}
-        blueprint = Blueprint(config, generation)
-        if blueprint.tied:
-            tensors.pop("output.weight", None)  # the embedding table again
-        metadata = blueprint.metadata({name: x.shape for name, x in tensors.items()}, source.name)
+        generation = _read_optional(source / "generation_config.json") or {}
+        model = HuggingFaceConfig(config, generation)
+        if model.tied:
+            tensors.pop("output.weight", None)  # a copy of the embedding table
+        metadata = model.metadata({name: x.shape for name, x in tensors.items()}, source.name)
         vocab = tensors["token_embd.weight"].shape[0]
         ends = generation.get("eos_token_id", config.get("eos_token_id"))
-        words = _read_if_there(source / "tokenizer.json")
-        metadata |= tokenizer_metadata(words, vocab, ends)
-        made = _new_tensors(tensors, format, progress)
-        write_gguf(out, metadata, [blueprint.rope_factors(), *made])
+        tokenizer = _read_optional(source / "tokenizer.json")
+        metadata |= tokenizer_metadata(tokenizer, vocab, ends)
+        new_tensors = _new_tensors(tensors, format, progress)
+        write_gguf(out, metadata, [model.rope_factors(), *new_tensors])
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object of a JSON file, or a sentence."""
+    """Return the object in a JSON file, or raise ModelNotFoundError or GgufError."""
     try:
         if path.stat().st_size > MAX_JSON_NBYTES:
-            raise GgufError(f"{path.name} is larger than any model's.")
+            raise GgufError(
+                f"{path.name} is larger than {MAX_JSON_NBYTES >> 20} MiB: it is not read."
+            )
         values = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ModelNotFoundError(
-            f"{path.parent} has no {path.name}; it is no model in Hugging Face's layout."
+            f"{path.parent} has no {path.name}; it is not a model in Hugging Face's layout."
         ) from None
     except (ValueError, RecursionError):
-        raise GgufError(f"{path.name} is no JSON.") from None
+        raise GgufError(f"{path.name} is not valid JSON: download it again.") from None
     if not isinstance(values, dict):
-        raise GgufError(f"{path.name} holds no JSON object.")
+        raise GgufError(f"{path.name} is not a JSON object: download it again.")
     return values
 
 
-def _open(folder: Path, files: ExitStack) -> Iterator[_Found]:
-    """Every tensor of the folder's files, in their order."""
-    names = [WHOLE]
-    if not (folder / WHOLE).is_file():
+def _open(folder: Path, files: ExitStack) -> Iterator[_SourceTensor]:
+    """Open the folder's files and yield their tensors in order."""
+    names = [SINGLE_FILE]
+    if not (folder / SINGLE_FILE).is_file():
         weight_map = read_json(folder / INDEX).get("weight_map")
         listed = weight_map.values() if isinstance(weight_map, dict) else ()
         names = sorted({name for name in listed if isinstance(name, str)})
         if not names or any(Path(name).name != name for name in names):
-            raise GgufError(f"{INDEX} names no files of its own folder.")
+            raise GgufError(
+                f"{INDEX} lists no files, or files outside its own folder: download it again."
+            )
     for name in names:
         if not (folder / name).is_file():
             raise ModelNotFoundError(f"{folder} has no {name}; download the model again.")
         file = files.enter_context(Safetensors.open(folder / name))
-        yield from (_Found(file, tensor) for tensor in file.names)
+        yield from (_SourceTensor(file, tensor) for tensor in file.names)
 
 
-def _named(stored: Iterator[_Found]) -> dict[str, _Found]:
-    """The text model's tensors under their names in GGUF."""
-    tensors: dict[str, _Found] = {}
+def _text_tensors(stored: Iterator[_SourceTensor]) -> dict[str, _SourceTensor]:
+    """Return the tensors of the text model under their GGUF names."""
+    tensors: dict[str, _SourceTensor] = {}
     for tensor in stored:
         name = gguf_name(tensor.name)
         if name is None:
@@ -124,22 +130,25 @@ def _named(stored: Iterator[_Found]) -> dict[str, _Found]:
                 "only models in BF16, F16 or F32 can be converted."
             )
         if name in tensors:
-            raise GgufError(f"{tensors[name].name} and {tensor.name} are two names of one tensor.")
+            raise GgufError(f"{tensors[name].name} and {tensor.name} are the same tensor.")
         tensors[name] = tensor
     if "token_embd.weight" not in tensors:
-        raise GgufError("The folder's files have no embed_tokens.weight: they hold no text model.")
+        raise GgufError(
+            "The folder's files have no embed_tokens.weight, so they have no text model."
+        )
     return tensors
 
 
 def _new_tensors(
-    tensors: dict[str, _Found], format: str, progress: Callable[[int, int], None] | None
+    tensors: dict[str, _SourceTensor], format: str, progress: Callable[[int, int], None] | None
 ) -> Iterator[NewTensor]:
+    """Yield the tensors to write, each read and converted when it is written."""
     total, done = sum(tensor.nbytes for tensor in tensors.values()), 0
 
-    def data_of(tensor: _Found, target: str) -> Callable[[], Bytes]:
+    def data_of(tensor: _SourceTensor, target: str) -> Callable[[], Bytes]:
         def data() -> Bytes:
             nonlocal done
-            converted = stored_as(tensor.read(), tensor.dtype, target, tensor.name)
+            converted = cast_floats(tensor.read(), tensor.dtype, target, tensor.name)
             done += tensor.nbytes
             if progress is not None:
                 progress(done, total)
@@ -154,5 +163,5 @@ def _new_tensors(
         yield NewTensor(name, tensor.shape[::-1], target, data_of(tensor, target))
 
 
-def _read_if_there(path: Path) -> dict[str, Any] | None:
+def _read_optional(path: Path) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None

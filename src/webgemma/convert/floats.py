@@ -1,4 +1,4 @@
-"""Floats from one type to another: BF16 and F16 are rounded to the nearest, ties to even."""
+"""Conversion between float types; BF16 and F16 are rounded to nearest, ties to even."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from webgemma.gguf.sources import Bytes
 FLOATS = ("F32", "F16", "BF16")
 
 
-def stored_as(data: Bytes, dtype: str, target: str, name: str) -> Bytes:
-    """The values of a tensor in another type; GgufError where one is too large for it."""
+def cast_floats(data: Bytes, dtype: str, target: str, name: str) -> Bytes:
+    """Return the values of tensor `name` in another type; GgufError if float16 cannot hold one."""
     if dtype == target:
         return data
-    import numpy as np  # natively only, as all of converting
+    import numpy as np  # not installed in a browser, where nothing is converted
 
     values: Any
     if dtype == "BF16":
@@ -28,5 +28,5 @@ def stored_as(data: Bytes, dtype: str, target: str, name: str) -> Bytes:
     with np.errstate(over="ignore"):
         halves = values.astype("<f2")
     if not np.isfinite(halves).all():
-        raise GgufError(f"{name} holds numbers that float16 cannot; take bf16 or f32.")
+        raise GgufError(f"{name} has numbers too large for float16; use bf16 or f32.")
     return bytes(halves)

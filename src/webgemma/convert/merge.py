@@ -1,4 +1,4 @@
-"""Merging: a new model file whose weights have adapters in them, W + scale · B A."""
+"""Merging LoRA adapters into a new model file: W + scale · B A."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,62 +13,61 @@ from webgemma.gemma.tensors import canonical_tensors
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.gguf.sources import Bytes
-from webgemma.gguf.writer import NewTensor, Typed, gguf_head, write_whole
-from webgemma.lora.adapter import EMBEDDING, HEAD, Choices, fitted_adapters
+from webgemma.gguf.writer import NewTensor, Typed, gguf_header, write_atomically
+from webgemma.lora.adapter import EMBEDDING, HEAD
+from webgemma.lora.loading import Lora, fitted_adapters
 from webgemma.reference.dequantise import dequantise
-from webgemma.reference.lora import Pair
+from webgemma.reference.lora import Pair, scaled_pairs
 from webgemma.reference.quantise import QUANTISERS, quantise
 
-CHUNK_NBYTES = 16 << 20  # of float32 that are in memory at a time
+CHUNK_NBYTES = 16 << 20  # of float32 weights in memory at a time
 SAME = "same"
-_FALLBACK = "Q8_0"  # for what we read but do not write; F16 where its blocks do not fit
+_FALLBACK = "Q8_0"  # for formats that can be read but not written; F16 if rows do not fit it
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A tensor of the new file: what it comes from, what is added, how it is stored."""
+    """A tensor of the new file: its source, what is added to it, and its format."""
 
     name: str
     source: TensorInfo
     pairs: tuple[Pair, ...]
-    flipped: bool  # the embedding's A has a row for each token
+    flipped: bool  # the embedding's A has one row per token
     format: str
 
 
 def merge(
     gguf: Gguf,
-    lora: Choices,
+    lora: Lora,
     path: str | os.PathLike[str],
     *,
     format: str = SAME,
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, str]:
-    """Write the model with the adapters in it; gives the formats of the matrices that changed.
+    """Write the model merged with the adapters and return the formats of the changed matrices.
 
-    They keep their format if webgemma can write it, else become Q8_0, or all what `format` says.
-    Everything else is copied byte for byte. A head that was the embedding's table becomes a tensor
-    of its own where the two now differ."""
+    They keep their format if webgemma can write it, else become Q8_0; all become `format` if it is
+    given. Everything else is copied byte for byte. A head that shares the embedding table becomes
+    a separate tensor if the two differ after merging. `progress` is called with the bytes done.
+    """
     if format != SAME and format not in QUANTISERS:
         names = ", ".join((SAME, *QUANTISERS))
         raise InputError(f"Weights cannot be written as {format!r}; choose one of {names}.")
     target = Path(path)
     if target.exists() and not overwrite:
-        raise InputError(f"{target} is there already: name another file, or say --force.")
+        raise InputError(f"{target} already exists: choose another file, or use --force.")
     adapters = fitted_adapters(lora, Config.from_gguf(gguf))
-    made = [
-        {name: Pair.of_bytes(name, pair, scale) for name, pair in pairs.items()}
-        for pairs, scale in adapters
-    ]
-    targets = _targets(gguf, made, format)
+    targets = _targets(gguf, scaled_pairs(adapters), format)
     changed = {each.name: each.format for each in targets if each.pairs}
     if not changed:
-        raise InputError("The adapters change nothing of this model.")
-    write_whole(target, _pieces(gguf, targets, progress or (lambda _: None)))
+        raise InputError("The adapters change nothing in this model.")
+    write_atomically(target, _chunks(gguf, targets, progress or (lambda _: None)))
     return changed
 
 
 def _targets(gguf: Gguf, adapters: list[dict[str, Pair]], format: str) -> list[_Target]:
+    """Return the tensors of the new file, in the order of the model."""
     canonical = {tensor.name: name for name, tensor in canonical_tensors(gguf).items()}
     sources = [(canonical[tensor.name], tensor) for tensor in gguf.tensors.values()]
     adapted = {name for pairs in adapters for name in pairs}
@@ -84,38 +83,39 @@ def _targets(gguf: Gguf, adapters: list[dict[str, Pair]], format: str) -> list[_
 
 
 def _format(source: TensorInfo, format: str) -> str:
-    asked = source.format.name if format == SAME else format
-    if asked not in QUANTISERS:
-        asked = _FALLBACK
-    return asked if source.width % FORMATS[asked].block == 0 else "F16"
+    """Return the format to store a changed matrix in."""
+    stored = source.format.name if format == SAME else format
+    if stored not in QUANTISERS:
+        stored = _FALLBACK
+    return stored if source.width % FORMATS[stored].block == 0 else "F16"
 
 
-def _pieces(gguf: Gguf, targets: list[_Target], progress: Callable[[int], None]) -> Iterator[Bytes]:
-    promised = [
+def _chunks(gguf: Gguf, targets: list[_Target], progress: Callable[[int], None]) -> Iterator[Bytes]:
+    declared = [
         NewTensor(each.name, each.source.shape, each.format, lambda: b"") for each in targets
     ]
-    yield from gguf_head(_metadata(gguf), promised, gguf.alignment)
+    yield from gguf_header(_metadata(gguf), declared, gguf.alignment)
     done = 0
     for each in targets:
         nbytes = 0
-        for piece in _merged(gguf, each) if each.pairs else _copied(gguf, each.source):
-            nbytes += len(piece)
-            yield piece
+        for chunk in _merged(gguf, each) if each.pairs else _copied(gguf, each.source):
+            nbytes += len(chunk)
+            yield chunk
             progress(done + nbytes)
         yield bytes(-nbytes % gguf.alignment)
         done += nbytes
 
 
 def _metadata(gguf: Gguf) -> dict[str, object]:
-    """As it was, but in one file."""
-    found: dict[str, object] = {}
+    """Return the model's metadata without the keys of a split model."""
+    metadata: dict[str, object] = {}
     for key in gguf.metadata:
         kind = gguf.value_type(key).partition("[")[0]
         if kind == "ARRAY":
             raise GgufError(f"{gguf.name}: {key} is a list of lists, which cannot be written.")
         if not key.startswith("split."):
-            found[key] = Typed(gguf.metadata[key], kind)
-    return found
+            metadata[key] = Typed(gguf.metadata[key], kind)
+    return metadata
 
 
 def _copied(gguf: Gguf, source: TensorInfo) -> Iterator[Bytes]:
@@ -124,7 +124,7 @@ def _copied(gguf: Gguf, source: TensorInfo) -> Iterator[Bytes]:
 
 
 def _merged(gguf: Gguf, target: _Target) -> Iterator[Bytes]:
-    """Some rows at a time: read, dequantised, added to, stored again."""
+    """Yield the merged tensor, some rows at a time: read, dequantised, added to, quantised."""
     source = target.source
     row_nbytes = source.format.row_nbytes(source.width)
     step = max(1, CHUNK_NBYTES // (4 * source.width))
@@ -139,7 +139,7 @@ def _merged(gguf: Gguf, target: _Target) -> Iterator[Bytes]:
 
 
 def _row_runs(source: TensorInfo, step: int) -> Iterator[tuple[int, int]]:
-    """(first row, rows), none of them of two experts."""
+    """Yield runs of at most `step` rows as (first row, rows), each within one expert."""
     rows = source.shape[1]
     for start in range(0, source.rows, rows):
         for first in range(0, rows, step):
@@ -147,9 +147,9 @@ def _row_runs(source: TensorInfo, step: int) -> Iterator[tuple[int, int]]:
 
 
 def _delta(pair: Pair, flipped: bool, source: TensorInfo, first: int, count: int) -> np.ndarray:
-    """B A, of these rows of the matrix."""
+    """Return these rows of B A, [count, width]."""
     if flipped:
         return pair.a[first : first + count] @ pair.b.T
     expert, row = divmod(first, source.shape[1])
-    a, b = pair.of(expert)
+    a, b = pair.of_expert(expert)
     return b[row : row + count] @ a

@@ -1,4 +1,4 @@
-"""A model's config.json as GGUF metadata; what its tensors say of themselves is read from them."""
+"""GGUF metadata of a Hugging Face model, from its config.json and the shapes of its tensors."""
 
 import struct
 from collections.abc import Mapping
@@ -7,15 +7,15 @@ from typing import Any
 from webgemma.errors import GgufError
 from webgemma.gguf.writer import NewTensor
 
-Shapes = Mapping[str, tuple[int, ...]]  # slowest first
+Shapes = Mapping[str, tuple[int, ...]]  # by GGUF name, slowest dimension first
 
 DIFFUSION = "diffusion_gemma"
 MODEL_TYPES = {
     **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), "gemma4"),
     **dict.fromkeys((DIFFUSION, DIFFUSION + "_text"), "diffusion-gemma"),
 }
-NO_ROTATION = 1e30  # a frequency divided by it stands still
-_SCHEDULE = {  # of generation_config.json -> our keys
+NO_ROTATION = 1e30  # divisor that makes a frequency zero
+_SCHEDULE = {  # key of generation_config.json -> GGUF key and type
     "max_denoising_steps": ("eb_max_steps", int),
     "t_min": ("eb_t_min", float),
     "t_max": ("eb_t_max", float),
@@ -24,8 +24,8 @@ _SCHEDULE = {  # of generation_config.json -> our keys
 }
 
 
-class Blueprint:
-    """What config.json says, and what it leaves to the tensors."""
+class HuggingFaceConfig:
+    """The configuration in config.json and generation_config.json."""
 
     def __init__(self, config: dict[str, Any], generation: dict[str, Any]) -> None:
         self.config = config
@@ -33,24 +33,24 @@ class Blueprint:
         kind = config.get("model_type")
         if kind not in MODEL_TYPES:
             raise GgufError(
-                f"config.json says model_type {str(kind)[:40]!r}; only Gemma 4 and DiffusionGemma "
-                "can be converted."
+                f"config.json has the model_type {str(kind)[:40]!r}; only Gemma 4 and "
+                "DiffusionGemma can be converted."
             )
         self.architecture = MODEL_TYPES[kind]
         text = config.get("text_config", config)
         self.text: dict[str, Any] = text if isinstance(text, dict) else {}
         self.tied = config.get("tie_word_embeddings", self.text.get("tie_word_embeddings", True))
-        self.rotary = 0  # dimensions of a full layer's head, once they are known
+        self.rotary = 0  # dimensions of a head in full layers; set by `metadata`
 
     def metadata(self, shapes: Shapes, name: str) -> dict[str, object]:
-        """All but the vocabulary."""
+        """Return all metadata but the tokenizer's; sizes come from the tensors."""
         sliding = self._sliding()
         heads = [self._heads(shapes, index) for index in range(len(sliding))]
         full = next((size for (_, _, size), s in zip(heads, sliding, strict=True) if not s), 0)
         window = next((size for (_, _, size), s in zip(heads, sliding, strict=True) if s), full)
         self.rotary = full
         _, width = _matrix(shapes, "token_embd.weight")
-        own: dict[str, object] = {
+        hyperparameters: dict[str, object] = {
             "block_count": len(sliding),
             "context_length": self._count("max_position_embeddings"),
             "embedding_length": width,
@@ -76,8 +76,8 @@ class Blueprint:
             **self._experts(shapes),
         }
         if self.architecture == "diffusion-gemma":
-            own["attention.causal"] = False
-        values = {f"{self.architecture}.{key}": value for key, value in own.items()}
+            hyperparameters["attention.causal"] = False
+        values = {f"{self.architecture}.{key}": value for key, value in hyperparameters.items()}
         return {
             "general.architecture": self.architecture,
             "general.name": name,
@@ -86,31 +86,36 @@ class Blueprint:
         }
 
     def rope_factors(self) -> NewTensor:
-        """Full layers rotate only the first part of each head: the other pairs stand still."""
+        """Return the divisors of RoPE's frequencies: full layers rotate only the first pairs."""
         half = self.rotary // 2
-        turning = round(half * self._rope("full_attention", "partial_rotary_factor", 0.25))
-        factors = [1.0] * turning + [NO_ROTATION] * (half - turning)
+        rotating = round(half * self._rope("full_attention", "partial_rotary_factor", 0.25))
+        factors = [1.0] * rotating + [NO_ROTATION] * (half - rotating)
         data = struct.pack(f"<{half}f", *factors)
         return NewTensor("rope_freqs.weight", (half,), "F32", data)
 
     def _sliding(self) -> list[bool]:
+        """Return for each layer whether its attention is sliding."""
         kinds = self.text.get("layer_types")
         known = ("sliding_attention", "full_attention")
         if not isinstance(kinds, list) or not kinds or any(kind not in known for kind in kinds):
-            raise GgufError("config.json has no sound list layer_types.")
+            raise GgufError("config.json has no valid list layer_types.")
         if "full_attention" not in kinds:
-            raise GgufError("config.json's layer_types have no full_attention, as every Gemma has.")
+            raise GgufError(
+                "config.json's layer_types have no full_attention, which every Gemma has."
+            )
         return [kind == "sliding_attention" for kind in kinds]
 
     def _heads(self, shapes: Shapes, index: int) -> tuple[int, int, int]:
-        """Query heads, key heads and their size, from a layer's tensors."""
+        """Return the numbers of query and key heads, and their size, from a layer's tensors."""
         name = f"blk.{index}."
         size = shapes.get(name + "attn_q_norm.weight", (0,))[0] or 1
         queries = _matrix(shapes, name + "attn_q.weight")[0]
-        own = name + "attn_k.weight" in shapes  # layers that share keys may lack them
-        keys = _matrix(shapes, name + "attn_k.weight")[0] if own else size
+        has_keys = name + "attn_k.weight" in shapes  # layers with shared keys may have none
+        keys = _matrix(shapes, name + "attn_k.weight")[0] if has_keys else size
         if queries % size or keys % size:
-            raise GgufError(f"Layer {index} has projections that its heads of {size} cannot share.")
+            raise GgufError(
+                f"Layer {index} has projections that are not a multiple of its head size {size}."
+            )
         return queries // size, keys // size, size
 
     def _experts(self, shapes: Shapes) -> dict[str, object]:
@@ -118,7 +123,7 @@ class Blueprint:
         if name is None:
             return {}
         if len(shapes[name]) != 3:
-            raise GgufError(f"{name} is no stack of experts.")
+            raise GgufError(f"{name} is not a stack of experts: its shape is {shapes[name]}.")
         count, _, ffn = shapes[name]
         used = self._count("top_k_experts")
         return {
@@ -132,14 +137,16 @@ class Blueprint:
             return {}
         canvas = self.config.get("canvas_length", 256)
         if type(canvas) is not int or canvas < 1:
-            raise GgufError(f"config.json says canvas_length {canvas!r}, which cannot be.")
+            raise GgufError(
+                f"config.json has canvas_length {canvas!r}; it must be an integer above zero."
+            )
         values: dict[str, object] = {"diffusion.canvas_length": canvas}
         sampler = self.generation.get("sampler_config")
         bound = sampler.get("entropy_bound") if isinstance(sampler, dict) else None
         if isinstance(bound, int | float) and bound > 0:
             values["diffusion.eb_entropy_bound"] = float(bound)
-        for said, (key, kind) in _SCHEDULE.items():
-            value = self.generation.get(said)
+        for source, (key, kind) in _SCHEDULE.items():
+            value = self.generation.get(source)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 values["diffusion." + key] = kind(value)
         return values
@@ -147,29 +154,34 @@ class Blueprint:
     def _count(self, key: str, default: int | None = None) -> int:
         value = self.text.get(key, default)
         if type(value) is not int or value < 0:
-            raise GgufError(f"config.json says {key} {value!r}; it must be a whole number.")
+            raise GgufError(f"config.json has {key} {value!r}; it must be an integer, 0 or above.")
         return value
 
     def _number(self, key: str, default: float) -> float:
         value = self.text.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise GgufError(f"config.json says {key} {value!r}; it must be a number.")
+            raise GgufError(f"config.json has {key} {value!r}; it must be a number.")
         return float(value)
 
     def _rope(self, kind: str, key: str, default: float) -> float:
         parameters = self.text.get("rope_parameters")
-        own = parameters.get(kind) if isinstance(parameters, dict) else None
-        value = own.get(key, default) if isinstance(own, dict) else default
+        values = parameters.get(kind) if isinstance(parameters, dict) else None
+        value = values.get(key, default) if isinstance(values, dict) else default
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise GgufError(f"config.json says {kind} {key} {value!r}; it must be above zero.")
+            raise GgufError(
+                f"config.json has {kind} {key} {value!r}; it must be a number above zero."
+            )
         return float(value)
 
 
 def _matrix(shapes: Shapes, name: str) -> tuple[int, int]:
+    """Return the rows and columns of a matrix; GgufError if it is missing or not a matrix."""
     shape = shapes.get(name)
     if shape is None:
-        raise GgufError(f"The folder's files lack the tensor that becomes {name}.")
+        raise GgufError(f"The folder's files do not have the tensor that becomes {name}.")
     if len(shape) != 2:
-        raise GgufError(f"The tensor that becomes {name} has the shape {shape}, not rows of one.")
+        raise GgufError(
+            f"The tensor that becomes {name} has the shape {shape}: it is not a matrix."
+        )
     return shape[0], shape[1]

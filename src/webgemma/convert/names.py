@@ -1,12 +1,13 @@
-"""What Hugging Face's layout calls each tensor, and what GGUF calls it."""
+"""Names of Gemma's tensors: from Hugging Face's layout to GGUF."""
 
 import re
 
 from webgemma.errors import GgufError
 
-_TOWERS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
-_ENCODER = "encoder.language_model."  # of DiffusionGemma: all but its layers' scalars is shared
-_PREFIXES = ("model.", "language_model.", "model.", "decoder.")  # taken off in this order
+_MEDIA_PREFIXES = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
+# DiffusionGemma's encoder shares all tensors with the decoder but the scalars of its layers.
+_ENCODER = "encoder.language_model."
+_PREFIXES = ("model.", "language_model.", "model.", "decoder.")  # removed in this order
 
 _GLOBAL = {
     "embed_tokens.weight": "token_embd.weight",
@@ -51,23 +52,23 @@ _IN_LAYER = re.compile(r"layers\.(\d{1,4})\.(.+)", re.ASCII)
 
 
 def gguf_name(name: str) -> str | None:
-    """A tensor's name in GGUF; None for what is no part of the text model, or there twice."""
+    """Return a tensor's GGUF name; None if it is a duplicate or not part of the text model."""
     rest = name.removeprefix("model.")
     encoder = rest.startswith("encoder.")
-    if rest.removeprefix("encoder.").startswith(_TOWERS):
+    if rest.removeprefix("encoder.").startswith(_MEDIA_PREFIXES):
         return None
     if encoder:
         rest = rest.removeprefix(_ENCODER)
     else:
         for prefix in _PREFIXES:
             rest = rest.removeprefix(prefix)
-    found = _IN_LAYER.fullmatch(rest)
-    known = _LAYER.get(found[2]) if found else _GLOBAL.get(rest)
-    if known is None:
+    layer = _IN_LAYER.fullmatch(rest)
+    gguf = _LAYER.get(layer[2]) if layer else _GLOBAL.get(rest)
+    if gguf is None:
         raise GgufError(
-            f"The tensor {name[:80]} belongs to no Gemma 4 that webgemma knows; "
+            f"The tensor {name[:80]} is not part of any supported Gemma 4; "
             "this model cannot be converted."
         )
     if encoder:
-        return f"blk.{int(found[1])}.enc_{known}" if found and found[2] == "layer_scalar" else None
-    return f"blk.{int(found[1])}.{known}" if found else known
+        return f"blk.{int(layer[1])}.enc_{gguf}" if layer and layer[2] == "layer_scalar" else None
+    return f"blk.{int(layer[1])}.{gguf}" if layer else gguf

@@ -1,1 +1,1 @@
-"""Checking and timing: does this machine compute what it should, and how fast?"""
+"""Whether this machine computes correctly, and how fast."""

@@ -1,4 +1,4 @@
-"""How fast a model runs here, measured as llama-bench does, and what holds it back."""
+"""How fast a model runs on this machine, measured as llama-bench does, and what limits it."""
 
 import random
 import statistics
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from webgemma.device import Buffer, Device, Plan, Reading
-from webgemma.engine.session import AHEAD, Session
+from webgemma.engine.session import STEPS_AHEAD, Session
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
-from webgemma.graph import Recorder, Tensor
-from webgemma.kernels import link
-from webgemma.sampler import Chosen, Sampling
+from webgemma.graph import BufferPool, Recorder, folded
+from webgemma.sampler import SampledToken
+from webgemma.settings import resolve
 
-GREEDY = Sampling(temperature=0)
+GREEDY = resolve({"temperature": 0})
 WARM_UP_TOKENS = 4
-COPY_NBYTES = 256 << 20  # well beyond a GPU's caches
-COPY_SECONDS, COPY_ROUNDS = 0.1, 8  # an idle GPU needs a moment to wake up
+COPY_NBYTES = 256 << 20  # well beyond the caches of a GPU
+COPY_SECONDS, COPY_ROUNDS = 0.1, 8  # an idle GPU needs time to raise its clock
 COPY_THREADS, COPY_EACH = 256, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to time: `prompt` tokens read after `depth` others, then `decode` tokens written."""
+    """What to time: `prompt` tokens read after `depth` others, then `decode` tokens generated."""
 
     prompt: int = 512
     decode: int = 128
@@ -34,19 +34,19 @@ class Task:
     repetitions: int = 3
 
     def check(self, context: int) -> None:
-        """InputError when a model with this context cannot do it."""
+        """Raise InputError if a model with this context cannot do it."""
         for name, least in (("prompt", 1), ("decode", 1), ("depth", 0), ("repetitions", 1)):
             if getattr(self, name) < least:
-                raise InputError(f"--{name} is {getattr(self, name)}; it is at least {least}.")
+                raise InputError(f"--{name} is {getattr(self, name)}; it must be at least {least}.")
         needed = self.depth + self.prompt + self.decode
         if needed > context:
             raise InputError(
                 f"This needs {needed} positions; the model's context is {context}. "
-                "Take a smaller --prompt, --decode or --depth."
+                "Use a smaller --prompt, --decode or --depth."
             )
 
     def ids(self, vocab: int) -> list[int]:
-        """The tokens to read, at random: a file without a vocabulary can be timed, too."""
+        """Return random tokens to read: they need no vocabulary."""
         return random.Random(1).choices(range(vocab), k=self.depth + self.prompt)
 
 
@@ -59,45 +59,45 @@ class Speed:
 
     @classmethod
     def of(cls, task: Task, prompts: list[float], decodes: list[float]) -> "Speed":
-        """From the seconds that each repetition took."""
+        """Return the speed, from the seconds that each repetition took."""
         median = statistics.median
         return cls(task.prompt / median(prompts), task.decode / median(decodes))
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What writing one token asks of the GPU and of the host."""
+class StepCost:
+    """What one decode step costs the GPU and the host."""
 
     weights_nbytes: int  # that the GPU reads
     dispatches: int
-    host_seconds: float  # that Python and the driver work, without waiting
-    recording_seconds: float  # that another thread works beside, to record the next step
+    host_seconds: float  # of the main thread, in Python and the driver, without waiting
+    recording_seconds: float  # of another thread, which records the next step
 
 
 async def time_gpu(
     model: Model, task: Task, kv: str, precision: str = "auto"
-) -> tuple[Speed, Step]:
-    """The speed on the device that holds the model, and what a step of it costs."""
+) -> tuple[Speed, StepCost]:
+    """Return the speed on the device that holds the model, and what a step costs."""
     ids = task.ids(model.config.vocab)
-    # This context ends with the prompt, so that no decode step is submitted behind it.
+    # This context ends with the prompt, so that no decode step is submitted after it.
     reader = Session(model, len(ids) + 1, kv=kv, precision=precision)
-    room = len(ids) + 1 + task.decode + AHEAD
-    writer = Session(model, room, kv=kv, precision=precision)
-    counter = _Counter(model.device)
+    context = len(ids) + 1 + task.decode + STEPS_AHEAD
+    writer = Session(model, context, kv=kv, precision=precision)
+    counter = _CountingDevice(model.device)
     writer.device = cast(Device, counter)
     try:
-        await _reading_seconds(reader, ids, task.depth)
-        await _writing_seconds(writer, ids, min(WARM_UP_TOKENS, task.decode))
+        await _prompt_seconds(reader, ids, task.depth)
+        await _decode_seconds(writer, ids, min(WARM_UP_TOKENS, task.decode))
         prompts, decodes, hosts, recordings = [], [], [], []
         for _ in range(task.repetitions):
-            prompts.append(await _reading_seconds(reader, ids, task.depth))
+            prompts.append(await _prompt_seconds(reader, ids, task.depth))
             before = model.device.recording_seconds
-            seconds, host_seconds = await _writing_seconds(writer, ids, task.decode)
+            seconds, host_seconds = await _decode_seconds(writer, ids, task.decode)
             decodes.append(seconds)
             hosts.append(host_seconds / task.decode)
             recordings.append((model.device.recording_seconds - before) / task.decode)
         host, recording = statistics.median(hosts), statistics.median(recordings)
-        step = Step(weights_read(model), counter.dispatches, host, recording)
+        step = StepCost(weights_read(model), counter.dispatches, host, recording)
         return Speed.of(task, prompts, decodes), step
     finally:
         reader.close()
@@ -105,7 +105,7 @@ async def time_gpu(
 
 
 def time_reference(gguf: Gguf, config: Config, task: Task) -> Speed:
-    """The speed in numpy, on the CPU."""
+    """Return the speed of the reference, in numpy on the CPU."""
     from webgemma.reference.text import Cache, TextModel
     from webgemma.reference.weights import Weights
 
@@ -128,12 +128,14 @@ def time_reference(gguf: Gguf, config: Config, task: Task) -> Speed:
 
 
 def weights_read(model: Model) -> int:
-    """Bytes of weights that one decode step reads: of tables a row, of experts those used."""
+    """Return the bytes of weights that a decode step reads: a row of tables, the used experts."""
     config = model.config
-    head = "token_embd.weight" if config.tied else "output.weight"
     total = 0
     for name, weight in model.matrices.items():
-        if name in ("token_embd.weight", "per_layer_token_embd.weight") and name != head:
+        if (
+            name in ("token_embd.weight", "per_layer_token_embd.weight")
+            and weight is not model.head
+        ):
             total += weight.nbytes // weight.rows
         elif name.endswith("_exps.weight") and config.experts:
             total += weight.nbytes * config.experts.used // config.experts.count
@@ -143,19 +145,24 @@ def weights_read(model: Model) -> int:
 
 
 async def copy_rate(device: Device) -> float:
-    """Bytes per second that the GPU's memory moves, read and written, in one big copy."""
+    """Return the bytes per second, read and written, of a large copy in the GPU's memory."""
     nbytes = min(COPY_NBYTES, device.limits.binding_nbytes, device.limits.buffer_nbytes)
     nbytes -= nbytes % 16
-    source, to = (Tensor((nbytes // 4,), nbytes, device.buffer(nbytes, "copy")) for _ in range(2))
-    constants = {"THREADS": COPY_THREADS, "EACH": COPY_EACH}
-    kernel = link("copy", device.features, constants=constants)
-    groups = -(-nbytes // (16 * COPY_THREADS * COPY_EACH))
-    grid = (min(groups, 32768), -(-groups // 32768))
+    memory = BufferPool(device)
+    grid = folded(-(-nbytes // (16 * COPY_THREADS * COPY_EACH)))
 
     async def seconds(times: int) -> float:
         recorder = Recorder(device)
         for _ in range(times):
-            recorder.call(kernel, grid, [nbytes // 16], source, to)
+            recorder.call(
+                "copy",
+                grid,
+                source=source,
+                to=to,
+                vec4s=nbytes // 16,
+                THREADS=COPY_THREADS,
+                EACH=COPY_EACH,
+            )
         plan = recorder.plan()
         start = time.perf_counter()
         device.run(plan)
@@ -165,62 +172,62 @@ async def copy_rate(device: Device) -> float:
         return taken
 
     try:
+        source, to = (memory.tensor(nbytes // 4, label="copy") for _ in range(2))
         await seconds(1)  # the memory is zeroed and the kernel compiled
         times = max(1, min(256, round(COPY_SECONDS / await seconds(1))))
         return 2 * nbytes * times / min([await seconds(times) for _ in range(COPY_ROUNDS)])
     finally:
-        device.free(source.buffer)
-        device.free(to.buffer)
+        memory.close()
 
 
-async def _reading_seconds(session: Session, ids: list[int], depth: int) -> float:
-    """How long the ids after the first `depth` take, until the token that follows is known."""
+async def _prompt_seconds(session: Session, ids: list[int], depth: int) -> float:
+    """Time reading the ids after the first `depth`, until the token that follows is known."""
     session.rewind(0)
     if depth:
         await _take(_tokens(session, ids[:depth]), 1)
         session.rewind(depth)
-        await session.device.read(session.model.one.buffer, 0, 4).bytes()  # all is done
+        await session.device.read(session.model.one.buffer, 0, 4).bytes()  # until all is done
     start = time.perf_counter()
     await _take(_tokens(session, ids), 1)
     return time.perf_counter() - start
 
 
-async def _writing_seconds(session: Session, ids: list[int], count: int) -> tuple[float, float]:
-    """How long `count` tokens take from the first one after the ids on; how long this thread works.
+async def _decode_seconds(session: Session, ids: list[int], count: int) -> tuple[float, float]:
+    """Time generating `count` tokens; return the seconds, and those in which this thread works.
 
-    Waiting is no work, wherever it happens: a driver may wait for the GPU inside a submit."""
+    Waiting does not count, wherever it happens: a driver may wait for the GPU inside a submit."""
     session.rewind(0)
     tokens = _tokens(session, ids)
     await anext(tokens)
-    worked = _clock_of_work(session.device)
-    start, before = time.perf_counter(), worked()
+    clock = _work_clock(session.device)
+    start, before = time.perf_counter(), clock()
     await _take(tokens, count)
-    return time.perf_counter() - start, worked() - before
+    return time.perf_counter() - start, clock() - before
 
 
-def _clock_of_work(device: Device) -> Callable[[], float]:
-    """The seconds that this thread has worked; a browser knows only those spent in submitting."""
+def _work_clock(device: Device) -> Callable[[], float]:
+    """Return a clock of this thread's work; in a browser, of the time spent in submitting."""
     if hasattr(time, "thread_time"):
         return time.thread_time
-    counter = cast(_Counter, device)
+    counter = cast(_CountingDevice, device)
     return lambda: counter.seconds
 
 
-def _tokens(session: Session, ids: list[int]) -> AsyncGenerator[Chosen, None]:
-    """The best tokens after the ids."""
+def _tokens(session: Session, ids: list[int]) -> AsyncGenerator[SampledToken, None]:
+    """Generate greedily after the ids."""
     tokens = session.generate(ids, GREEDY, 0)
     assert isinstance(tokens, AsyncGenerator)
     return tokens
 
 
-async def _take(tokens: AsyncGenerator[Chosen, None], count: int) -> None:
+async def _take(tokens: AsyncGenerator[SampledToken, None], count: int) -> None:
     for _ in range(count):
         await anext(tokens)
     await tokens.aclose()
 
 
-class _Counter:
-    """A device that knows how long its last plan was, and how long plans took to submit."""
+class _CountingDevice:
+    """A device that counts the dispatches of the last plan and the seconds spent in submitting."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -231,7 +238,7 @@ class _Counter:
         return getattr(self._device, name)
 
     def run(self, plan: Plan, read: tuple[Buffer, int, int] | None = None) -> Reading | None:
-        """As the device does."""
+        """Run a plan."""
         self.dispatches = len(plan.dispatches)
         start = time.perf_counter()
         try:
