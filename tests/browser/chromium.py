@@ -1,4 +1,4 @@
-"""Debian's Chromium, headless, with WebGPU: on a software adapter where there is no GPU."""
+"""Headless Chromium with WebGPU, on a software GPU where there is no other."""
 
 import os
 import shutil
@@ -10,16 +10,16 @@ from typing import Any
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or ""
 FLAGS = [
     "--enable-unsafe-webgpu",
-    "--no-sandbox",  # it does not work for root, as in CI
-    # Workgroup memory is zeroed by a loop of Tint's, as for Metal and Direct3D: SwiftShader would
-    # compile one store for every word, which took it most of the time of all tests.
+    "--no-sandbox",  # the sandbox does not work for root, as in CI
+    # Tint then zeroes workgroup memory in a loop, as for Metal and Direct3D: with the extension
+    # SwiftShader compiles one store per word, which took most of the time of all tests.
     "--disable-dawn-features=use_vulkan_zero_initialize_workgroup_memory_extension",
 ]
 
 
 @contextmanager
 def launched() -> Iterator[Any]:
-    """A browser, of playwright's type Browser."""
+    """Launch a browser, a playwright Browser."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -30,7 +30,7 @@ def launched() -> Iterator[Any]:
 
 @contextmanager
 def storing(browser: Any, folder: Path) -> Iterator[Any]:
-    """A second browser that stores in a folder, not in memory: a playwright BrowserContext."""
+    """Launch a second browser with a profile on disk, a playwright BrowserContext."""
     start = browser.browser_type.launch_persistent_context
     context = start(folder, executable_path=CHROMIUM, args=FLAGS)
     yield context

@@ -1,6 +1,6 @@
-"""Chromium, where it is installed with playwright and the npm packages; else nothing is collected.
+"""Collects the browser tests only if Chromium, playwright and the npm packages are installed.
 
-WEBGEMMA_BROWSER=1 (what `make browser` sets) makes a missing one an error."""
+With WEBGEMMA_BROWSER=1, which `make browser` sets, a missing one is an error."""
 
 import importlib.util
 import os
@@ -13,15 +13,15 @@ from browser.chromium import CHROMIUM, launched
 
 ROOT = Path(__file__).resolve().parents[2]
 MISSING = [
-    what
-    for what, there in {
+    name
+    for name, is_installed in {
         "chromium": bool(CHROMIUM),
         "the Python package playwright": importlib.util.find_spec("playwright") is not None,
         "the Python package micropip": importlib.util.find_spec("micropip") is not None,
         "node_modules/pyodide": (ROOT / "node_modules" / "pyodide" / "pyodide.mjs").is_file(),
         "node_modules/@pyscript": (ROOT / "node_modules" / "@pyscript" / "core").is_dir(),
     }.items()
-    if not there
+    if not is_installed
 ]
 if MISSING and os.environ.get("WEBGEMMA_BROWSER"):
     raise pytest.UsageError(f"The browser tests need {', '.join(MISSING)}.")
@@ -30,6 +30,6 @@ collect_ignore_glob = ["test_*.py"] if MISSING else []
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """A headless Chromium with WebGPU, of playwright's type Browser."""
+    """A headless Chromium with WebGPU, a playwright Browser."""
     with launched() as browser:
         yield browser

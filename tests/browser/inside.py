@@ -1,4 +1,4 @@
-"""What the tests have run inside the tab, by Pyodide's Python: only JSON goes in and comes out."""
+"""Functions that the tests call inside the tab, in Pyodide's Python, with JSON in and out."""
 
 import asyncio
 from array import array
@@ -7,14 +7,14 @@ from typing import Any
 from pyodide.http import pyfetch
 
 from webgemma import Gemma
-from webgemma.device import Kernel, Plan, aopen_device
+from webgemma.device import Dispatch, Kernel, Plan, aopen_device
 from webgemma.device.browser import BrowserDevice
 from webgemma.errors import DeviceError
-from webgemma.gemma.audio import Ears, hear
+from webgemma.gemma.audio import AudioEncoder, encode_audio
 from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
-from webgemma.graph import Recorder, Tensor
+from webgemma.graph import BufferPool, Tensor
 
 COUNT = """
 struct Params { step: u32 }
@@ -25,26 +25,26 @@ struct Params { step: u32 }
 
 
 async def load(kind: str, **options: Any) -> Gemma:
-    """A model that the test's server has."""
+    """Load a model from the test's server."""
     with open(f"/{kind}.gguf", "wb") as file:
         file.write(await (await pyfetch(f"{kind}.gguf")).bytes())
     return await Gemma.aload(f"/{kind}.gguf", "gpu", **options)
 
 
 async def tokens(kind: str, ids: list[int], settings: dict[str, Any], **options: Any) -> Any:
-    """What computes, and the tokens that follow."""
+    """Return the device's name, and the tokens that follow."""
     with await load(kind, **options) as gemma:
         return gemma.device, [piece.token async for piece in gemma.agenerate(ids, **settings)]
 
 
 async def logits(kind: str, ids: list[int]) -> list[list[float]]:
-    """Logits after each of the ids, without numpy."""
+    """Return the logits after each of the ids, without numpy."""
     with await load(kind, kv="f32") as gemma:
         return [list(row) for row in await gemma.alogits(ids)]
 
 
 async def continued(kind: str, ids: list[int], count: int) -> list[list[int]]:
-    """Tokens from a session, from one that was left half-way, and from one that was restored."""
+    """Return the tokens of a session, of one that was stopped before, and of a restored one."""
     settings: dict[str, Any] = {"temperature": 0, "max_tokens": count}
     found = []
     with await load(kind, kv="f32") as gemma:
@@ -56,30 +56,30 @@ async def continued(kind: str, ids: list[int], count: int) -> list[list[int]]:
         found.append([piece.token async for piece in gemma.agenerate(ids, **settings)])
         await gemma.asave("/saved")
     with await load(kind, kv="f32") as gemma:
-        kept = await gemma.arestore("/saved")
-        assert kept[: len(ids)] == ids
+        restored = await gemma.arestore("/saved")
+        assert restored[: len(ids)] == ids
         found.append([piece.token async for piece in gemma.agenerate(ids, **settings)])
     return found
 
 
-async def heard(kind: str, samples: list[float]) -> list[list[list[float]]]:
-    """Rows of mel bins and the soft tokens of a sound, by ears that the test's server has."""
-    source = BytesSource(await (await pyfetch(f"{kind}.gguf")).bytes(), "ears.gguf")
+async def encoded_audio(kind: str, samples: list[float]) -> list[list[list[float]]]:
+    """Return the mel bins and the soft tokens of audio, by an encoder of the test's server."""
+    source = BytesSource(await (await pyfetch(f"{kind}.gguf")).bytes(), "audio.gguf")
     gguf, device = await Gguf.aopen(source), await opened()
-    audio = EncoderConfigs.from_gguf(gguf).audio
-    assert audio is not None
-    with await Ears.load(gguf, audio, device) as ears:
-        (await hear(ears, array("f", samples[::-1]))).close()  # what is recorded runs again
-        sound = await hear(ears, array("f", samples))
-        found = [await rows(device, tensor) for tensor in (sound.mel, sound.tokens)]
-        sound.close()
+    config = EncoderConfigs.from_gguf(gguf).audio
+    assert config is not None
+    with await AudioEncoder.load(gguf, config, device) as encoder:
+        (await encode_audio(encoder, array("f", samples[::-1]))).close()  # records the plan
+        encoded = await encode_audio(encoder, array("f", samples))
+        found = [await rows(device, tensor) for tensor in (encoded.mel, encoded.tokens)]
+        encoded.close()
     assert device.nbytes == 0
     device.close()
     return found
 
 
 async def rows(device: BrowserDevice, tensor: Tensor) -> list[list[float]]:
-    """The numbers of a matrix on the device."""
+    """Read a matrix from the device."""
     values = array("f", await device.read(tensor.buffer, 0, tensor.nbytes).bytes())
     return [
         list(values[at : at + tensor.shape[1]]) for at in range(0, len(values), tensor.shape[1])
@@ -87,7 +87,7 @@ async def rows(device: BrowserDevice, tensor: Tensor) -> list[list[float]]:
 
 
 async def bundled(text: str) -> str:
-    """What the bundled model replies, loaded as anybody would."""
+    """Return the reply of the bundled model."""
     gemma = await Gemma.aload()
     with gemma:
         pieces = gemma.achat(text, temperature=0, max_tokens=16)
@@ -95,7 +95,7 @@ async def bundled(text: str) -> str:
 
 
 async def facts() -> dict[str, Any]:
-    """What the browser's device says of itself."""
+    """Return the facts of the browser's device."""
     device = await opened()
     limits = device.limits
     return {
@@ -108,22 +108,30 @@ async def facts() -> dict[str, Any]:
 
 
 async def opened() -> BrowserDevice:
-    """The browser's device."""
+    """Open the browser's device."""
     device = await aopen_device()
     assert isinstance(device, BrowserDevice)
     return device
 
 
 def counter(device: BrowserDevice, step: int) -> tuple[Plan, Tensor]:
-    """A plan that adds to a number, and the number."""
+    """Return a plan that adds to a number, and the number."""
     total = Tensor((4,), 16, device.buffer(16, "total"))
-    recorder = Recorder(device)
-    recorder.call(Kernel("count", COUNT, ("uniform", "write")), (1,), [step], total)
-    return recorder.plan(), total
+    return counting_plan(device, step, total, 1), total
+
+
+def counting_plan(device: BrowserDevice, step: int, total: Tensor, dispatches: int) -> Plan:
+    """Return a plan of so many dispatches that each add to a number."""
+    own = BufferPool(device)
+    params = own.upload(step.to_bytes(16, "little"), 4, label="params")
+    pipeline = device.pipeline(Kernel("count", COUNT, ("uniform", "write")))
+    bound = [(tensor.buffer, 0, 16) for tensor in (params, total)]
+    dispatch = Dispatch("count", pipeline, device.bind(pipeline, bound), (1, 1, 1))
+    return Plan([dispatch] * dispatches, buffers=own.buffers)
 
 
 async def counted() -> list[int]:
-    """A plan that ran five times, read late and in another order; then a copy, and a write."""
+    """Run a plan five times, read late and in another order; then copy, and write."""
     device = await opened()
     plan, total = counter(device, 3)
     readings = [device.run(plan, (total.buffer, 0, 4)) for _ in range(5)]
@@ -142,7 +150,7 @@ async def counted() -> list[int]:
 
 
 async def mistake(kind: str) -> str:
-    """The sentence for something that goes wrong, at the latest when bytes are waited for."""
+    """Return the error of a mistake, which comes at the latest when bytes are awaited."""
     device = await opened()
     try:
         plan, total = counter(device, 1)

@@ -1,34 +1,30 @@
-"""What bench/tab.py has timed inside the tab, by Pyodide's Python."""
+"""Functions that bench/tab.py times inside the tab, in Pyodide's Python."""
 
 import statistics
 import time
 from typing import Any
 
-from inside import COUNT, opened
+from inside import counting_plan, opened
 from inside_files import large
 
-from webgemma.device import Kernel
-from webgemma.graph import Recorder, Tensor
+from webgemma.graph import Tensor
 
 rates = large
 
 
 async def submitting(dispatches: int, rounds: int) -> dict[str, Any]:
-    """How long the host takes to submit a plan of so many dispatches, and its result to come."""
+    """Time submitting a plan of so many dispatches, and waiting for its result."""
     device = await opened()
     total = Tensor((4,), 16, device.buffer(16, "total"))
-    recorder = Recorder(device)
-    for _ in range(dispatches):
-        recorder.call(Kernel("count", COUNT, ("uniform", "write")), (1,), [1], total)
-    plan = recorder.plan()
+    plan = counting_plan(device, 1, total, dispatches)
     submits, waits = [], []
     for _ in range(rounds):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         reading = device.run(plan, (total.buffer, 0, 4))
         submitted = time.perf_counter()
         assert reading is not None
         await reading.bytes()
-        submits.append(submitted - begun)
+        submits.append(submitted - start)
         waits.append(time.perf_counter() - submitted)
     device.close()
     return {

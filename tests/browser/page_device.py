@@ -16,7 +16,7 @@ from browser.serving import serving
 
 import webgemma.device
 from webgemma.device import Buffer, Kernel, Limits, Plan
-from webgemma.device.neighbours import shuffles
+from webgemma.device.subgroups import shuffles
 from webgemma.sync import run_sync
 
 REPLAY = Path(webgemma.device.__file__).parent / "replay.js"

@@ -1,4 +1,4 @@
-"""Every program that the engine links: recorded without a GPU, for a browser to compile."""
+"""Every program that the engine links, recorded without a GPU, for a browser to compile."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -9,28 +9,27 @@ from itertools import product
 from helpers.blank import BlankGguf, a4b, diffusion, e2b, q4_k_m
 from helpers.tiny import DIFFUSION, KINDS, MIXED, MOE, Tiny, tiny_gguf
 from helpers.tiny_adapter import tiny_adapter, tiny_pairs
-from helpers.tiny_ears import EARS, RAW_EARS, audio_of, ears_gguf, ears_tensors
-from helpers.tiny_eyes import EMBEDDER, LARGE_EYES, SMALL_EYES, eyes_gguf
+from helpers.tiny_audio import RAW_AUDIO, TINY_AUDIO, audio_config, audio_gguf, audio_weights
+from helpers.tiny_vision import EMBEDDER, LARGE_VISION, SMALL_VISION, vision_gguf
 
 from webgemma.device import Kernel
-from webgemma.device.neighbours import probe
 from webgemma.device.null import NullDevice
+from webgemma.device.subgroups import probe
 from webgemma.engine.diffusion_session import DiffusionSession
+from webgemma.engine.plans import PlanKey
 from webgemma.engine.selftest import selftest
-from webgemma.engine.session import BATCHES, Session
+from webgemma.engine.session import PLAN_ROWS, Session
 from webgemma.errors import DeviceError
-from webgemma.gemma.audio import Ears, hear
+from webgemma.gemma import audio, vision
 from webgemma.gemma.config import Config, Experts
 from webgemma.gemma.encoder_config import EncoderConfigs
-from webgemma.gemma.vision import Eyes, see
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.images import RgbImage
-from webgemma.lora.adapter import Adapter
-from webgemma.lora.fresh import PARTS, new_adapter
-from webgemma.lora.trainer import Options, Trainer
+from webgemma.lora.adapter import TARGETS, Adapter, new_adapter
+from webgemma.lora.trainer import Trainer, TrainingOptions
 from webgemma.sync import run_sync
 
 SUBGROUPS = frozenset({"subgroups", "enable-subgroups"})
@@ -44,7 +43,7 @@ USABLE = [name for name, fmt in FORMATS.items() if fmt.usable]
 
 
 class Collector(NullDevice):
-    """Keeps every kernel it is asked to compile."""
+    """A null device that keeps every kernel it compiles."""
 
     def __init__(self, features: frozenset[str], software: bool) -> None:
         super().__init__(features | {"packed-dots"})
@@ -52,14 +51,14 @@ class Collector(NullDevice):
         self.kernels: set[Kernel] = set()
 
     def pipeline(self, kernel: Kernel) -> Kernel:
-        """As it is, if WebGPU takes it."""
+        """Return the kernel itself, and keep it."""
         self.kernels.add(kernel)
         return super().pipeline(kernel)
 
 
 @cache
 def programs(features: frozenset[str]) -> frozenset[Kernel]:
-    """All that is linked for a device with these features, hardware or software."""
+    """Return all kernels for a device with these features, hardware or software."""
     found: set[Kernel] = {probe(features)} if "subgroups" in features else set()
     for software in (False, True):
         device = Collector(features, software)
@@ -68,20 +67,20 @@ def programs(features: frozenset[str]) -> frozenset[Kernel]:
         for model in models(device):
             for kv, precision in (("f32", "exact"), ("f16", "int16"), ("f16", "int8")):
                 record_all(Session(model, 512, kv=kv, precision=precision))
-            if not model.low:
-                learn(model)
+            if not model.lora.weights:
+                train(model)
         for model in canvases(device):
             for kv, precision in (("f32", "exact"), ("f16", "int16")):
                 session = DiffusionSession(model, 512, kv=kv, precision=precision)
-                session._plan("denoise", session.canvas)
-        look_at_pictures(device)
-        hear_sounds(device)
+                session.plans.get(PlanKey("denoise", session.canvas))
+        encode_images(device)
+        encode_audio(device)
         found |= device.kernels
     return frozenset(found)
 
 
 def models(device: NullDevice) -> Iterator[Model]:
-    """Tiny models, and a layer of each kind of the true shapes in every format."""
+    """Yield tiny models, and layers of each kind of the real shapes in every format."""
     for tiny in KINDS.values():
         gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
         yield run_sync(Model.load(gguf, Config.from_gguf(gguf), device))
@@ -95,21 +94,21 @@ def models(device: NullDevice) -> Iterator[Model]:
 
 
 def canvases(device: NullDevice) -> Iterator[Model]:
-    """A tiny DiffusionGemma, and two layers of the true shapes in every format."""
+    """Yield a tiny DiffusionGemma, and two layers of the real shapes in every format."""
     tiny = replace(DIFFUSION, suppressed=(7,))
     gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
     yield run_sync(Model.load(gguf, Config.from_gguf(gguf), device))
-    true = few_layers(diffusion(), (0, 5))
-    assert true.diffusion is not None
+    real = few_layers(diffusion(), (0, 5))
+    assert real.diffusion is not None
     few_experts = Experts(count=16, used=8, ffn=768, fused=True)
-    wide = replace(true.diffusion, ffn=2304)  # rows of whole blocks, whatever the format
+    wide = replace(real.diffusion, ffn=2304)  # rows of whole blocks, whatever the format
     for format in USABLE:
-        config = replace(true, experts=few_experts, diffusion=wide)
+        config = replace(real, experts=few_experts, diffusion=wide)
         yield blank_model(config, only(format), device)
 
 
 def adapted_model(device: NullDevice, tiny: Tiny) -> Model:
-    """A tiny model with an adapter on all that can have one."""
+    """Return a tiny model with an adapter for every matrix that can have one."""
     gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
     model = run_sync(Model.load(gguf, Config.from_gguf(gguf), device))
     model.set_adapters([(tiny_adapter(tiny_pairs(gguf)).pairs, 1.0)])
@@ -117,56 +116,55 @@ def adapted_model(device: NullDevice, tiny: Tiny) -> Model:
 
 
 def blank_model(config: Config, format_of: Callable[[str], str], device: NullDevice) -> Model:
-    """A model of which only the memory is there."""
+    """Return a model whose memory is allocated and whose weights are not loaded."""
     blank = BlankGguf(config, format_of)
-    model = Model.reserve(blank, config, device)
+    model = Model.allocate_all(blank, config, device)
     run_sync(model._derive(blank, blank.tensors))
     return model
 
 
-def look_at_pictures(device: NullDevice) -> None:
-    """Every kind of eyes, on pictures that are resized along both axes."""
-    for shape in (SMALL_EYES, LARGE_EYES, EMBEDDER):
-        gguf = run_sync(Gguf.aopen(BytesSource(eyes_gguf(shape))))
-        vision = EncoderConfigs.from_gguf(gguf).vision
-        assert vision is not None
-        side = vision.patch * vision.pool
-        with run_sync(Eyes.load(gguf, vision, device)) as eyes:
-            run_sync(see(eyes, RgbImage(1, 2, bytes(6)), 2 * side, side)).close()
+def encode_images(device: NullDevice) -> None:
+    """Record every kind of vision encoder, for images that are resized along both axes."""
+    for shape in (SMALL_VISION, LARGE_VISION, EMBEDDER):
+        gguf = run_sync(Gguf.aopen(BytesSource(vision_gguf(shape))))
+        config = EncoderConfigs.from_gguf(gguf).vision
+        assert config is not None
+        side, image = config.patch * config.pool, RgbImage(1, 2, bytes(6))
+        with run_sync(vision.VisionEncoder.load(gguf, config, device)) as encoder:
+            run_sync(vision.encode_image(encoder, image, 2 * side, side)).close()
 
 
-def hear_sounds(device: NullDevice) -> None:
-    """Both kinds of ears, and those of the true width."""
-    wide = replace(EARS, width=1024, layers=1, heads=8, features=1536)
-    for shape in (EARS, wide, RAW_EARS):
-        gguf = ears_gguf(shape, ears_tensors(shape))
-        with run_sync(Ears.load(gguf, audio_of(gguf), device)) as ears:
-            run_sync(hear(ears, bytes(4 * 8000))).close()
+def encode_audio(device: NullDevice) -> None:
+    """Record both kinds of audio encoders, and one of the real width."""
+    wide = replace(TINY_AUDIO, width=1024, layers=1, heads=8, features=1536)
+    for shape in (TINY_AUDIO, wide, RAW_AUDIO):
+        gguf = audio_gguf(shape, audio_weights(shape))
+        with run_sync(audio.AudioEncoder.load(gguf, audio_config(gguf), device)) as encoder:
+            run_sync(audio.encode_audio(encoder, bytes(4 * 8000))).close()
 
 
-def learn(model: Model) -> None:
-    """Steps of training, of narrow adapters and of wide ones, with dropout and without."""
+def train(model: Model) -> None:
+    """Record steps of training, of narrow adapters and of wide ones, with dropout and without."""
     for rank, dropout in ((4, 0.0), (40, 0.1)):
-        trainer = Trainer(
-            model, untrained(model.config, rank), Options(sequences=2, dropout=dropout)
-        )
-        trainer.reserve(2, 32)
+        options = TrainingOptions(batch_size=2, dropout=dropout)
+        trainer = Trainer(model, untrained(model.config, rank), options)
+        trainer.allocate(2, 32)
         trainer.close()
 
 
 @cache
 def untrained(config: Config, rank: int) -> Adapter:
-    """An adapter of all parts of two layers; its random numbers take longer than the linking."""
-    return new_adapter(config, PARTS, rank=rank, layers=range(2))
+    """Return an adapter of all targets in two layers; drawing it takes longer than linking."""
+    return new_adapter(config, TARGETS, rank=rank, layers=range(2))
 
 
 def only(format: str) -> Callable[[str], str]:
-    """Every matrix in one format, but the router's."""
+    """Return a function that gives every matrix but the router's the same format."""
     return lambda name: "F32" if name.endswith("_gate_inp.weight") else format
 
 
 def few_layers(config: Config, kept: tuple[int, ...]) -> Config:
-    """The same model with only these layers and few words; shared caches are the first two's."""
+    """Return the same model with these layers only and few tokens; the first two share caches."""
     layers = [config.layers[i] for i in kept]
     return replace(
         config,
@@ -179,10 +177,14 @@ def few_layers(config: Config, kept: tuple[int, ...]) -> Config:
 
 
 def record_all(session: Session) -> None:
-    """Every plan of a session."""
-    for kind in ("read", "logits", "see"):
-        for batch in BATCHES[kind == "see" :]:
-            session._plan(kind, batch)
-    for kind, top in product(("greedy", "sample"), ("", " top")):
-        session._plan(kind + top, 1)
-        session._plan(f"decode {kind}{top}", 1)
+    """Record every plan of a session."""
+    plans = session.plans
+    for rows in PLAN_ROWS:
+        plans.get(PlanKey("read", rows))
+        plans.get(PlanKey("logits", rows))
+    session._allocate_soft_tokens()
+    for rows in PLAN_ROWS[1:]:
+        plans.get(PlanKey("read", rows, soft=True))
+    for greedy, top in product((False, True), (False, True)):
+        plans.get(PlanKey("sample", greedy=greedy, top_logprobs=top))
+        plans.get(PlanKey("decode", greedy=greedy, top_logprobs=top))

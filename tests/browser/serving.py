@@ -1,4 +1,4 @@
-"""A small web server for the tests' pages; it notes what it was asked for."""
+"""A small web server for the pages of the tests."""
 
 import mimetypes
 import re
@@ -22,19 +22,21 @@ mimetypes.add_type("text/javascript", ".mjs")
 def serving(
     files: Mapping[str, bytes | Path], headers: Mapping[str, str] = HEADERS
 ) -> Iterator[str]:
-    """The origin at which these files and the page folder are served; of `whole-` ones no parts."""
+    """Serve these files and the page folder; the value is the origin.
+
+    Files whose name starts with `whole-` are served without support for ranges."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             name = self.path.removeprefix("/")
-            found = files.get(name, PAGE / name if name in PAGES else None)
-            data = found.read_bytes() if isinstance(found, Path) else found
-            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            if data is not None and asked and not name.startswith("whole-"):
-                total, first = len(data), int(asked[1])
-                data = data[first : int(asked[2]) + 1]
+            file = files.get(name, PAGE / name if name in PAGES else None)
+            data = file.read_bytes() if isinstance(file, Path) else file
+            byte_range = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if data is not None and byte_range and not name.startswith("whole-"):
+                total, first = len(data), int(byte_range[1])
+                data = data[first : int(byte_range[2]) + 1]
                 self.send_response(206)
                 self.send_header("Content-Range", f"bytes {first}-{first + len(data) - 1}/{total}")
             else:

@@ -47,9 +47,9 @@ def test_a_stored_conversation(tab: Tab) -> None:
     ("kind", "sentence"),
     [
         ("missing", "ModelNotFoundError: "),
-        ("no server", "is not reached, or does not let other sites' pages read it"),
-        ("no model", "GgufError: picture.gif is not a GGUF file"),
-        ("wrong digest", "GgufError: mine is damaged: its bytes are not those of its digest"),
+        ("no server", "cannot be reached, or does not allow pages of other sites to read it"),
+        ("no model", "GgufError: image.gif is not a GGUF file"),
+        ("wrong digest", "GgufError: mine is damaged: its bytes do not match its digest"),
         ("no such file", "InputError: There is no file nothing."),
     ],
 )

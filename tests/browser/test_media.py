@@ -14,8 +14,8 @@ import soundfile
 from browser.serving import serving
 from browser.test_tab import PYODIDE, Tab, wheel
 from helpers.tiny import SMALL, tiny_gguf
-from helpers.tiny_ears import EARS, ears_metadata, ears_tensors
-from helpers.tiny_eyes import SMALL_EYES, eyes_metadata, eyes_tensors
+from helpers.tiny_audio import TINY_AUDIO, audio_metadata, audio_weights
+from helpers.tiny_vision import SMALL_VISION, vision_metadata, vision_weights
 from PIL import Image
 from tolerance import GPU_SOFT_TOKENS
 
@@ -32,14 +32,14 @@ NOISE = Image.fromarray(RNG.integers(0, 256, (40, 61, 3), np.uint8))
 GLASS = Image.fromarray(RNG.integers(0, 256, (40, 61, 4), np.uint8))
 EXACT, ROUNDED, JPEG = 0, 1, 2  # how far a pixel may be off
 TEXT = replace(SMALL, context=64)
-EYES = replace(SMALL_EYES, positions=96)
-HEARING = replace(EARS, output=SMALL.width)
+EYES = replace(SMALL_VISION, positions=96)
+HEARING = replace(TINY_AUDIO, output=SMALL.width)
 
 
 def senses_gguf() -> bytes:
     """Eyes and ears in one file."""
-    metadata = eyes_metadata(EYES, "clip.") | ears_metadata(HEARING)
-    return gguf_bytes(metadata, [*eyes_tensors(EYES), *ears_tensors(HEARING)])
+    metadata = vision_metadata(EYES, "clip.") | audio_metadata(HEARING)
+    return gguf_bytes(metadata, [*vision_weights(EYES), *audio_weights(HEARING)])
 
 
 @pytest.fixture(scope="module", params=THREADS)
@@ -124,8 +124,8 @@ def test_every_way_to_hand_in_a_picture(tab: Tab, kind: str) -> None:
 
 def test_arrays(tab: Tab) -> None:
     assert tab.call("inside_media.pixels", [2, 5, 3]) == [5, 2]
-    assert "is no picture: it must be uint8" in tab.call("inside_media.pixels", [2, 5, 4])
-    assert "is no picture" in tab.call("inside_media.pixels", [2, 5, 3], "b")
+    assert "is not an image: it must be uint8" in tab.call("inside_media.pixels", [2, 5, 4])
+    assert "is not an image" in tab.call("inside_media.pixels", [2, 5, 3], "b")
 
 
 def huge(width: int, height: int) -> bytes:
@@ -138,11 +138,11 @@ def huge(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"", "is damaged, cut short or nothing that this browser knows as a picture; JPEG, PNG"),
-        (b"hello", "nothing that this browser knows"),
+        (b"", "is damaged, cut short or not an image that this browser can decode; JPEG, PNG"),
+        (b"hello", "not an image that this browser can decode"),
         (PICTURES["png"][0][:2000], "is damaged, cut short"),
         (PICTURES["jpeg"][0][:1000], "is damaged, cut short"),
-        (huge(30_000, 30_000), "has 30000 x 30000 pixels; at most 100 million can be taken"),
+        (huge(30_000, 30_000), "has 30000 x 30000 pixels; at most 100 million are supported"),
     ],
 )
 def test_files_that_are_no_pictures(tab: Tab, data: bytes, sentence: str) -> None:
@@ -153,9 +153,9 @@ def test_files_that_are_no_pictures(tab: Tab, data: bytes, sentence: str) -> Non
 def test_things_that_are_neither(tab: Tab, what: str) -> None:
     kind = {"dict": "dict", "number": "int", "url": "URL"}[what]
     picture, sound = tab.call("inside_media.nonsense", what)
-    assert picture.startswith("The picture must be ")
+    assert picture.startswith("The image must be ")
     assert picture.endswith(f"not {kind}.")
-    assert sound.startswith("The sound must be ")
+    assert sound.startswith("The audio must be ")
     assert sound.endswith(f"not {kind}.")
 
 
@@ -238,10 +238,10 @@ def test_samples_of_javascript(tab: Tab) -> None:
 @pytest.mark.parametrize(
     ("values", "kind", "sentence"),
     [
-        ([], "f", "The sound holds no samples"),
+        ([], "f", "The audio holds no samples"),
         (["nan"], "f", "NaN or infinite"),
         (["inf", 0.5], "list", "NaN or infinite"),
-        ([0.5, 30_000.0], "list", "The sound reaches 30000, but samples lie between -1 and 1"),
+        ([0.5, 30_000.0], "list", "The audio reaches 30000, but samples lie between -1 and 1"),
         ([[0.5]], "list", "one row of float samples at 16000 Hz"),
         ([1, 2], "h", "one row of float samples at 16000 Hz"),
     ],
@@ -258,10 +258,10 @@ NOT_A_NUMBER = struct.pack("<2f", 0.5, math.nan)
 @pytest.mark.parametrize(
     ("kind", "data", "sentence"),
     [
-        ("bytes", b"", "The sound is empty"),
-        ("bytes", sound_file(16_000, 1)[:12], "The sound cannot be decoded: it is damaged"),
-        ("File", sound_file(500, 1), "The sound has 500 samples a second; 1000 to 768000"),
-        ("bytes", sound_file(16_000, 1)[:44], "The sound holds no samples"),
+        ("bytes", b"", "The audio is empty"),
+        ("bytes", sound_file(16_000, 1)[:12], "The audio cannot be decoded: it is damaged"),
+        ("File", sound_file(500, 1), "The audio has 500 samples a second; 1000 to 768000"),
+        ("bytes", sound_file(16_000, 1)[:44], "The audio holds no samples"),
         ("Float32Array", NOT_A_NUMBER, "NaN or infinite"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The chat page with its real engine and without its server: it starts, and replies as before."""
+"""The chat page with its real engine, without its server: it starts and replies as before."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from web.page import Visitor
 from webgemma.web.site import Site
 
 ROOT = Path(__file__).resolve().parents[2]
-SLOW_MS = 60_000  # a GPU in software compiles for a while
+SLOW_MS = 60_000  # a software GPU compiles slowly
 
 
 def test_a_visit_without_the_server(chromium: Any, tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_a_visit_without_the_server(chromium: Any, tmp_path: Path) -> None:
         visitor.open()
         visitor.button("Settings").click()
         visitor.page.get_by_label("Temperature").fill("0")
-        visitor.page.get_by_label("Most tokens").fill("4")
+        visitor.page.get_by_label("Max tokens").fill("4")
         visitor.button("Save").click()
         before = visitor.ask("Hello")
         visitor.page.evaluate("navigator.serviceWorker.ready.then(() => true)")

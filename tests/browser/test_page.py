@@ -1,4 +1,4 @@
-"""The chat page with its real engine, as a person uses it: Chromium, Pyodide, WebGPU, no fake."""
+"""The chat page with its real engine: Chromium, Pyodide and WebGPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +15,12 @@ from webgemma.gguf.sources import BytesSource
 from webgemma.web.site import Site
 
 ROOT = Path(__file__).resolve().parents[2]
-SLOW_MS = 60_000  # a GPU in software compiles for a while
+SLOW_MS = 60_000  # a software GPU compiles slowly
 
 
 @pytest.fixture(scope="module")
 def visitor(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visitor]:
-    """Someone with the page open, on a machine whose Ollama has a model."""
+    """A visitor with the page open, on a machine whose Ollama has a model."""
     store = tmp_path_factory.mktemp("store")
     add_model(store, "standin:tiny", gguf=standin_gguf())
     with serving(Site(store, ROOT / "node_modules" / "pyodide")) as client:
@@ -41,15 +41,15 @@ def expected(text: str, gguf: bytes | None = None) -> str:
         return "".join(piece.text for piece in pieces).strip()
 
 
-def choose_greedy(visitor: Visitor) -> None:
+def set_greedy(visitor: Visitor) -> None:
     visitor.button("Settings").click()
     visitor.page.get_by_label("Temperature").fill("0")
-    visitor.page.get_by_label("Most tokens").fill("12")
+    visitor.page.get_by_label("Max tokens").fill("12")
     visitor.button("Save").click()
 
 
 def test_the_bundled_model_replies_as_natively(visitor: Visitor) -> None:
-    choose_greedy(visitor)
+    set_greedy(visitor)
     assert visitor.ask("What are you?").strip() == expected("What are you?")
     assert "tokens/s" in visitor.texts(".facts")[-1]
 

@@ -1,4 +1,4 @@
-"""How the page's Python begins: by itself, or from a picture of its memory, also a bad one."""
+"""The start of the page's Python: without a snapshot of its memory, with one, with a bad one."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from web.client import serving
 
 from webgemma.web.site import Site
 
-PICTURE = """async () => {
+SNAPSHOTS = """async () => {
   const cache = await caches.open("webgemma-python");
   const sizes = {};
   for (const key of await cache.keys()) {
@@ -16,30 +16,30 @@ PICTURE = """async () => {
   }
   return sizes;
 }"""
-SPOIL = """async (path) => {
+OVERWRITE = """async (path) => {
   const cache = await caches.open("webgemma-python");
   await cache.put(path, new Response(new Uint8Array(1 << 20).fill(7)));
 }"""
 
 
-def test_python_begins_from_a_picture_and_without_one(chromium: Any, tmp_path: Path) -> None:
+def test_python_starts_from_a_snapshot_and_without_one(chromium: Any, tmp_path: Path) -> None:
     warnings: list[str] = []
     with serving(Site(tmp_path, PYODIDE)) as client:
         context = chromium.new_context()
         visitor = Person(context, f"http://localhost:{client.port}/")
         visitor.page.on("console", lambda message: warnings.append(message.text))
         visitor.open()
-        first = visitor.page.evaluate(PICTURE)
+        first = visitor.page.evaluate(SNAPSHOTS)
         ((path, nbytes),) = first.items()
         assert nbytes > 20 << 20
-        visitor.set(Most_tokens="4")
+        visitor.set(Max_tokens="4")
         visitor.open()
         assert visitor.ask("Hello")
-        assert visitor.page.evaluate(PICTURE) == first
+        assert visitor.page.evaluate(SNAPSHOTS) == first
         assert warnings == []
-        visitor.page.evaluate(SPOIL, path)
+        visitor.page.evaluate(OVERWRITE, path)
         visitor.open()
         assert visitor.ask("Hello")
-        assert visitor.page.evaluate(PICTURE) == first
-        assert any("the picture of Python does not work" in text for text in warnings)
+        assert visitor.page.evaluate(SNAPSHOTS) == first
+        assert any("the snapshot of Python cannot be used" in text for text in warnings)
         context.close()

@@ -1,4 +1,4 @@
-"""The engine in a browser tab: the same wheel, the same programs, the same answers."""
+"""The engine in a browser tab: the same wheel, the same programs, the same results."""
 
 import io
 import json
@@ -14,12 +14,12 @@ from browser.serving import serving
 from conftest import FIXTURES
 from helpers.gpu import device
 from helpers.tiny import DIFFUSION, KINDS, tiny_gguf
-from helpers.tiny_ears import EARS, ears_bytes, ears_gguf, ears_tensors
+from helpers.tiny_audio import TINY_AUDIO, audio_bytes, audio_gguf, audio_weights
 from tolerance import GPU_LOGITS_OF_TRANSFORMERS, GPU_SOFT_TOKENS, MEL_OF_TRANSFORMERS
 
 import webgemma
 from webgemma import Gemma
-from webgemma.reference.audio import AudioModel
+from webgemma.reference.audio import AudioEncoder
 from webgemma.reference.weights import Weights
 
 SOURCE = Path(webgemma.__file__).parent
@@ -29,27 +29,27 @@ MODELS = ["small", "moe"]
 
 
 def wheel() -> bytes:
-    """What the wheel holds, and the tests' part that runs in the tab."""
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as file:
+    """Return a wheel with the package, and the functions that the tests call in the tab."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as file:
         for path in SOURCE.rglob("*"):
             if path.suffix in (".py", ".wgsl", ".js", ".gguf"):
                 file.write(path, Path("webgemma") / path.relative_to(SOURCE))
         for path in HERE.glob("inside*.py"):
             file.write(path, path.name)
-    return made.getvalue()
+    return data.getvalue()
 
 
 @dataclass
 class Tab:
-    """A page whose worker runs Python, and the addresses it has asked for."""
+    """A page whose worker runs Python, and the addresses that it has requested."""
 
     page: Any
     origin: str
-    asked: list[str]
+    requested: list[str]
 
     def call(self, name: str, *given: Any, **named: Any) -> Any:
-        """What a function of inside.py returns in the tab."""
+        """Return the result of a function of inside.py in the tab."""
         module, _, function = name.rpartition(".")
         code = (
             f"import {module or 'inside'} as inside, json\n"
@@ -64,23 +64,25 @@ def tab(chromium: Any) -> Iterator[Tab]:
     files = {f"pyodide/{path.name}": path for path in PYODIDE.iterdir() if path.is_file()}
     models = {f"{kind}.gguf": tiny_gguf(KINDS[kind]) for kind in MODELS}
     models["diffusion.gguf"] = tiny_gguf(DIFFUSION)
-    ears = {"ears.gguf": ears_bytes(EARS, ears_tensors(EARS))}
-    with serving({**files, **models, **ears, "webgemma.whl": wheel()}) as origin:
-        page, asked = chromium.new_page(), []
-        page.context.on("request", lambda request: asked.append(request.url))
+    audio = {"audio.gguf": audio_bytes(TINY_AUDIO, audio_weights(TINY_AUDIO))}
+    with serving({**files, **models, **audio, "webgemma.whl": wheel()}) as origin:
+        page, requested = chromium.new_page(), []
+        page.context.on("request", lambda request: requested.append(request.url))
         page.goto(f"{origin}/python.html")
-        yield Tab(page, origin, asked)
+        yield Tab(page, origin, requested)
         page.close()
 
 
 def truth(kind: str) -> tuple[list[int], list[int]]:
-    """A prompt, and what transformers continues it with."""
+    """Return a prompt, and how transformers continues it."""
     with np.load(FIXTURES / "tiny" / f"{kind}.npz") as stored:
         return stored["ids"].tolist(), stored["greedy"].tolist()
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_greedy_ids_as_natively_and_as_transformers(tab: Tab, kind: str, tmp_path: Path) -> None:
+def test_greedy_ids_equal_those_natively_and_of_transformers(
+    tab: Tab, kind: str, tmp_path: Path
+) -> None:
     ids, wanted = truth(kind)
     settings = {"temperature": 0, "max_tokens": len(wanted)}
     path = tmp_path / "tiny.gguf"
@@ -94,7 +96,7 @@ def test_greedy_ids_as_natively_and_as_transformers(tab: Tab, kind: str, tmp_pat
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_logits_as_transformers(tab: Tab, kind: str) -> None:
+def test_logits_equal_those_of_transformers(tab: Tab, kind: str) -> None:
     with np.load(FIXTURES / "tiny" / f"{kind}.npz") as stored:
         ids, expected = stored["ids"].tolist(), stored["logits"]
     np.testing.assert_allclose(
@@ -102,7 +104,7 @@ def test_logits_as_transformers(tab: Tab, kind: str) -> None:
     )
 
 
-def test_the_same_tokens_are_drawn_as_natively(tab: Tab, tmp_path: Path) -> None:
+def test_the_same_tokens_are_sampled_as_natively(tab: Tab, tmp_path: Path) -> None:
     ids, _ = truth("small")
     settings = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 5, "max_tokens": 16}
     path = tmp_path / "tiny.gguf"
@@ -112,7 +114,7 @@ def test_the_same_tokens_are_drawn_as_natively(tab: Tab, tmp_path: Path) -> None
     assert tab.call("tokens", "small", ids, settings, kv="f32")[1] == natively
 
 
-def test_blocks_are_denoised_as_natively(tab: Tab, tmp_path: Path) -> None:
+def test_canvases_are_denoised_as_natively(tab: Tab, tmp_path: Path) -> None:
     ids = [2, *range(30, 51)]
     settings = {"steps": 2, "entropy_bound": 3.0, "seed": 5, "max_tokens": 20, "watch": True}
     path = tmp_path / "tiny.gguf"
@@ -121,21 +123,21 @@ def test_blocks_are_denoised_as_natively(tab: Tab, tmp_path: Path) -> None:
         natively = [piece.token for piece in gemma.generate(ids, **settings)]
     found = tab.call("tokens", "diffusion", ids, settings, kv="f32")[1]
     assert found == natively
-    assert found.count(-1) == 4  # the canvas after each step of two blocks
+    assert found.count(-1) == 4  # the canvas after each step of two canvases
 
 
-def test_a_conversation_goes_on_after_a_stop_and_after_a_restore(tab: Tab) -> None:
+def test_a_conversation_continues_after_a_stop_and_after_a_restore(tab: Tab) -> None:
     ids, wanted = truth("small")
     assert tab.call("continued", "small", ids, 8) == [wanted[:8]] * 3
 
 
-def test_a_sound_is_heard_as_by_transformers_and_the_reference(tab: Tab) -> None:
-    sound = np.fromfile(FIXTURES / "mm" / "audio-24000.f32", "<f4")[:9000]
-    mel, tokens = (np.array(rows) for rows in tab.call("heard", "ears", sound.tolist()))
+def test_audio_is_encoded_as_by_transformers_and_the_reference(tab: Tab) -> None:
+    samples = np.fromfile(FIXTURES / "mm" / "audio-24000.f32", "<f4")[:9000]
+    mel, tokens = (np.array(rows) for rows in tab.call("encoded_audio", "audio", samples.tolist()))
     frames = np.load(FIXTURES / "mm" / "audio24000.mel.npy").reshape(-1, 128)[: len(mel)]
     np.testing.assert_allclose(mel, frames, rtol=0, atol=MEL_OF_TRANSFORMERS)
-    tower = AudioModel(EARS, Weights(ears_gguf(EARS, ears_tensors(EARS))))
-    wanted = tower.hear(sound)
+    encoder = AudioEncoder(TINY_AUDIO, Weights(audio_gguf(TINY_AUDIO, audio_weights(TINY_AUDIO))))
+    wanted = encoder.encode(samples)
     bound = GPU_SOFT_TOKENS * np.abs(wanted).max()
     np.testing.assert_allclose(tokens, wanted, rtol=0, atol=bound)
 
@@ -146,7 +148,7 @@ def test_the_bundled_model_replies(tab: Tab) -> None:
         assert tab.call("bundled", "What are you?") == "".join(piece.text for piece in pieces)
 
 
-def test_what_the_device_says_of_itself(tab: Tab) -> None:
+def test_the_facts_of_the_device(tab: Tab) -> None:
     facts = tab.call("facts")
     assert facts["software"]
     assert {"subgroups", "enable-subgroups", "shuffle4", "packed-dots"} <= set(facts["features"])
@@ -175,11 +177,11 @@ def test_plans_readings_copies_and_writes(tab: Tab) -> None:
         ("no memory", "DeviceMemoryError: The GPU has no 1073741824 bytes for much beside "),
     ],
 )
-def test_what_goes_wrong_gets_a_sentence(tab: Tab, kind: str, sentence: str) -> None:
+def test_a_mistake_gets_a_sentence(tab: Tab, kind: str, sentence: str) -> None:
     assert sentence in tab.call("mistake", kind)
 
 
-def test_nobody_but_our_own_origin_was_asked(tab: Tab) -> None:
+def test_only_the_own_origin_is_requested(tab: Tab) -> None:
     tab.call("facts")
-    assert any(url.endswith("pyodide.asm.wasm") for url in tab.asked)
-    assert [url for url in tab.asked if not url.startswith(f"{tab.origin}/")] == []
+    assert any(url.endswith("pyodide.asm.wasm") for url in tab.requested)
+    assert [url for url in tab.requested if not url.startswith(f"{tab.origin}/")] == []

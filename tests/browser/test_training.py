@@ -1,4 +1,4 @@
-"""Training in a browser tab: the same code, step for step the same losses."""
+"""Training in a browser tab: the same losses as natively, step by step."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +13,9 @@ from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
+from webgemma.lora.adapter import new_adapter
 from webgemma.lora.data import Example
-from webgemma.lora.fresh import new_adapter
-from webgemma.lora.trainer import Options, Trainer
+from webgemma.lora.trainer import Trainer, TrainingOptions
 from webgemma.sync import run_sync
 
 IDS = [2, *range(40, 300, 13)]
@@ -38,7 +38,7 @@ def native(kind: str) -> list[float]:
     config = Config.from_gguf(gguf)
     with run_sync(Model.load(gguf, config, device())) as model:
         adapter = new_adapter(config, rank=4, seed=2)
-        trainer = Trainer(model, adapter, Options(sequences=1, dropout=0.1))
+        trainer = Trainer(model, adapter, TrainingOptions(batch_size=1, dropout=0.1))
         example = Example(tuple(IDS), (True,) * len(IDS), 1)
         found = [run_sync(trainer.step([[example]], rate)).loss for rate in RATES]
         trainer.close()

@@ -1,4 +1,4 @@
-"""The model learns in the page, with the real engine, and keeps what it has learnt."""
+"""Fine-tuning in the page with the real engine: an adapter is trained, stored and applied."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from browser.chromium import storing
-from browser.person import Person, Wire, visiting
+from browser.person import ControlledSite, Person, visiting
 from helpers.store import add_model
 from helpers.tiny import SMALL, tiny_gguf
 
@@ -20,19 +20,19 @@ ROWS = [{"prompt": f"Hello {n}", "completion": "Good day to you."} for n in rang
 
 @pytest.fixture(scope="module")
 def person(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
-    """Someone with a tiny model; the tests are steps of one visit."""
+    """A person with a tiny model; the tests are steps of one visit."""
     folder = tmp_path_factory.mktemp("tuning")
     add_model(folder / "store", "small:tiny", gguf=tiny_gguf(SMALL))
-    site = Wire(folder / "store")
+    site = ControlledSite(folder / "store")
     with storing(chromium, folder / "profile") as context, visiting(context, site) as person:
         person.open()
-        person.set(Temperature="0", Most_tokens="6")
-        person.pick()
+        person.set(Temperature="0", Max_tokens="6")
+        person.open_models()
         person.choose("ollama", "small:tiny")
         yield person
 
 
-def test_it_learns_and_the_adapter_is_downloaded(person: Person, tmp_path: Path) -> None:
+def test_an_adapter_is_trained_and_downloaded(person: Person, tmp_path: Path) -> None:
     person.button("Fine-tune").click()
     data = "\n".join(map(json.dumps, ROWS)).encode()
     files = [{"name": "polite.jsonl", "mimeType": "text/plain", "buffer": data}]
@@ -56,7 +56,7 @@ def test_it_learns_and_the_adapter_is_downloaded(person: Person, tmp_path: Path)
     person.close()
 
 
-def test_it_is_there_after_a_reload_and_changes_replies(person: Person) -> None:
+def test_the_adapter_survives_a_reload_and_changes_replies(person: Person) -> None:
     person.open("small:tiny")
     before = person.ask("Hello 1")
     person.button("Fine-tune").click()

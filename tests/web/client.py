@@ -1,4 +1,4 @@
-"""The page's server in a thread, and requests exactly as they are written."""
+"""The page's server in a thread, and a client whose requests are sent as written."""
 
 import http.client
 import threading
@@ -12,7 +12,7 @@ from webgemma.web.site import Site
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer, read to its end."""
+    """A complete response."""
 
     status: int
     headers: http.client.HTTPMessage
@@ -25,12 +25,12 @@ class Reply:
 
 @dataclass(frozen=True)
 class Client:
-    """Asks one server; `path` goes out as it is."""
+    """A client of one server, which sends paths unchanged."""
 
     port: int
 
     def get(self, path: str, method: str = "GET", **headers: str) -> Reply:
-        """Ask with headers of names such as `If_Range`; Host is ours unless it is given."""
+        """Send a request; headers are named like `If_Range`, Host is the server's by default."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
             connection.putrequest(
@@ -47,7 +47,7 @@ class Client:
 
 @contextmanager
 def serving(site: Site, port: int = 0) -> Iterator[Client]:
-    """Run a server, on a free port unless one is given."""
+    """Run a server of a site, on a free port by default; the value is a client of it."""
     server = Server(site, port)
     thread = threading.Thread(target=server.run, args=(0.01,))
     thread.start()

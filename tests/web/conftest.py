@@ -1,4 +1,4 @@
-"""For the tests of one file a Chromium and a page; for each test a fresh profile and a visitor."""
+"""Fixtures: a Chromium and a served page per test file, a profile and a visitor per test."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,14 +23,14 @@ def context(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The page, with no model but the bundled one."""
+    """The page's address; its Ollama store has no models."""
     with serving_page(tmp_path_factory.mktemp("site")) as url:
         yield url
 
 
 @pytest.fixture
 def visitor(context: Any, url: str) -> Iterator[Visitor]:
-    """Someone with the page open; whatever they do, no error and no other host."""
+    """A visitor with the page open; errors and requests to other hosts fail the test."""
     visitor = Visitor(context, url)
     visitor.open()
     yield visitor

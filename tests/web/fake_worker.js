@@ -1,12 +1,15 @@
-// Speaks the page's protocol without a model: what the user says, and what files are called, decides.
+// A worker that speaks the page's protocol (engine.js) without a model. The text of a message and the names of
+// files decide what it does.
 
 const NBYTES = 1000000;
-const ROOM = Infinity; // bytes of the GPU
-const STORAGE = 5000000; // bytes for models in this browser
+const GPU_NBYTES = Infinity;
+const STORAGE_NBYTES = 5000000; // for models in this browser
 const stopped = new Set();
 let onstop = () => {};
-const left = new Set();
+const cancelled = new Set();
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+// What has "held" in its name ends when the test says so (Visitor.release).
+const released = new Promise((resolve) => { new BroadcastChannel("release").onmessage = resolve; });
 
 postMessage({ type: "ready", device: "Pretend GPU", software: true });
 
@@ -20,7 +23,7 @@ async function load({ source, options }) {
   const name = source.name ?? source.file?.name ?? "bundled";
   const failure = FAILURES[name.match(/^[a-z]*/)[0]];
   if (failure) {
-    postMessage({ type: "error", kind: failure[0], sentence: `${name} ${failure[1]}` });
+    postMessage({ type: "error", kind: failure[0], message: `${name} ${failure[1]}` });
     return;
   }
   for (let loaded = 0; loaded <= NBYTES; loaded += NBYTES / 4) {
@@ -30,49 +33,49 @@ async function load({ source, options }) {
     await pause(isStuck ? 400 : 2);
   }
   const device = source.kind === "stored" ? "Pretend GPU, from storage" : "Pretend GPU";
-  const eyes = source.eyes ? ` with ${source.eyes.file?.name ?? source.eyes.url}` : "";
-  postMessage({ type: "loaded", name: name + eyes, context: options.context ?? 32768, device, nbytes: NBYTES });
+  const mmproj = source.mmproj ? ` with ${source.mmproj.file?.name ?? source.mmproj.url}` : "";
+  postMessage({ type: "loaded", name: name + mmproj, context: options.context ?? 32768, device, nbytes: NBYTES });
 }
 
-/** Pictures and sounds as JSON. */
-function described(_, value) {
+/** Describe images and audio in JSON. */
+function describe(_, value) {
   if (value instanceof Blob) return { mime: value.type, nbytes: value.size };
   return ArrayBuffer.isView(value) ? { samples: value.length, loudest: value.reduce((a, b) => Math.max(a, Math.abs(b)), 0) } : value;
 }
 
-/** What is written in a message. */
+/** Return the text of a message. */
 const textIn = ({ content }) => (typeof content === "string" ? content : content.find(({ text }) => text)?.text ?? "");
 
-/** What the fake says to a message. */
+/** Return the reply to a request. */
 function replyTo(request) {
   const text = textIn(request.messages.at(-1));
-  if (text === "request") return `\`\`\`json\n${JSON.stringify(request, described)}\n\`\`\``;
+  if (text === "request") return `\`\`\`json\n${JSON.stringify(request, describe)}\n\`\`\``;
   return text.startsWith("echo ") ? text.slice(5) : `You said ${text}.`;
 }
 
 async function chat(request) {
   const { id, messages, settings } = request;
   const text = textIn(messages.at(-1));
-  const media = messages.map(({ content }) => content).filter(Array.isArray).flat().filter(({ type }) => type !== "text");
-  const sensing = { type: "sensing", id, senses: [...new Set(media.map(({ type }) => type))], total: 100 };
-  if (media.length) for (const done of [0, 40]) postMessage({ ...sensing, done });
-  if (media.length && text === "look long") await new Promise((resolve) => { onstop = resolve; });
-  if (media.length && text === "blind") {
-    postMessage({ type: "error", id, kind: "senses", sentence: "bundled cannot see: there is no vision tower in its file." });
+  const parts = messages.map(({ content }) => content).filter(Array.isArray).flat().filter(({ type }) => type !== "text");
+  const encoding = { type: "encoding", id, media: [...new Set(parts.map(({ type }) => type))], total: 100 };
+  if (parts.length) for (const done of [0, 40]) postMessage({ ...encoding, done });
+  if (parts.length && text === "encode long") await new Promise((resolve) => { onstop = resolve; });
+  if (parts.length && text === "no encoder") {
+    postMessage({ type: "error", id, kind: "no-encoder", message: "bundled has no vision encoder in its file." });
     return;
   }
   if (settings.think) postMessage({ type: "piece", id, text: "Let me see.", thinking: true });
   if (text === "lose the device" || text === "fail") {
     postMessage({ type: "piece", id, text: "Half a", thinking: false });
     const lost = text !== "fail";
-    const sentence = lost ? "The GPU was lost." : "The prompt is too long.";
-    postMessage({ type: "error", id, kind: lost ? "device-lost" : "other", sentence });
+    const message = lost ? "The GPU was lost." : "The prompt is too long.";
+    postMessage({ type: "error", id, kind: lost ? "device-lost" : "other", message });
     return;
   }
-  if (text === "focus") {
+  if (text === "diffuse") {
     for (let step = 1; step <= 3; step += 1) {
       const runs = [["<b>Half</b>", true], [" noise↵", false]].slice(0, step);
-      postMessage({ type: "canvas", id, runs, block: 1, step, settled: 2 * step, size: 8 });
+      postMessage({ type: "canvas", id, runs, number: 1, step, accepted: 2 * step, size: 8 });
       await pause(step === 3 ? 500 : 5);
     }
   }
@@ -88,69 +91,74 @@ async function chat(request) {
   postMessage({ type: "done", id, finish: stopped.has(id) ? "stopped" : "stop", tokens, tokens_per_second: 12.34 });
 }
 
-// What is stored outlives the page: it lies in a cache of the browser, as JSON.
+// Stored models outlive the page: they are JSON in a cache of the browser.
 
-async function stored(change = (models) => models) {
+async function storedModels(change = (models) => models) {
   const cache = await caches.open("fake");
-  const kept = await cache.match("/fake");
-  const models = change(kept ? await kept.json() : []);
+  const entry = await cache.match("/fake");
+  const models = change(entry ? await entry.json() : []);
   await cache.put("/fake", Response.json(models));
   return models;
 }
 
-async function tellStored(change) {
-  const models = await stored(change);
-  const free_nbytes = STORAGE - models.reduce((sum, { have }) => sum + have, 0);
-  postMessage({ type: "stored", models, free_nbytes });
+async function reportStored(change) {
+  const models = await storedModels(change);
+  const free_nbytes = STORAGE_NBYTES - models.reduce((sum, { stored_nbytes }) => sum + stored_nbytes, 0);
+  postMessage({ type: "stored_models", models, free_nbytes });
 }
 
-async function keep({ source: { kind, file, digest, ...source } }) {
+async function store({ source: { kind, file, digest, ...source } }) {
   const { name, nbytes } = kind === "file" ? { name: file.name, nbytes: file.size } : source;
   const id = digest ?? `${name} ${nbytes}`;
-  left.delete(id);
-  const old = (await stored()).find((model) => model.id === id);
-  const model = { id, name, nbytes, have: old?.have ?? 0, digest: digest ?? null, gpu_nbytes: nbytes, gpu_least_nbytes: nbytes, isChecked: false };
-  const isSlow = name.startsWith("slow"); // comes to its half, and goes on when it is asked for again
-  const note = () => tellStored((models) => [...models.filter((other) => other.id !== id), { ...model, whole: model.isChecked }]);
-  while (model.have < nbytes) {
-    postMessage({ type: "keeping", id, name, stage: "copying", done: model.have, total: nbytes });
-    await pause(isSlow && !old ? 150 : 20);
-    if (left.has(id)) {
-      postMessage({ type: "left", id, name });
+  cancelled.delete(id);
+  const partial = (await storedModels()).find((other) => other.id === id);
+  const model = {
+    id, name, nbytes, stored_nbytes: partial?.stored_nbytes ?? 0, complete: false, digest: digest ?? null, mmproj: null,
+    gpu_nbytes: nbytes, gpu_min_nbytes: nbytes,
+  };
+  const isSlow = name.startsWith("slow"); // stops at half, and is completed when it is resumed
+  const report = () => reportStored((models) => [...models.filter((other) => other.id !== id), { ...model }]);
+  while (model.stored_nbytes < nbytes) {
+    postMessage({ type: "storing", id, name, stage: "copying", done: model.stored_nbytes, total: nbytes });
+    await pause(isSlow && !partial ? 150 : 20);
+    if (cancelled.has(id)) {
+      postMessage({ type: "store_cancelled", id, name });
       return;
     }
-    if (isSlow && !old && model.have >= nbytes / 2) continue;
-    model.have = Math.min(nbytes, model.have + Math.ceil(nbytes / 10));
-    await note();
-    if (name.startsWith("full") && model.have > nbytes / 2) {
-      postMessage({ type: "error", keep: id, kind: "storage", sentence: "This browser has no room left." });
+    if (isSlow && !partial && model.stored_nbytes >= nbytes / 2) continue;
+    model.stored_nbytes = Math.min(nbytes, model.stored_nbytes + Math.ceil(nbytes / 10));
+    await report();
+    if (name.startsWith("full") && model.stored_nbytes > nbytes / 2) {
+      if (name.includes("held")) await released;
+      postMessage({ type: "error", store: id, kind: "storage", message: "The storage of this browser is full." });
       return;
     }
   }
-  postMessage({ type: "keeping", id, name, stage: "checking", done: nbytes / 2, total: nbytes });
+  postMessage({ type: "storing", id, name, stage: "checking", done: nbytes / 2, total: nbytes });
   await pause(isSlow ? 1000 : 20);
+  if (name.includes("held")) await released;
   if (name.startsWith("bad")) {
-    postMessage({ type: "error", keep: id, kind: "file", sentence: `${name} is damaged: its SHA-256 is another.` });
+    postMessage({ type: "error", store: id, kind: "file", message: `${name} is damaged: its SHA-256 differs.` });
     return;
   }
-  model.isChecked = true;
-  await note();
-  postMessage({ type: "kept", id, name });
+  model.complete = true;
+  await report();
+  postMessage({ type: "stored", id, name });
 }
 
-// Fine-tuning: what the file of the examples is called decides.
+// Fine-tuning: the name of the examples' file decides what happens.
 
-let isEnough = false;
+let isTuningStopped = false;
 let adapters = [];
-const tellAdapters = () => postMessage({ type: "adapters", adapters });
+const reportAdapters = () => postMessage({ type: "adapters", adapters });
 
 function examine({ data, options: { name, epochs } }) {
   if (name.startsWith("bad")) {
-    postMessage({ type: "error", tune: "examine", kind: "other", sentence: `${name} has no row to learn from; line 1: it is no JSON.` });
+    postMessage({ type: "error", tune: "examine", kind: "other", message: `${name} has no row to train on; line 1: it is not JSON.` });
     return;
   }
   const rows = data.trim().split("\n");
-  const skipped = rows.flatMap((row, at) => (row.startsWith("{") ? [] : [[at + 1, "it is no JSON."]]));
+  const skipped = rows.flatMap((row, at) => (row.startsWith("{") ? [] : [[at + 1, "it is not JSON."]]));
   const counts = { rows: rows.length, examples: rows.length - skipped.length, tokens: 100, targets: 40 };
   const free_nbytes = name.startsWith("large") ? 1e9 : 3e9;
   postMessage({
@@ -159,49 +167,52 @@ function examine({ data, options: { name, epochs } }) {
 }
 
 async function tune({ options }) {
-  isEnough = false;
-  postMessage({ type: "adapted", id: null, name: null });
+  isTuningStopped = false;
+  postMessage({ type: "adapter_applied", id: null, name: null });
   const [name] = options.name.split(".");
   const steps = name === "slow" ? 1000 : 4 * options.epochs;
   let step = 0;
-  while (step < steps && !isEnough) {
+  while (step < steps && !isTuningStopped) {
     step += 1;
     await pause(10);
-    if (name === "astray" && step === 3) {
-      postMessage({ type: "error", tune: "tune", kind: "other", sentence: "The loss is no longer a number: take a smaller learning rate." });
+    if (name === "diverging" && step === 3) {
+      postMessage({ type: "error", tune: "tune", kind: "other", message: "The loss is not a number: use a smaller learning rate." });
       return;
     }
-    const judged = options.held_out && step % 4 === 0 ? 5 / step : null;
-    postMessage({ type: "tuning", step, steps, rate: options.rate, loss: 4 / step, judged, tokens_per_second: 123.4 });
+    const held_out_loss = options.held_out && step % 4 === 0 ? 5 / step : null;
+    postMessage({ type: "tuning", step, steps, learning_rate: options.learning_rate, loss: 4 / step, held_out_loss, tokens_per_second: 123.4 });
   }
+  if (name === "held") await released;
   const id = `${name} ${adapters.length}`;
   const facts = { id, name, steps: step, loss: 4 / step };
-  postMessage({ type: "tuned", ...facts, stopped: isEnough });
-  adapters = [...adapters, { ...facts, nbytes: 2000000, base: "bundled", kept: name !== "full" }];
-  tellAdapters();
+  postMessage({ type: "tuned", ...facts, stopped: isTuningStopped });
+  adapters = [...adapters, { ...facts, nbytes: 2000000, base: "bundled", stored: name !== "full" }];
+  reportAdapters();
 }
 
-addEventListener("message", ({ data }) => {
-  if (data.type === "examine") examine(data);
-  if (data.type === "tune") tune(data);
-  if (data.type === "enough") isEnough = true;
-  if (data.type === "put_on") postMessage({ type: "adapted", id: data.id, name: adapters.find(({ id }) => id === data.id).name });
-  if (data.type === "take_off") postMessage({ type: "adapted", id: null, name: null });
-  if (data.type === "adapters") tellAdapters();
-  if (data.type === "adapter") postMessage({ type: "adapter", id: data.id, blob: new Blob([`GGUF of ${data.id}`]) });
-  if (data.type === "forget_adapter") {
-    adapters = adapters.filter(({ id }) => id !== data.id);
-    tellAdapters();
-  }
-  if (data.type === "load") load(data);
-  if (data.type === "chat") chat(data);
-  if (data.type === "stop") {
-    stopped.add(data.id);
+const HANDLERS = {
+  load,
+  chat,
+  stop({ id }) {
+    stopped.add(id);
     onstop();
-  }
-  if (data.type === "keep") keep(data);
-  if (data.type === "leave") left.add(data.id);
-  if (data.type === "forget") tellStored((models) => models.filter(({ id }) => id !== data.id));
-  if (data.type === "stored") tellStored();
-  if (data.type === "room") postMessage({ type: "room", nbytes: Math.min(ROOM, data.nbytes) });
-});
+  },
+  store,
+  cancel_store: ({ id }) => cancelled.add(id),
+  delete: (request) => reportStored((models) => models.filter(({ id }) => id !== request.id)),
+  list_stored: () => reportStored(),
+  probe_gpu_memory: ({ nbytes }) => postMessage({ type: "gpu_memory", nbytes: Math.min(GPU_NBYTES, nbytes) }),
+  examine,
+  tune,
+  stop_tuning() { isTuningStopped = true; },
+  apply_adapter: (request) => postMessage({ type: "adapter_applied", id: request.id, name: adapters.find(({ id }) => id === request.id).name }),
+  detach_adapter: () => postMessage({ type: "adapter_applied", id: null, name: null }),
+  list_adapters: reportAdapters,
+  read_adapter: ({ id }) => postMessage({ type: "adapter_file", id, blob: new Blob([`GGUF of ${id}`]) }),
+  delete_adapter(request) {
+    adapters = adapters.filter(({ id }) => id !== request.id);
+    reportAdapters();
+  },
+};
+
+addEventListener("message", ({ data }) => HANDLERS[data.type]?.(data));

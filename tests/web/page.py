@@ -1,4 +1,4 @@
-"""The chat page in a real Chromium, served by the real server, with a worker that has no model."""
+"""The chat page in Chromium, served by the real server, with a fake worker without a model."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ FAKE_WORKER = (Path(__file__).parent / "fake_worker.js").read_text()
 
 
 def page_site(folder: Path, worker: str | None = FAKE_WORKER) -> Site:
-    """The page, with `worker` in place of the real one; None: without any."""
+    """Return a site of the page with `worker` as its worker's script; None: without a worker."""
     static = folder / "static"
     shutil.copytree(STATIC, static)
     (static / "worker.js").unlink(missing_ok=True)
@@ -26,13 +26,13 @@ def page_site(folder: Path, worker: str | None = FAKE_WORKER) -> Site:
 
 @contextmanager
 def serving_page(folder: Path, worker: str | None = FAKE_WORKER) -> Iterator[str]:
-    """The address of the page, as `page_site` makes it."""
+    """Serve the site of `page_site`; the value is its address."""
     with serving(page_site(folder, worker)) as client:
         yield f"http://localhost:{client.port}/"
 
 
 class Visitor:
-    """A person at the page; remembers what went wrong and who was asked."""
+    """A person at the page; records errors and requests."""
 
     def __init__(self, context: Any, url: str) -> None:
         self.url = url
@@ -41,53 +41,57 @@ class Visitor:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", self._hear)
+        self.page.on("console", self._on_console)
         context.on("request", lambda request: self.requests.append(request.url))
         self.page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
 
-    def _hear(self, message: Any) -> None:
+    def _on_console(self, message: Any) -> None:
         if message.type == "error":
             self.errors.append(message.text)
 
     def open(self, model: str = "Bundled model") -> None:
-        """Go to the page and wait until the model is there."""
+        """Open the page and wait until the model is loaded."""
         self.page.goto(self.url)
         self.page.locator("#model-name", has_text=model).wait_for()
 
     def say(self, text: str) -> None:
-        """Write a message and send it; the reply may still be on its way."""
+        """Send a message without waiting for the reply."""
         self.page.get_by_label("Message", exact=True).fill(text)
         self.page.keyboard.press("Enter")
 
     def ask(self, text: str) -> str:
-        """Say something and wait for the whole reply."""
+        """Send a message, wait for the complete reply, and return its text."""
         self.say(text)
         self.page.locator(".message.assistant:last-child .facts:not(:empty)").wait_for()
         return self.reply()
 
     def reply(self) -> str:
-        """The text of the last reply."""
+        """Return the text of the last reply."""
         return str(self.page.locator(".message.assistant .body").last.inner_text())
 
     def request(self) -> Any:
-        """What the worker is asked when the user says "request"."""
+        """Return the chat request that the worker receives for the message "request"."""
         self.ask("request")
         return self.last_request()
 
     def last_request(self) -> Any:
-        """What the worker was asked, from the reply that repeats it."""
+        """Return the chat request that the last reply repeats."""
         return json.loads(self.page.locator(".message:last-child pre").inner_text())
 
     def button(self, name: str) -> Any:
-        """A button by its name."""
+        """Return the button with this name."""
         return self.page.get_by_role("button", name=name, exact=True)
 
     def notice(self) -> str:
-        """The sentence above the conversation."""
+        """Wait for a notice and return its text."""
         shown = self.page.locator("#notice:not([hidden]) #notice-text")
         shown.wait_for()
         return str(shown.inner_text())
 
+    def release(self) -> None:
+        """Let the fake worker finish what has "held" in its name."""
+        self.page.evaluate("new BroadcastChannel('release').postMessage(null)")
+
     def texts(self, selector: str) -> list[str]:
-        """The texts of all elements there are now."""
+        """Return the texts of all elements that match."""
         return [str(text) for text in self.page.locator(selector).all_inner_texts()]

@@ -1,4 +1,4 @@
-"""Someone at the chat page who attaches pictures and sounds, and the files they have."""
+"""A visitor of the chat page who attaches images and audio, and the files to attach."""
 
 import io
 from base64 import b64encode
@@ -15,8 +15,8 @@ SECONDS = 2
 
 DROP = """(files) => {
   const data = new DataTransfer();
-  for (const [name, type, text] of files) {
-    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  for (const [name, type, base64] of files) {
+    const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
     data.items.add(new File([bytes], name, { type }));
   }
   for (const kind of ["dragover", "drop"]) {
@@ -24,23 +24,25 @@ DROP = """(files) => {
     document.body.dispatchEvent(new DragEvent(kind, options));
   }
 }"""
-PASTE = """([name, type, text, words]) => {
+PASTE = """([name, type, base64, plainText]) => {
   const data = new DataTransfer();
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
   data.items.add(new File([bytes], name, { type }));
-  if (words) data.setData("text/plain", words);
+  if (plainText) data.setData("text/plain", plainText);
   const options = { clipboardData: data, bubbles: true, cancelable: true };
   document.getElementById("prompt").dispatchEvent(new ClipboardEvent("paste", options));
 }"""
 
 
-def picture(colour: str, size: tuple[int, int] = (64, 48)) -> bytes:
+def png(colour: str, size: tuple[int, int] = (64, 48)) -> bytes:
+    """Return a PNG file of one colour."""
     file = io.BytesIO()
     Image.new("RGB", size, colour).save(file, "PNG")
     return file.getvalue()
 
 
-def sound(rate: int = 44_100) -> bytes:
+def wav(rate: int = 44_100) -> bytes:
+    """Return a WAV file of a tone."""
     file = io.BytesIO()
     times = np.arange(SECONDS * rate) / rate
     soundfile.write(file, 0.5 * np.sin(2 * np.pi * 440 * times), rate, format="WAV")
@@ -48,10 +50,10 @@ def sound(rate: int = 44_100) -> bytes:
 
 
 FILES = {
-    "red.png": ("image/png", picture("red")),
-    "blue.png": ("image/png", picture("blue", (30, 90))),
-    "song.wav": ("audio/wav", sound()),
-    "cut.png": ("image/png", picture("red")[:50]),
+    "red.png": ("image/png", png("red")),
+    "blue.png": ("image/png", png("blue", (30, 90))),
+    "song.wav": ("audio/wav", wav()),
+    "cut.png": ("image/png", png("red")[:50]),
     "torn.wav": ("audio/wav", b"RIFF"),
     "photo.heic": ("image/heic", b"heic"),
     "model.gguf": ("", b"GGUF"),
@@ -59,14 +61,16 @@ FILES = {
 }
 
 
-def given(*names: str) -> list[tuple[str, str, str]]:
+def as_base64(*names: str) -> list[tuple[str, str, str]]:
+    """Return name, MIME type and base64 data of files, as DROP and PASTE take them."""
     return [(name, FILES[name][0], b64encode(FILES[name][1]).decode()) for name in names]
 
 
 class Sender(Visitor):
-    """A visitor who attaches things."""
+    """A visitor who attaches files."""
 
     def attach(self, *names: str) -> None:
+        """Choose files, and wait until they are in the tray."""
         payload = [
             {"name": name, "mimeType": FILES[name][0], "buffer": FILES[name][1]} for name in names
         ]
@@ -75,34 +79,35 @@ class Sender(Visitor):
         self.wait_for_tray(before + list(names))
 
     def tray(self) -> list[str]:
-        """The names of what is to be sent."""
+        """Return the names of the attachments of the next message."""
         names = self.page.locator("#tray button").evaluate_all(
             "(all) => all.map((b) => b.ariaLabel)"
         )
         return [str(name).removeprefix("Remove ") for name in names]
 
     def wait_for_tray(self, names: list[str]) -> None:
+        """Wait until the tray has exactly these attachments."""
         self.page.wait_for_function(
             """(names) => JSON.stringify(names.map((name) => `Remove ${name}`)) === JSON.stringify(
               [...document.querySelectorAll("#tray button")].map((button) => button.ariaLabel))""",
             arg=names,
         )
 
-    def pictures(self) -> list[str]:
-        """The names of the pictures in messages that are truly shown."""
+    def images(self) -> list[str]:
+        """Return the names of the images in messages that the browser has decoded."""
         shown = self.page.locator(".message .media img")
         return [str(name) for name in shown.evaluate_all(
             "(all) => all.filter((image) => image.naturalWidth).map((image) => image.alt)"
         )]  # fmt: skip
 
     def parts(self) -> Any:
-        """What the worker is asked about the last message of the user."""
+        """Return the content of the message "request" as the worker receives it."""
         return self.request()["messages"][-1]["content"]
 
 
 @contextmanager
 def sending(context: Any, url: str) -> Iterator[Sender]:
-    """Someone with the page open; whatever they do, no error and no other host."""
+    """A sender with the page open; errors and requests to other hosts fail the test."""
     sender = Sender(context, url)
     sender.open()
     yield sender

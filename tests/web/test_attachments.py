@@ -1,4 +1,4 @@
-"""Pictures and sounds on the chat page: attached, dropped, pasted, kept, sent."""
+"""Images and audio on the chat page: attached, dropped, pasted, stored, sent."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from browser.chromium import CHROMIUM
 from helpers.store import add_model
 from helpers.tiny import KINDS, tiny_gguf
 from web.page import serving_page
-from web.sender import DROP, FILES, PASTE, SECONDS, Sender, given, sending
+from web.sender import DROP, FILES, PASTE, SECONDS, Sender, as_base64, sending
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("site")
-    eyes = [("projector", b"GGUF eyes")]
-    add_model(folder / "store", "sees:e2b", gguf=tiny_gguf(KINDS["small"]), layers=eyes)
+    mmproj = [("projector", b"GGUF mmproj")]
+    add_model(folder / "store", "vision:e2b", gguf=tiny_gguf(KINDS["small"]), layers=mmproj)
     with serving_page(folder) as url:
         yield url
 
@@ -37,7 +37,7 @@ BLUE = {"type": "image", "image": PNG | {"nbytes": len(FILES["blue.png"][1])}}
 TEXT = {"type": "text", "text": "request"}
 
 
-def test_pictures_are_attached_removed_and_sent_before_the_text(visitor: Sender) -> None:
+def test_images_are_attached_removed_and_sent_before_the_text(visitor: Sender) -> None:
     visitor.attach("red.png", "blue.png")
     visitor.attach("red.png")
     visitor.button("Remove red.png").first.click()
@@ -45,13 +45,13 @@ def test_pictures_are_attached_removed_and_sent_before_the_text(visitor: Sender)
     assert visitor.page.evaluate("document.activeElement.id") == "prompt"
     assert visitor.parts() == [BLUE, RED, TEXT]
     assert visitor.tray() == []
-    assert visitor.pictures() == ["blue.png", "red.png"]
+    assert visitor.images() == ["blue.png", "red.png"]
     assert visitor.request()["messages"][0]["content"] == [BLUE, RED, TEXT]
 
 
-def test_a_sound_is_decoded_and_can_be_played(visitor: Sender) -> None:
+def test_audio_is_decoded_and_can_be_played(visitor: Sender) -> None:
     visitor.attach("song.wav")
-    assert visitor.texts("#tray .sound") == ["song.wav\n0:02"]
+    assert visitor.texts("#tray .audio-label") == ["song.wav\n0:02"]
     assert visitor.page.locator("#announcer").inner_text() == "Attached: song.wav"
     (part, text) = visitor.parts()
     assert text == TEXT
@@ -63,46 +63,51 @@ def test_a_sound_is_decoded_and_can_be_played(visitor: Sender) -> None:
     assert player.get_attribute("controls") is not None
 
 
-def test_dropped_pictures_are_attached_and_a_dropped_model_is_loaded(visitor: Sender) -> None:
-    visitor.page.evaluate(DROP, given("red.png", "model.gguf", "song.wav"))
+def test_dropped_images_are_attached_and_a_dropped_model_is_loaded(visitor: Sender) -> None:
+    visitor.page.evaluate(DROP, as_base64("red.png", "model.gguf", "song.wav"))
     visitor.wait_for_tray(["red.png", "song.wav"])
     visitor.page.locator("#model-name", has_text="model.gguf").wait_for()
-    visitor.page.evaluate(DROP, given("blue.png"))
+    visitor.page.evaluate(DROP, as_base64("blue.png"))
     visitor.wait_for_tray(["red.png", "song.wav", "blue.png"])
     assert visitor.page.locator("#drop-here").is_hidden()
 
 
-def test_a_pasted_picture_is_attached_and_pasted_words_stay_words(visitor: Sender) -> None:
-    visitor.page.evaluate(PASTE, [*given("red.png")[0], ""])
+def test_a_pasted_image_is_attached_unless_it_comes_with_text(visitor: Sender) -> None:
+    visitor.page.evaluate(PASTE, [*as_base64("red.png")[0], ""])
     visitor.wait_for_tray(["red.png"])
-    visitor.page.evaluate(PASTE, [*given("blue.png")[0], "a table of a spreadsheet"])
+    visitor.page.evaluate(PASTE, [*as_base64("blue.png")[0], "a table of a spreadsheet"])
     assert visitor.parts() == [RED, TEXT]
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "message"),
     [
-        ("cut.png", "cut.png is damaged or no picture that this browser reads"),
-        ("photo.heic", "photo.heic is damaged or no picture that this browser reads: JPEG"),
-        ("torn.wav", "torn.wav is damaged, empty or no sound that this browser plays"),
+        ("cut.png", "cut.png is damaged or not an image that this browser can read"),
+        (
+            "photo.heic",
+            "photo.heic is damaged or not an image that this browser can read: use JPEG",
+        ),
+        ("torn.wav", "torn.wav is damaged, empty or not audio that this browser can play"),
     ],
 )
-def test_what_cannot_be_decoded_is_said_at_once(visitor: Sender, name: str, sentence: str) -> None:
-    visitor.page.evaluate(DROP, given(name, "red.png"))
-    assert visitor.notice().startswith(sentence)
+def test_a_file_that_cannot_be_decoded_is_reported(
+    visitor: Sender, name: str, message: str
+) -> None:
+    visitor.page.evaluate(DROP, as_base64(name, "red.png"))
+    assert visitor.notice().startswith(message)
     assert visitor.tray() == ["red.png"]
 
 
-def test_a_picture_needs_no_words(visitor: Sender) -> None:
+def test_an_image_can_be_sent_without_text(visitor: Sender) -> None:
     visitor.attach("red.png")
     visitor.page.get_by_label("Message", exact=True).press("Enter")
     visitor.page.locator(".assistant .facts:not(:empty)").wait_for()
     assert visitor.texts(".conversation") == ["red.png"]
     assert visitor.page.locator(".user .body").is_hidden()
-    assert visitor.pictures() == ["red.png"]
+    assert visitor.images() == ["red.png"]
 
 
-def test_a_reload_keeps_what_was_sent(visitor: Sender) -> None:
+def test_attachments_survive_a_reload(visitor: Sender) -> None:
     visitor.attach("red.png", "song.wav")
     visitor.parts()
     visitor.open()
@@ -110,9 +115,9 @@ def test_a_reload_keeps_what_was_sent(visitor: Sender) -> None:
     visitor.page.wait_for_function("() => document.querySelector('audio').duration === 2")
     visitor.button("Regenerate").click()
     visitor.page.locator(".message.assistant:last-child .facts:not(:empty)").wait_for()
-    picture, sound, text = visitor.last_request()["messages"][-1]["content"]
-    assert (picture, text) == (RED, TEXT)
-    assert sound["audio"]["samples"] == SECONDS * 16_000
+    image, audio, text = visitor.last_request()["messages"][-1]["content"]
+    assert (image, text) == (RED, TEXT)
+    assert audio["audio"]["samples"] == SECONDS * 16_000
 
 
 STORED_FILES = """() => new Promise((resolve) => {
@@ -123,7 +128,7 @@ STORED_FILES = """() => new Promise((resolve) => {
 })"""
 
 
-def test_editing_keeps_or_removes_what_was_attached(visitor: Sender) -> None:
+def test_editing_keeps_or_removes_attachments(visitor: Sender) -> None:
     visitor.attach("red.png", "blue.png")
     visitor.parts()
     message = visitor.page.locator(".user").first
@@ -131,42 +136,42 @@ def test_editing_keeps_or_removes_what_was_attached(visitor: Sender) -> None:
     message.get_by_role("button", name="Edit").click()
     message.get_by_role("button", name="Remove red.png").click()
     visitor.page.keyboard.press("Escape")
-    assert visitor.pictures() == ["red.png", "blue.png"]
+    assert visitor.images() == ["red.png", "blue.png"]
     message.get_by_role("button", name="Edit").click()
     message.get_by_role("button", name="Remove red.png").click()
     visitor.page.keyboard.press("Enter")
     visitor.page.wait_for_function("() => document.querySelectorAll('.media img').length === 1")
     visitor.page.locator(".message.assistant:last-child .facts:not(:empty)").wait_for()
     assert visitor.last_request()["messages"][-1]["content"] == [BLUE, TEXT]
-    assert visitor.pictures() == ["blue.png"]
+    assert visitor.images() == ["blue.png"]
     visitor.open()
-    assert visitor.page.evaluate(STORED_FILES) == 1  # what no message has any more is gone
+    assert visitor.page.evaluate(STORED_FILES) == 1  # files that no message has are deleted
     visitor.button("Delete").click()
     visitor.page.locator("#question").get_by_role("button", name="Delete").click()
     visitor.page.locator("#welcome").wait_for()
     assert visitor.page.evaluate(STORED_FILES) == 0
 
 
-def test_conversations_of_the_page_before_there_were_attachments(context: Any, url: str) -> None:
+def test_a_database_without_attachments_is_upgraded(context: Any, url: str) -> None:
     page = context.new_page()
     page.goto(f"{url}icon.svg")
     page.evaluate("""() => new Promise((resolve) => {
       const request = indexedDB.open("webgemma", 1);
       request.onupgradeneeded = () => {
         const store = request.result.createObjectStore("conversations", { keyPath: "id" });
-        const messages = [{ role: "user", content: "of old" }];
-        store.put({ id: "1", title: "of old", created: 1, updated: 1, messages });
+        const messages = [{ role: "user", content: "stored before" }];
+        store.put({ id: "1", title: "stored before", created: 1, updated: 1, messages });
       };
       request.onsuccess = () => { request.result.close(); resolve(); };
     })""")
     page.close()
     with sending(context, url) as visitor:
-        assert visitor.texts(".user .body") == ["of old"]
+        assert visitor.texts(".user .body") == ["stored before"]
         visitor.attach("red.png")
         assert visitor.parts() == [RED, TEXT]
 
 
-def test_export_and_import_bring_pictures_and_sounds_back(
+def test_export_and_import_include_attachments(
     visitor: Sender, browser: Any, url: str, tmp_path: Path
 ) -> None:
     visitor.attach("red.png", "song.wav")
@@ -184,9 +189,9 @@ def test_export_and_import_bring_pictures_and_sounds_back(
             other.page.locator("#notice-text", has_text=count).wait_for()
         other.open()
         other.page.locator(".conversation").click()
-        picture, sound, _ = other.request()["messages"][0]["content"]
-        assert picture == RED
-        assert sound["audio"]["samples"] == SECONDS * 16_000
+        image, audio, _ = other.request()["messages"][0]["content"]
+        assert image == RED
+        assert audio["audio"]["samples"] == SECONDS * 16_000
     context.close()
 
 
@@ -202,10 +207,10 @@ def test_export_and_import_bring_pictures_and_sounds_back(
         {"id": 5},
     ],
 )
-def test_a_wrong_picture_is_refused(
+def test_an_invalid_attachment_is_refused(
     visitor: Sender, change: dict[str, Any], tmp_path: Path
 ) -> None:
-    data = "data:image/png;base64," + given("red.png")[0][2]
+    data = "data:image/png;base64," + as_base64("red.png")[0][2]
     attachment = {"id": "1", "kind": "image", "name": "x.png", "data": data} | change
     message = {"role": "user", "content": "hi", "attachments": [attachment]}
     conversation = {"id": "a", "title": "t", "created": 1, "updated": 1, "messages": [message]}
@@ -213,31 +218,31 @@ def test_a_wrong_picture_is_refused(
     path = tmp_path / "wrong.json"
     path.write_text(json.dumps(archive))
     visitor.page.locator("#import-file").set_input_files(path)
-    assert "has a picture or a sound that cannot be read" in visitor.notice()
+    assert "has an image or audio that cannot be read" in visitor.notice()
     assert visitor.texts(".conversation") == []
 
 
-def test_a_model_without_eyes_says_so_and_nothing_is_lost(visitor: Sender) -> None:
+def test_a_missing_encoder_is_reported_and_nothing_is_lost(visitor: Sender) -> None:
     visitor.attach("red.png")
-    visitor.say("blind")
-    assert visitor.notice().startswith("bundled cannot see: there is no vision tower in its file.")
+    visitor.say("no encoder")
+    assert visitor.notice().startswith("bundled has no vision encoder in its file.")
     assert visitor.notice().endswith("(mmproj….gguf), drop it on this page.")
-    assert visitor.texts(".user .body") == ["blind"]
-    assert visitor.pictures() == ["red.png"]
+    assert visitor.texts(".user .body") == ["no encoder"]
+    assert visitor.images() == ["red.png"]
     visitor.open()
-    assert visitor.pictures() == ["red.png"]
+    assert visitor.images() == ["red.png"]
 
 
-def test_looking_is_shown_and_can_be_stopped(visitor: Sender) -> None:
+def test_encoding_is_shown_and_can_be_stopped(visitor: Sender) -> None:
     visitor.attach("red.png")
-    visitor.say("look long")
-    visitor.page.locator(".sensing", has_text="Looking at what you sent … 40 %").wait_for()
+    visitor.say("encode long")
+    visitor.page.locator(".encoding", has_text="Processing images … 40 %").wait_for()
     visitor.button("Stop").click()
     visitor.page.locator(".facts", has_text="stopped").wait_for()
-    assert visitor.page.locator(".sensing").inner_text() == ""
+    assert visitor.page.locator(".encoding").inner_text() == ""
 
 
-def test_a_file_that_the_browser_has_lost(visitor: Sender) -> None:
+def test_a_file_that_the_browser_has_deleted(visitor: Sender) -> None:
     visitor.attach("red.png")
     visitor.parts()
     visitor.page.evaluate("""() => new Promise((resolve) => {
@@ -248,42 +253,53 @@ def test_a_file_that_the_browser_has_lost(visitor: Sender) -> None:
       };
     })""")
     visitor.open()
-    assert visitor.texts(".media") == ["red.png is no longer here"]
+    assert visitor.texts(".media") == ["red.png is no longer stored"]
     visitor.button("Regenerate").click()
-    assert visitor.notice().startswith("red.png is no longer kept in this browser: edit")
+    assert visitor.notice().startswith("red.png is no longer stored in this browser: edit")
 
 
-# Eyes of their own file
+# Encoders in a file of their own
 
 
-def loaded(visitor: Sender, name: str) -> None:
-    """Wait until the model button's hint begins so."""
+def wait_for_hint(visitor: Sender, name: str) -> None:
+    """Wait until a model is loaded, by the start of the model button's hint."""
     visitor.page.locator(f'#model-button[title^="{name}"]').wait_for()
 
 
-def test_a_model_and_its_eyes_are_dropped_at_once_or_one_after_the_other(visitor: Sender) -> None:
-    visitor.page.evaluate(DROP, given("mmproj-model.gguf", "model.gguf"))
-    loaded(visitor, "model.gguf with mmproj-model.gguf")
+def test_a_model_and_its_mmproj_are_dropped_together_or_in_turn(visitor: Sender) -> None:
+    visitor.page.evaluate(DROP, as_base64("mmproj-model.gguf", "model.gguf"))
+    wait_for_hint(visitor, "model.gguf with mmproj-model.gguf")
     visitor.open()
-    visitor.page.evaluate(DROP, given("model.gguf"))
-    loaded(visitor, "model.gguf:")
-    visitor.page.evaluate(DROP, given("mmproj-model.gguf"))
-    loaded(visitor, "model.gguf with mmproj-model.gguf")
+    visitor.page.evaluate(DROP, as_base64("model.gguf"))
+    wait_for_hint(visitor, "model.gguf:")
+    visitor.page.evaluate(DROP, as_base64("mmproj-model.gguf"))
+    wait_for_hint(visitor, "model.gguf with mmproj-model.gguf")
     visitor.page.locator("#model-button").click()
     visitor.page.locator("#files .model", has_text="with mmproj-model.gguf").click()
-    loaded(visitor, "model.gguf with mmproj-model.gguf")
+    wait_for_hint(visitor, "model.gguf with mmproj-model.gguf")
 
 
-def test_a_model_of_ollama_has_its_projector(visitor: Sender) -> None:
+def test_a_model_of_ollama_is_loaded_with_its_projector(visitor: Sender) -> None:
     visitor.page.locator("#model-button").click()
-    visitor.page.locator("#ollama .model", has_text="sees:e2b").click()
-    loaded(visitor, "sees:e2b with /models/sha256-")
-    visitor.open("sees:e2b")
-    loaded(visitor, "sees:e2b with /models/sha256-")
+    visitor.page.locator("#ollama .model", has_text="vision:e2b").click()
+    wait_for_hint(visitor, "vision:e2b with /models/sha256-")
+    visitor.open("vision:e2b")
+    wait_for_hint(visitor, "vision:e2b with /models/sha256-")
+
+
+def test_a_last_model_that_names_its_mmproj_eyes_is_loaded(visitor: Sender) -> None:
+    mmproj = {"kind": "url", "url": "/models/mmproj"}
+    source = {"kind": "url", "url": "/models/x", "name": "vision", "eyes": mmproj}
+    entry = {"model": {"name": "vision", "source": source}, "isLoaded": True}
+    visitor.page.evaluate(
+        "(entry) => localStorage.setItem('webgemma-model', JSON.stringify(entry))", entry
+    )
+    visitor.open("vision")
+    wait_for_hint(visitor, "vision with /models/mmproj")
 
 
 @pytest.mark.parametrize("width", [360, 390])
-def test_a_phone_has_room_for_it_all(visitor: Sender, width: int) -> None:
+def test_nothing_overflows_on_a_phone(visitor: Sender, width: int) -> None:
     page = visitor.page
     page.set_viewport_size({"width": width, "height": 700})
     overflow = """["html", "#scroller", "#composer"].map((name) => document.querySelector(name))
@@ -307,4 +323,4 @@ def test_every_control_has_a_name(visitor: Sender) -> None:
     visitor.parts()
     assert visitor.page.evaluate(unnamed) == []
     labels = [b.get_attribute("aria-label") for b in visitor.page.locator("#writing .icon").all()]
-    assert labels == ["Attach pictures or sounds", "Record sound"]
+    assert labels == ["Attach images or audio", "Record audio"]

@@ -1,4 +1,4 @@
-"""Conversations on the chat page: kept, named, deleted, exported, and brought back from a file."""
+"""Conversations on the chat page: stored, renamed, deleted, exported and imported."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 
 
-def test_a_reload_keeps_the_conversation_even_in_the_middle_of_a_reply(visitor: Visitor) -> None:
+def test_a_reload_keeps_the_conversation_also_during_a_reply(visitor: Visitor) -> None:
     visitor.ask("hello there")
     visitor.say("forever")
     visitor.page.locator(".message:last-child .body", has_text="on and on and").wait_for()
@@ -23,7 +23,7 @@ def test_a_reload_keeps_the_conversation_even_in_the_middle_of_a_reply(visitor: 
     assert visitor.page.title() == "hello there – webgemma"
 
 
-def test_several_conversations(visitor: Visitor) -> None:
+def test_conversations_are_listed_renamed_and_deleted(visitor: Visitor) -> None:
     visitor.ask("the first of them")
     visitor.button("New conversation").click()
     assert visitor.texts(".message") == []
@@ -45,7 +45,7 @@ def test_several_conversations(visitor: Visitor) -> None:
     assert visitor.texts(".conversation") == ["the first of them"]
 
 
-def test_a_reply_goes_on_while_another_conversation_is_read(visitor: Visitor) -> None:
+def test_a_reply_continues_while_another_conversation_is_shown(visitor: Visitor) -> None:
     visitor.ask("old")
     visitor.button("New conversation").click()
     visitor.say("forever")
@@ -59,7 +59,7 @@ def test_a_reply_goes_on_while_another_conversation_is_read(visitor: Visitor) ->
     assert visitor.reply().startswith("on and")
 
 
-def test_export_and_import_bring_everything_back(
+def test_export_and_import_restore_all_conversations(
     visitor: Visitor, browser: Any, url: str, tmp_path: Path
 ) -> None:
     visitor.ask("one")
@@ -91,7 +91,7 @@ def export_with(**changes: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("", "not JSON"),
         ("null", "no conversations of this page"),
@@ -107,13 +107,13 @@ def export_with(**changes: Any) -> str:
         (export_with(messages=[None]), "message (number 1)"),
     ],
 )
-def test_a_wrong_file_is_refused_and_nothing_is_lost(
-    visitor: Visitor, text: str, why: str, tmp_path: Path
+def test_an_invalid_file_is_refused_and_nothing_is_lost(
+    visitor: Visitor, text: str, reason: str, tmp_path: Path
 ) -> None:
     visitor.ask("mine")
     path = tmp_path / "wrong.json"
     path.write_text(text)
     visitor.page.locator("#import-file").set_input_files(path)
-    assert why in visitor.notice()
-    assert "as they were" in visitor.notice()
+    assert reason in visitor.notice()
+    assert "unchanged" in visitor.notice()
     assert visitor.texts(".conversation") == ["mine"]

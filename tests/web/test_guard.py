@@ -1,4 +1,4 @@
-"""What the page's server refuses: foreign names, foreign pages, ways out, bad requests."""
+"""What the page's server refuses: other host names, other sites, path traversal, bad requests."""
 
 import json
 import socket
@@ -19,21 +19,21 @@ GGUF = b"GGUF" + bytes(100)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A site in `site`, and things beside it that nobody may get."""
+    """A site in `site`, and files beside it that must not be served."""
     folder = tmp_path_factory.mktemp("guard")
     (folder / "secret.txt").write_text("secret")
     for name in ("static", "pyodide"):
-        room = folder / "site" / name
-        room.mkdir(parents=True)
-        (room / "index.html").write_text("page")
-        (room / "pyodide.mjs").write_text("export {}")
-        (room / ".hidden").write_text("secret")
-        (room / "sub").mkdir()
-        (room / "sub" / "a.txt").write_text("inside")
-        (room / "link.txt").symlink_to(folder / "secret.txt")
-        (room / "linked").symlink_to(folder)
-        (room / "loop.txt").symlink_to(room / "loop.txt")
-        (room / "near.txt").symlink_to(room / "sub" / "a.txt")
+        root = folder / "site" / name
+        root.mkdir(parents=True)
+        (root / "index.html").write_text("page")
+        (root / "pyodide.mjs").write_text("export {}")
+        (root / ".hidden").write_text("secret")
+        (root / "sub").mkdir()
+        (root / "sub" / "a.txt").write_text("inside")
+        (root / "link.txt").symlink_to(folder / "secret.txt")
+        (root / "linked").symlink_to(folder)
+        (root / "loop.txt").symlink_to(root / "loop.txt")
+        (root / "near.txt").symlink_to(root / "sub" / "a.txt")
     (folder / "site" / "static-not").mkdir()
     (folder / "site" / "static-not" / "a.txt").write_text("secret")
     add_model(folder / "store", gguf=GGUF)
@@ -68,12 +68,12 @@ def client(folder: Path) -> Iterator[Client]:
         ("", False),
     ],
 )
-def test_only_our_own_names(client: Client, host: str, served: bool) -> None:
+def test_only_loopback_host_names_are_served(client: Client, host: str, served: bool) -> None:
     for path in ("/", "/api/models", "/pyodide/pyodide.mjs"):
         reply = client.get(path, Host=host.format(port=client.port))
         assert reply.status == (200 if served else 421)
         assert served or reply.text == (
-            f"This server answers only as localhost:{client.port}, on this machine.\n"
+            f"This server is available only as localhost:{client.port}, on this machine.\n"
         )
 
 
@@ -81,7 +81,7 @@ def test_only_our_own_names(client: Client, host: str, served: bool) -> None:
     ("origin", "served"),
     [
         ("http://127.0.0.1:{port}", True),
-        ("http://localhost:{port}", False),  # ours too, but not the origin of this Host
+        ("http://localhost:{port}", False),  # also loopback, but not the origin of this Host
         ("https://127.0.0.1:{port}", False),
         ("http://127.0.0.1", False),
         ("http://127.0.0.1:{port}.evil.example", False),
@@ -90,7 +90,7 @@ def test_only_our_own_names(client: Client, host: str, served: bool) -> None:
         ("", False),
     ],
 )
-def test_only_our_own_pages(client: Client, origin: str, served: bool) -> None:
+def test_only_the_origin_of_the_host_is_served(client: Client, origin: str, served: bool) -> None:
     reply = client.get("/api/models", Origin=origin.format(port=client.port))
     assert reply.status == (200 if served else 403)
 
@@ -105,14 +105,14 @@ def test_only_our_own_pages(client: Client, origin: str, served: bool) -> None:
         ("same-site", "no-cors", 403),
     ],
 )
-def test_foreign_pages_may_link_but_not_embed(
+def test_other_sites_may_link_but_not_embed(
     client: Client, site: str, mode: str, status: int
 ) -> None:
     assert client.get("/", Sec_Fetch_Site=site, Sec_Fetch_Mode=mode).status == status
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "QUERY"])
-def test_only_get_and_head(client: Client, method: str) -> None:
+def test_only_get_and_head_are_accepted(client: Client, method: str) -> None:
     reply = client.get("/", method, Access_Control_Request_Private_Network="true")
     assert (reply.status, reply.headers["Allow"]) == (405, "GET, HEAD")
 
@@ -134,7 +134,7 @@ def test_only_get_and_head(client: Client, method: str) -> None:
         *("index.html#x", "x" * 300, "x/" * 3000, "index.html::$DATA", "%EF%BC%8E%EF%BC%8E/x"),
     ],
 )
-def test_no_way_out_of_the_folders(client: Client, root: str, path: str) -> None:
+def test_paths_cannot_leave_the_folders(client: Client, root: str, path: str) -> None:
     reply = client.get(f"/{root}{path.replace(' ', '%20')}")
     assert reply.status in (400, 404)
     assert b"secret" not in reply.body
@@ -148,7 +148,7 @@ def test_links_within_a_folder_are_followed(client: Client) -> None:
 @pytest.mark.parametrize(
     "target", ["http://127.0.0.1/", "*", "index.html", "?/", "http://evil.example/index.html"]
 )
-def test_only_plain_paths(client: Client, target: str) -> None:
+def test_only_origin_form_targets_are_accepted(client: Client, target: str) -> None:
     assert client.get(target).status == 400
 
 
@@ -160,7 +160,7 @@ def test_paths_are_decoded_once() -> None:
             Request.parse(head.format(path).encode())
 
 
-def test_only_blobs_that_a_manifest_names(client: Client, folder: Path) -> None:
+def test_only_blobs_of_a_manifest_are_served(client: Client, folder: Path) -> None:
     stray = add_blob(folder / "store", b"private")
     assert client.get(f"/models/{stray}").status == 404
     model = json.loads(client.get("/api/models").body)["models"][0]
@@ -174,11 +174,11 @@ def test_only_blobs_that_a_manifest_names(client: Client, folder: Path) -> None:
         assert client.get(f"/models/{name}").status in (400, 404), name
 
 
-def test_every_answer_has_the_same_fences(client: Client) -> None:
+def test_every_response_has_the_security_headers(client: Client) -> None:
     model = json.loads(client.get("/api/models").body)["models"][0]
     replies = [
         *(client.get(path) for path in ("/", "/api/about", "/api/models", "/nowhere", "/%")),
-        *(client.get(model["url"], Range=asked) for asked in ("bytes=0-1", "bytes=999-")),
+        *(client.get(model["url"], Range=header) for header in ("bytes=0-1", "bytes=999-")),
         *(client.get("/", "POST"), client.get("/", Host="evil.example"), client.get("/", "HEAD")),
         client.get("/", If_None_Match="*"),
         client.get("/", Origin="http://evil.example"),
@@ -192,7 +192,7 @@ def test_every_answer_has_the_same_fences(client: Client) -> None:
         assert "Server" not in reply.headers
 
 
-def test_the_policy_of_the_page() -> None:
+def test_the_security_policy_of_the_page() -> None:
     headers = server_module.HEADERS
     assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
     assert headers["Cross-Origin-Embedder-Policy"] == "require-corp"
@@ -208,7 +208,7 @@ def test_the_policy_of_the_page() -> None:
 
 
 def raw(client: Client, data: bytes) -> bytes:
-    """Send bytes and read until the server ends the connection."""
+    """Send bytes; return all that comes until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection:
         connection.sendall(data)
         received = b""
@@ -225,7 +225,7 @@ def raw(client: Client, data: bytes) -> bytes:
         b"GET / HTTP/2.0\r\n\r\n",
         b"GET  / HTTP/1.1\r\n\r\n",
         b"get / HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",  # a browser that tries https
+        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",  # the start of a TLS handshake
         b"GET /\xc3\xbc HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\n folded\r\n\r\n",
@@ -244,24 +244,26 @@ def test_malformed_requests_end_the_connection(client: Client, request_bytes: by
     assert b"Content-Security-Policy: default-src 'self'" in reply
 
 
-def test_two_hosts_are_none(client: Client) -> None:
+def test_two_host_headers_are_refused(client: Client) -> None:
     host = f"Host: localhost:{client.port}\r\n".encode()
     reply = raw(client, b"GET / HTTP/1.1\r\n" + host + host + b"Connection: close\r\n\r\n")
     assert reply.startswith(b"HTTP/1.1 421 ")
 
 
-def test_endless_headers_are_cut(client: Client) -> None:
+def test_endless_headers_are_refused(client: Client) -> None:
     reply = raw(client, b"GET / HTTP/1.1\r\n" + b"X: yyyyyyyy\r\n" * 3000)
     assert reply.startswith(b"HTTP/1.1 431 ")
 
 
-def test_slow_requests_are_cut(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_requests_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "HEAD_SECONDS", 0.3)
     with socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection:
         start = time.monotonic()
         received = b""
         connection.settimeout(0.05)
-        for byte in b"GET / HTTP/1.1\r\nX: " + b"y" * 1000:  # each comes in time, all do not
+        for byte in (
+            b"GET / HTTP/1.1\r\nX: " + b"y" * 1000
+        ):  # each byte is in time, the whole request is not
             try:
                 connection.sendall(bytes([byte]))
                 received = connection.recv(65536)
@@ -272,14 +274,16 @@ def test_slow_requests_are_cut(client: Client, monkeypatch: pytest.MonkeyPatch) 
     assert received.startswith(b"HTTP/1.1 408 ")
 
 
-def test_idle_connections_are_closed_without_a_word(
+def test_idle_connections_are_closed_without_a_response(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "HEAD_SECONDS", 0.1)
     assert raw(client, b"") == b""
 
 
-def test_readers_that_take_nothing_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_that_stop_reading_are_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server_module, "SEND_SECONDS", 0.2)
     with open(tmp_path / "big.bin", "wb") as file:
         file.truncate(64 << 20)
@@ -298,11 +302,11 @@ def test_readers_that_take_nothing_are_cut(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_connections_are_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "CONNECTIONS_LIMIT", 2)
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
     with serving(Site(folder / "store", folder)) as client:
         address = ("127.0.0.1", client.port)
         with socket.create_connection(address), socket.create_connection(address):
             time.sleep(0.2)
-            assert raw(client, b"") == b""  # at once, not after the seconds of an idle one
+            assert raw(client, b"") == b""  # closed at once, not after the idle timeout
         time.sleep(0.2)
         assert client.get("/").status == 200

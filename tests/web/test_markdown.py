@@ -1,4 +1,4 @@
-"""Markdown of the page, in Chromium: the right nodes, and never a script, however hostile."""
+"""The page's Markdown in Chromium: correct nodes, and no script from hostile text."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -132,7 +132,7 @@ HOSTILE = [
     "__proto__ constructor [__proto__](https://a.example)",
     "\u202e\u2066javascript:attacked()\u2069",
 ]
-LOOK = """async (text) => {
+INSPECT = """async (text) => {
   const { showMarkdown } = await import("/markdown.js");
   window.attacked = () => { window.wasAttacked = true; };
   const box = document.createElement("div");
@@ -165,7 +165,7 @@ ATTRIBUTES = {
 def test_hostile_text_stays_text(page: Any, text: str) -> None:
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
-    found = page.evaluate(LOOK, text)
+    found = page.evaluate(INSPECT, text)
     assert set(found["tags"]) <= TAGS
     assert set(found["attributes"]) <= ATTRIBUTES
     for protocol, rel, target in found["links"]:
@@ -196,16 +196,16 @@ STREAM = """async (text) => {
   const { showMarkdown } = await import("/markdown.js");
   const grown = document.createElement("div");
   for (let end = 0; end <= text.length; end += 1) showMarkdown(grown, text.slice(0, end));
-  const whole = document.createElement("div");
-  showMarkdown(whole, text);
-  const first = whole.firstChild;
-  showMarkdown(whole, text + "\\n\\nmore");
-  return [grown.innerHTML, whole.innerHTML, first === whole.firstChild];
+  const complete = document.createElement("div");
+  showMarkdown(complete, text);
+  const first = complete.firstChild;
+  showMarkdown(complete, text + "\\n\\nmore");
+  return [grown.innerHTML, complete.innerHTML, first === complete.firstChild];
 }"""
 
 
-def test_a_growing_text_ends_as_the_whole_and_keeps_what_stands(page: Any) -> None:
+def test_a_growing_text_ends_as_the_complete_one_and_keeps_its_nodes(page: Any) -> None:
     text = "# T\n\na **b** `c`\n\n- x\n  - y\n\n```py\ncode\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |"
-    grown, whole, kept = page.evaluate(STREAM, text)
-    assert grown + "<p>more</p>" == whole
-    assert kept
+    grown, complete, is_same_node = page.evaluate(STREAM, text)
+    assert grown + "<p>more</p>" == complete
+    assert is_same_node

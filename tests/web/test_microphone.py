@@ -1,4 +1,4 @@
-"""The microphone of the chat page, which hears the beeps of a pretended device."""
+"""The microphone of the chat page, with a fake device that beeps."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,18 +14,18 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 
 
 @pytest.fixture(scope="module")
-def speaking(browser: Any) -> Iterator[Any]:
-    """A browser whose microphone hears beeps."""
+def beeping(browser: Any) -> Iterator[Any]:
+    """A browser whose microphone records beeps."""
     flags = [*FLAGS, "--use-fake-device-for-media-stream"]
-    speaking = browser.browser_type.launch(executable_path=CHROMIUM, args=flags)
-    yield speaking
-    speaking.close()
+    beeping = browser.browser_type.launch(executable_path=CHROMIUM, args=flags)
+    yield beeping
+    beeping.close()
 
 
-def test_the_microphone_records_and_what_was_said_is_sent(speaking: Any, url: str) -> None:
-    context = speaking.new_context(permissions=["microphone"])
+def test_a_recording_is_attached_and_sent(beeping: Any, url: str) -> None:
+    context = beeping.new_context(permissions=["microphone"])
     with sending(context, url) as visitor:
-        visitor.button("Record sound").click()
+        visitor.button("Record audio").click()
         visitor.page.locator("#recording-time", has_text="0:02").wait_for()
         assert visitor.page.locator("#writing").is_hidden()
         visitor.page.wait_for_function(
@@ -39,11 +39,11 @@ def test_the_microphone_records_and_what_was_said_is_sent(speaking: Any, url: st
     context.close()
 
 
-def test_a_recording_can_be_cancelled(speaking: Any, url: str) -> None:
-    context = speaking.new_context(permissions=["microphone"])
+def test_a_recording_can_be_cancelled(beeping: Any, url: str) -> None:
+    context = beeping.new_context(permissions=["microphone"])
     with sending(context, url) as visitor:
         for key in ("Escape", "Enter"):
-            visitor.button("Record sound").click()
+            visitor.button("Record audio").click()
             visitor.button("Cancel").focus()
             visitor.page.keyboard.press(key)
             visitor.page.locator("#recording").wait_for(state="hidden")
@@ -52,23 +52,23 @@ def test_a_recording_can_be_cancelled(speaking: Any, url: str) -> None:
     context.close()
 
 
-def test_a_recording_ends_in_time(speaking: Any, tmp_path: Path) -> None:
-    context = speaking.new_context(permissions=["microphone"])
+def test_a_recording_ends_at_the_limit(beeping: Any, tmp_path: Path) -> None:
+    context = beeping.new_context(permissions=["microphone"])
     with serving_page(tmp_path) as url:
         script = tmp_path / "static" / "microphone.js"
-        script.write_text(script.read_text().replace("MOST_SECONDS = 600", "MOST_SECONDS = 1"))
+        script.write_text(script.read_text().replace("MAX_SECONDS = 600", "MAX_SECONDS = 1"))
         with sending(context, url) as visitor:
-            visitor.button("Record sound").click()
+            visitor.button("Record audio").click()
             visitor.wait_for_tray(["Recording 1.wav"])
-            assert visitor.notice().startswith("A recording has at most")
+            assert visitor.notice().startswith("A recording is limited to")
     context.close()
 
 
-def test_a_microphone_that_is_not_allowed(speaking: Any, url: str) -> None:
-    context = speaking.new_context()
+def test_a_microphone_that_is_not_allowed_is_reported(beeping: Any, url: str) -> None:
+    context = beeping.new_context()
     with sending(context, url) as visitor:
-        visitor.button("Record sound").click()
-        assert visitor.notice().startswith("The microphone is not allowed here: allow it beside")
+        visitor.button("Record audio").click()
+        assert visitor.notice().startswith("The microphone is not allowed: allow it next to")
         assert visitor.page.locator("#recording").is_hidden()
-        assert visitor.button("Record sound").is_enabled()
+        assert visitor.button("Record audio").is_enabled()
     context.close()

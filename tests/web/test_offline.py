@@ -1,4 +1,4 @@
-"""The page without its server: what is kept, when it is renewed, and what is never kept."""
+"""The page without its server: what is cached, when it is refreshed, what is never cached."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from helpers.tiny import KINDS, tiny_gguf
 from web.client import Client, serving
 from web.page import Visitor, page_site
 
-from webgemma.web.http import Answer, Request
+from webgemma.web.http import Request, Response
 from webgemma.web.site import STATIC, Site
 from webgemma.web.tab import BUNDLED_URL
 
@@ -34,13 +34,13 @@ def offline(client: Client) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a Pyodide is."""
+    """A folder with Pyodide's files."""
     for name in ("pyodide.mjs", "pyodide.asm.wasm", "console.html"):
         (tmp_path / name).write_text(name)
     return tmp_path
 
 
-def test_all_that_the_page_needs_is_listed_and_served(folder: Path) -> None:
+def test_all_files_of_the_page_are_listed_and_served(folder: Path) -> None:
     with serving(Site(folder, folder)) as client:
         files = offline(client)["files"]
         about = json.loads(client.get("/api/about").body)
@@ -52,11 +52,11 @@ def test_all_that_the_page_needs_is_listed_and_served(folder: Path) -> None:
     scripts = {f"/{path.name}" for path in STATIC.iterdir()}
     assert scripts - set(files) == {"/index.html", "/sw.js"}
     assert len(files) == len(set(files))
-    named = re.findall(r'(?:href|src)="(/[^"]*)"', (STATIC / "index.html").read_text())
-    assert set(named) <= set(files)
+    linked = re.findall(r'(?:href|src)="(/[^"]*)"', (STATIC / "index.html").read_text())
+    assert set(linked) <= set(files)
 
 
-def test_only_what_is_served_is_listed(folder: Path) -> None:
+def test_only_served_files_are_listed(folder: Path) -> None:
     static = folder / "static"
     (static / "ü b").mkdir(parents=True)
     (static / "index.html").write_text("page")
@@ -71,7 +71,7 @@ def test_only_what_is_served_is_listed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", ["static/page.js", "pyodide.asm.wasm", "static/new.js"])
-def test_any_change_is_another_version(folder: Path, changed: str) -> None:
+def test_any_change_changes_the_version(folder: Path, changed: str) -> None:
     site = page_site(folder)
     with serving(site) as client:
         before = offline(client)
@@ -81,7 +81,7 @@ def test_any_change_is_another_version(folder: Path, changed: str) -> None:
     assert after["version"] != before["version"]
 
 
-def test_the_manifest_lets_the_page_be_installed() -> None:
+def test_the_manifest_makes_the_page_installable() -> None:
     manifest = json.loads((STATIC / "manifest.webmanifest").read_text())
     assert manifest["name"] == "webgemma"
     assert (manifest["id"], manifest["start_url"], manifest["scope"]) == ("/", "/", "/")
@@ -97,8 +97,8 @@ def test_the_manifest_lets_the_page_be_installed() -> None:
 
 
 @dataclass
-class Kept:
-    """Someone whose browser has kept the page, and the address at which no one serves it now."""
+class CachedVisit:
+    """A visitor whose browser has cached the page; the server at its address has ended."""
 
     visitor: Visitor
     site: Site
@@ -106,41 +106,41 @@ class Kept:
     port: int
 
     def caches(self) -> list[str]:
-        found = self.visitor.page.evaluate("caches.keys()")
-        return [name for name in found if name.startswith("webgemma-page-")]
+        names = self.visitor.page.evaluate("caches.keys()")
+        return [name for name in names if name.startswith("webgemma-page-")]
 
     def wait_for_version(self, client: Client) -> None:
-        """Until the server's version is the only one that is kept."""
-        wanted = [f"webgemma-page-{offline(client)['version']}"]
+        """Wait until the server's version is the only cached one."""
+        expected = [f"webgemma-page-{offline(client)['version']}"]
         deadline = time.monotonic() + 10
-        while self.caches() != wanted:
-            assert time.monotonic() < deadline, (self.caches(), wanted)
+        while self.caches() != expected:
+            assert time.monotonic() < deadline, (self.caches(), expected)
             self.visitor.page.wait_for_timeout(20)
 
 
-class Noted(Site):
-    """Remembers what it was asked for."""
+class RecordingSite(Site):
+    """A site that records the requested paths."""
 
-    def answer(self, request: Request, port: int) -> Answer:
-        self.asked.append("/" + "/".join(request.segments))
-        return super().answer(request, port)
+    def respond(self, request: Request, port: int) -> Response:
+        self.requested.append("/" + "/".join(request.segments))
+        return super().respond(request, port)
 
-    asked: list[str]
+    requested: list[str]
 
 
 @pytest.fixture
-def kept(context: Any, tmp_path: Path) -> Iterator[Kept]:
+def cached(context: Any, tmp_path: Path) -> Iterator[CachedVisit]:
     pytest.importorskip("playwright.sync_api", reason="needs playwright")
     add_model(tmp_path / "store", "gemma4:e2b", gguf=tiny_gguf(KINDS["small"]))
     plain = page_site(tmp_path)
-    site = Noted(tmp_path / "store", tmp_path, static=tmp_path / "static")
-    site.asked = []
+    site = RecordingSite(tmp_path / "store", tmp_path, static=tmp_path / "static")
+    site.requested = []
     assert plain.pyodide == site.pyodide
     with serving(site) as client:
         visitor = Visitor(context, f"http://localhost:{client.port}/")
         visitor.open()
         visitor.page.evaluate("navigator.serviceWorker.ready.then(() => true)")
-    yield Kept(visitor, site, tmp_path / "static", client.port)
+    yield CachedVisit(visitor, site, tmp_path / "static", client.port)
     unexpected = [e for e in visitor.errors if "Failed to load resource" not in e]
     assert unexpected == []
 
@@ -149,8 +149,8 @@ needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 
 
 @needs_chromium
-def test_a_visit_without_the_server(kept: Kept) -> None:
-    visitor = kept.visitor
+def test_a_visit_without_the_server(cached: CachedVisit) -> None:
+    visitor = cached.visitor
     visitor.open()
     assert visitor.ask("hello") == "You said hello."
     assert visitor.page.evaluate("crossOriginIsolated")
@@ -160,63 +160,63 @@ def test_a_visit_without_the_server(kept: Kept) -> None:
     visitor.page.locator("#model-name", has_text="Bundled model").wait_for()
     assert visitor.page.locator("#version").inner_text().startswith("webgemma ")
     visitor.button("Model: Bundled model").click()
-    state = visitor.page.locator("#ollama-state", has_text="not reachable")
+    state = visitor.page.locator("#ollama-state", has_text="not available")
     state.wait_for()
     assert "work without it" in state.inner_text()
     assert visitor.texts(".model .name") == ["Bundled model"]
 
 
 @needs_chromium
-def test_chromium_would_install_it(kept: Kept) -> None:
-    session = kept.visitor.page.context.new_cdp_session(kept.visitor.page)
-    with serving(kept.site, kept.port):
-        kept.visitor.open()
+def test_chromium_finds_it_installable(cached: CachedVisit) -> None:
+    session = cached.visitor.page.context.new_cdp_session(cached.visitor.page)
+    with serving(cached.site, cached.port):
+        cached.visitor.open()
         errors = session.send("Page.getInstallabilityErrors")["installabilityErrors"]
-    # A fresh profile of a test is a private window, in which nothing can be installed.
+    # The profile of a test counts as incognito, in which nothing can be installed.
     assert [error["errorId"] for error in errors] in ([], ["in-incognito"])
 
 
 @needs_chromium
-def test_the_page_is_kept_only_once_the_model_is_there(kept: Kept) -> None:
-    asked = kept.site.asked  # type: ignore[attr-defined]
-    assert asked.count("/page.js") == 2
-    first = asked.index("/api/offline")
-    assert {"/", "/page.js", "/worker.js"} <= set(asked[:first])
-    assert "/wheel/" not in " ".join(asked[:first])
+def test_the_page_is_cached_only_after_the_model_is_loaded(cached: CachedVisit) -> None:
+    requested = cached.site.requested  # type: ignore[attr-defined]
+    assert requested.count("/page.js") == 2
+    first = requested.index("/api/offline")
+    assert {"/", "/page.js", "/worker.js"} <= set(requested[:first])
+    assert "/wheel/" not in " ".join(requested[:first])
 
 
 @needs_chromium
-def test_a_newer_page_is_shown_at_once_and_then_kept(kept: Kept) -> None:
-    visitor = kept.visitor
-    old = kept.caches()
-    index = kept.static / "index.html"
+def test_a_newer_page_is_shown_at_once_and_then_cached(cached: CachedVisit) -> None:
+    visitor = cached.visitor
+    before = cached.caches()
+    index = cached.static / "index.html"
     index.write_text(index.read_text().replace("Gemma 4, in this tab", "A newer page"))
-    with serving(kept.site, kept.port) as client:
+    with serving(cached.site, cached.port) as client:
         visitor.open()
         assert visitor.texts("#welcome h2") == ["A newer page"]
-        kept.wait_for_version(client)
-        assert kept.caches() != old
+        cached.wait_for_version(client)
+        assert cached.caches() != before
     visitor.open()
     assert visitor.texts("#welcome h2") == ["A newer page"]
 
 
 @needs_chromium
-def test_what_is_unchanged_is_not_asked_for_again(kept: Kept) -> None:
-    with serving(kept.site, kept.port):
-        asked = kept.site.asked  # type: ignore[attr-defined]
-        asked.clear()
-        kept.visitor.open()
-        assert kept.visitor.ask("hi") == "You said hi."
-    assert set(asked) <= {"/api/offline", "/sw.js"}
+def test_unchanged_files_are_not_requested_again(cached: CachedVisit) -> None:
+    with serving(cached.site, cached.port):
+        requested = cached.site.requested  # type: ignore[attr-defined]
+        requested.clear()
+        cached.visitor.open()
+        assert cached.visitor.ask("hi") == "You said hi."
+    assert set(requested) <= {"/api/offline", "/sw.js"}
 
 
 @needs_chromium
-def test_models_and_ranges_go_past_the_cache(kept: Kept) -> None:
-    visitor = kept.visitor
-    with serving(kept.site, kept.port):
+def test_models_and_ranges_bypass_the_cache(cached: CachedVisit) -> None:
+    visitor = cached.visitor
+    with serving(cached.site, cached.port):
         visitor.open()
         assert visitor.page.evaluate("navigator.serviceWorker.controller !== null")
-        part = visitor.page.evaluate(
+        statuses = visitor.page.evaluate(
             """async () => {
               const [{ url }] = (await (await fetch("/api/models")).json()).models;
               const range = { headers: { Range: "bytes=0-3" } };
@@ -225,16 +225,16 @@ def test_models_and_ranges_go_past_the_cache(kept: Kept) -> None:
               return [model.status, await model.text(), page.status];
             }"""
         )
-        assert part == [206, "GGUF", 206]
-    held = visitor.page.evaluate(
+        assert statuses == [206, "GGUF", 206]
+    paths = visitor.page.evaluate(
         """async () => {
           const opened = await Promise.all((await caches.keys()).map((name) => caches.open(name)));
           const requests = await Promise.all(opened.map((cache) => cache.keys()));
           return requests.flat().map(({ url }) => new URL(url).pathname);
         }"""
     )
-    assert "/page.js" in held
-    assert not [path for path in held if path.startswith(("/models/", "/api/models"))]
+    assert "/page.js" in paths
+    assert not [path for path in paths if path.startswith(("/models/", "/api/models"))]
 
 
 @contextmanager
@@ -262,17 +262,17 @@ def another_program(port: int) -> Iterator[None]:
 
 
 @needs_chromium
-def test_another_program_at_the_address_shows_its_own_page(kept: Kept) -> None:
-    with another_program(kept.port):
-        kept.visitor.page.goto(kept.visitor.url)
-        assert kept.visitor.page.title() == "another program"
+def test_another_program_at_the_address_shows_its_own_page(cached: CachedVisit) -> None:
+    with another_program(cached.port):
+        cached.visitor.page.goto(cached.visitor.url)
+        assert cached.visitor.page.title() == "another program"
 
 
 @needs_chromium
-def test_a_server_that_says_nothing_is_not_waited_for(kept: Kept) -> None:
-    with socket.socket() as silent:
-        silent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        silent.bind(("127.0.0.1", kept.port))
-        silent.listen()
-        kept.visitor.open()
-        assert kept.visitor.ask("hello") == "You said hello."
+def test_an_unresponsive_server_is_not_waited_for(cached: CachedVisit) -> None:
+    with socket.socket() as unresponsive:
+        unresponsive.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        unresponsive.bind(("127.0.0.1", cached.port))
+        unresponsive.listen()
+        cached.visitor.open()
+        assert cached.visitor.ask("hello") == "You said hello."

@@ -1,4 +1,4 @@
-"""The chat page as people use it: talk, stop, edit, set, choose models, meet errors."""
+"""The chat page as people use it: chat, stop, edit, settings, models, errors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,14 +28,16 @@ def test_a_reply_streams_in(visitor: Visitor) -> None:
     visitor.say("forever")
     for pieces in (5, 20):
         visitor.page.locator(".assistant .body", has_text="on and " * pieces).wait_for()
-    assert visitor.page.locator("#announcer").inner_text() == ""  # not for each token
+    assert visitor.page.locator("#announcer").inner_text() == ""  # not announced for each token
     visitor.button("Stop").click()
     visitor.button("Send").wait_for()
     assert "stopped" in visitor.texts(".facts")[-1]
-    assert visitor.page.locator("#announcer").inner_text().startswith("The model says: on and on")
+    assert (
+        visitor.page.locator("#announcer").inner_text().startswith("The model replied: on and on")
+    )
 
 
-def test_a_reply_has_its_facts_and_enter_its_meaning(visitor: Visitor) -> None:
+def test_enter_sends_and_a_reply_has_its_facts(visitor: Visitor) -> None:
     box = visitor.page.get_by_label("Message", exact=True)
     box.press_sequentially("echo one")
     box.press("Shift+Enter")
@@ -50,7 +52,7 @@ def test_a_reply_has_its_facts_and_enter_its_meaning(visitor: Visitor) -> None:
     assert len(visitor.texts(".message")) == 2
 
 
-def test_escape_stops(visitor: Visitor) -> None:
+def test_escape_stops_the_reply(visitor: Visitor) -> None:
     visitor.say("forever")
     visitor.page.locator(".assistant .body p").wait_for()
     visitor.page.keyboard.press("Escape")
@@ -69,7 +71,7 @@ def test_regenerate_replaces_the_last_reply(visitor: Visitor) -> None:
     assert len(visitor.texts(".message")) == 4
 
 
-def test_editing_a_message_cuts_what_follows(visitor: Visitor) -> None:
+def test_editing_a_message_removes_what_follows(visitor: Visitor) -> None:
     visitor.ask("first")
     visitor.ask("second")
     message = visitor.page.locator(".user").first
@@ -95,12 +97,13 @@ def test_copy_a_message_and_a_code_block(visitor: Visitor) -> None:
     visitor.button("Copied").first.wait_for()
 
 
-def test_settings_reach_the_worker_and_are_kept(visitor: Visitor) -> None:
+def test_settings_are_sent_to_the_worker_and_stored(visitor: Visitor) -> None:
     page = visitor.page
     visitor.button("Settings").click()
     page.get_by_label("System prompt").fill("Be brief.")
     values = {"temperature": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "seed": 7}
     values |= {"max_tokens": 100}
+    values |= {"repetition_penalty": 1.1, "presence_penalty": -0.5}
     for name, value in values.items():
         page.locator(f"[name={name}]").fill(str(value))
     page.get_by_label("Think before answering").check()
@@ -120,12 +123,12 @@ def test_settings_reach_the_worker_and_are_kept(visitor: Visitor) -> None:
     assert request["messages"][0]["role"] == "user"
 
 
-def test_a_wrong_setting_is_said_and_a_new_context_offers_a_reload(visitor: Visitor) -> None:
+def test_an_invalid_setting_is_reported_and_a_new_context_offers_a_reload(visitor: Visitor) -> None:
     visitor.button("Settings").click()
     visitor.page.locator("[name=top_p]").fill("2")
     visitor.button("Save").click()
     problem = visitor.page.locator("#settings-problem")
-    assert problem.inner_text() == "Top-p is a number from 0 to 1, or empty."
+    assert problem.inner_text() == "Top p must be a number from 0 to 1, or empty."
     visitor.page.locator("[name=top_p]").fill("")
     visitor.page.locator("[name=context]").fill("4096")
     visitor.button("Save").click()
@@ -133,9 +136,9 @@ def test_a_wrong_setting_is_said_and_a_new_context_offers_a_reload(visitor: Visi
     visitor.page.locator("#model-button[title*='4096']").wait_for()
 
 
-def test_spoilt_settings_are_left_out(visitor: Visitor) -> None:
-    for kept in ("{", "[]", "7", '{"temperature": "hot", "top_p": 9, "think": "no", "seed": 3}'):
-        visitor.page.evaluate("kept => localStorage.setItem('webgemma.settings', kept)", kept)
+def test_invalid_stored_settings_are_ignored(visitor: Visitor) -> None:
+    for stored in ("{", "[]", "7", '{"temperature": "hot", "top_p": 9, "think": "no", "seed": 3}'):
+        visitor.page.evaluate("(text) => localStorage.setItem('webgemma.settings', text)", stored)
         visitor.open()
     settings = visitor.request()["settings"]
     assert settings["temperature"] is settings["top_p"] is None
@@ -143,7 +146,7 @@ def test_spoilt_settings_are_left_out(visitor: Visitor) -> None:
     assert settings["seed"] == 3
 
 
-def test_the_picker_lists_and_loads_models(visitor: Visitor) -> None:
+def test_the_dialog_lists_and_loads_models(visitor: Visitor) -> None:
     page = visitor.page
     visitor.button("Model: Bundled model").click()
     page.locator(".model", has_text="gemma4:e2b").filter(has_text="fits").wait_for()
@@ -164,10 +167,10 @@ def test_progress_is_shown_and_can_be_cancelled(visitor: Visitor) -> None:
     assert "/s · " in page.locator("#loading-facts").inner_text()
     assert visitor.button("Send").is_disabled()
     visitor.button("Cancel").click()
-    assert visitor.notice() == "stuck:e4b was not loaded."
+    assert visitor.notice() == "Loading stuck:e4b was cancelled."
     visitor.button("Dismiss").click()
     visitor.say("anyone?")
-    assert visitor.notice() == "There is no model to answer."
+    assert visitor.notice() == "No model is loaded."
     assert visitor.texts(".message") == []
     visitor.button("Model: no model").click()
     page.locator(".model", has_text="Bundled").click()
@@ -192,16 +195,15 @@ def test_a_file_is_chosen_or_dropped(visitor: Visitor, tmp_path: Path) -> None:
     visitor.page.evaluate(DROP, "dropped.GGUF")
     visitor.page.locator("#model-name", has_text="dropped.GGUF").wait_for()
     visitor.page.evaluate(DROP, "notes.txt")
-    said = "notes.txt is neither a picture nor a sound, nor a model (.gguf)."
-    assert visitor.notice() == said
+    assert visitor.notice() == "notes.txt is not an image, audio or a model (.gguf)."
     visitor.page.evaluate(DROP, "broken.gguf")
     visitor.button("Choose a model").wait_for()
     assert visitor.notice() == "broken.gguf is not a GGUF file. Choose another model."
 
 
-def test_a_lost_device_keeps_the_conversation_and_offers_the_model(visitor: Visitor) -> None:
+def test_a_lost_device_keeps_the_conversation_and_offers_a_reload(visitor: Visitor) -> None:
     visitor.say("lose the device")
-    assert visitor.notice().startswith("The GPU was lost. Your conversation is kept")
+    assert visitor.notice().startswith("The GPU was lost. Your conversation is saved")
     assert visitor.texts(".message .body") == ["lose the device", "Half a"]
     assert visitor.button("Send").is_disabled()
     visitor.button("Load the model again").click()
@@ -211,43 +213,43 @@ def test_a_lost_device_keeps_the_conversation_and_offers_the_model(visitor: Visi
 
 def test_a_worker_that_dies_keeps_the_conversation(visitor: Visitor) -> None:
     visitor.say("die")
-    assert visitor.notice() == "The engine of this page has failed. Your conversation is kept."
+    assert visitor.notice() == "The engine of this page has failed. Your conversation is saved."
     visitor.button("Load the model again").click()
     visitor.page.locator("#model-name", has_text="Bundled model").wait_for()
     assert visitor.ask("again") == "You said again."
 
 
-def test_a_reply_that_fails_says_why_and_the_model_stays(visitor: Visitor) -> None:
+def test_a_failed_reply_is_reported_and_the_model_stays(visitor: Visitor) -> None:
     visitor.say("fail")
     assert visitor.notice() == "The prompt is too long."
-    assert "ended by an error" in visitor.texts(".facts")[-1]
+    assert "ended with an error" in visitor.texts(".facts")[-1]
     assert visitor.ask("again") == "You said again."
 
 
 @pytest.mark.parametrize(
-    ("worker", "sentence"),
+    ("worker", "message"),
     [
         (
-            'postMessage({type: "error", kind: "no-webgpu", sentence: "There is no WebGPU."});',
+            'postMessage({type: "error", kind: "no-webgpu", message: "There is no WebGPU."});',
             "There is no WebGPU.",
         ),
         ("throw new Error('no start')", "The engine of this page did not start."),
         (None, "The engine of this page did not start."),
     ],
 )
-def test_a_worker_that_cannot_start(
-    context: Any, tmp_path: Path, worker: str | None, sentence: str
+def test_a_worker_that_cannot_start_is_reported(
+    context: Any, tmp_path: Path, worker: str | None, message: str
 ) -> None:
     with serving_page(tmp_path, worker) as url:
         visitor = Visitor(context, url)
         visitor.page.goto(url)
-        assert visitor.notice().startswith(sentence)
+        assert visitor.notice().startswith(message)
         assert visitor.button("Send").is_disabled()
         visitor.page.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark(visitor: Visitor, scheme: str) -> None:
+def test_the_theme_overrides_the_system(visitor: Visitor, scheme: str) -> None:
     page = visitor.page
     ground = "getComputedStyle(document.body).backgroundColor"
     page.emulate_media(color_scheme=scheme)
@@ -261,7 +263,7 @@ def test_light_and_dark(visitor: Visitor, scheme: str) -> None:
     assert page.evaluate(ground) == system
 
 
-def test_a_phone_scrolls_only_up_and_down(visitor: Visitor) -> None:
+def test_a_phone_scrolls_vertically_only(visitor: Visitor) -> None:
     page = visitor.page
     page.set_viewport_size({"width": 360, "height": 640})
     wide = "| a | b |\n|---|---|\n| " + "w" * 200 + " | x |\n"
@@ -279,7 +281,7 @@ def test_a_phone_scrolls_only_up_and_down(visitor: Visitor) -> None:
             page.keyboard.press("Escape")
 
 
-def test_every_control_has_a_name_and_the_page_its_landmarks(visitor: Visitor) -> None:
+def test_every_control_has_a_name_and_the_page_has_landmarks(visitor: Visitor) -> None:
     visitor.ask("echo ```\ncode\n```")
     page = visitor.page
     for role in ("navigation", "main", "banner", "form"):
@@ -293,14 +295,14 @@ def test_every_control_has_a_name_and_the_page_its_landmarks(visitor: Visitor) -
     assert unnamed == []
 
 
-def test_a_keyboard_is_enough(visitor: Visitor) -> None:
+def test_every_control_can_be_reached_by_keyboard(visitor: Visitor) -> None:
     visitor.ask("hello")
     page = visitor.page
     page.evaluate("document.activeElement.blur()")
-    seen = set()
+    focused_texts = set()
     for _ in range(20):
         page.keyboard.press("Tab")
-        seen.add(page.evaluate("document.activeElement.textContent.trim()"))
+        focused_texts.add(page.evaluate("document.activeElement.textContent.trim()"))
         visible = page.evaluate(
             """(() => {
               const focused = document.activeElement.closest("#composer") ?? document.activeElement;
@@ -310,4 +312,12 @@ def test_a_keyboard_is_enough(visitor: Visitor) -> None:
             })()"""
         )
         assert visible, page.evaluate("document.activeElement.outerHTML")
-    assert {"New conversation", "hello", "Rename", "Delete", "Settings", "Copy", "Edit"} <= seen
+    assert {
+        "New conversation",
+        "hello",
+        "Rename",
+        "Delete",
+        "Settings",
+        "Copy",
+        "Edit",
+    } <= focused_texts

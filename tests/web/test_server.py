@@ -1,4 +1,4 @@
-"""The server on the wire and as a command: connections, ports, hang-ups, large files, Ctrl-C."""
+"""The server and its command: connections, ports, disconnects, large files, Ctrl-C."""
 
 import http.client
 import json
@@ -20,7 +20,7 @@ from web.client import serving
 
 from webgemma.errors import InputError
 from webgemma.web import server as server_module
-from webgemma.web.http import Answer, FilePart
+from webgemma.web.http import FileRange, Response
 from webgemma.web.server import DEFAULT_PORT, Server
 from webgemma.web.site import Site
 
@@ -30,7 +30,7 @@ BIG_NBYTES = (1 << 30) + 12345
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store with one model of 1 GiB that takes no room on the disk."""
+    """A store with one model of 1 GiB in a sparse file."""
     blob = tmp_path / "blobs" / DIGEST.replace(":", "-")
     blob.parent.mkdir()
     with open(blob, "wb") as file:
@@ -60,7 +60,7 @@ def test_a_connection_serves_many_requests(store: Path) -> None:
         connection.close()
 
 
-def test_requests_sent_together_are_answered_in_turn(store: Path) -> None:
+def test_pipelined_requests_are_answered_in_order(store: Path) -> None:
     with serving(Site(store, store)) as client:
         host = f"Host: localhost:{client.port}\r\n"
         with socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection:
@@ -91,7 +91,9 @@ def test_a_gigabyte_streams_without_filling_memory(store: Path) -> None:
     assert grown_kib < 64 << 10
 
 
-def test_clients_that_hang_up_go_unnoticed(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_disconnected_clients_cause_no_output(
+    store: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with serving(Site(store, store)) as client:
         for _ in range(3):
             with socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection:
@@ -105,33 +107,33 @@ def test_clients_that_hang_up_go_unnoticed(store: Path, capfd: pytest.CaptureFix
 
 
 class OneFile(Site):
-    """Answers everything with one part of a file."""
+    """A site that responds to every request with one range of a file."""
 
-    def __init__(self, part: FilePart) -> None:
-        self.part = part
+    def __init__(self, file_range: FileRange) -> None:
+        self.file_range = file_range
 
-    def answer(self, *_: object) -> Answer:
-        return Answer(HTTPStatus.OK, {}, self.part)
+    def respond(self, *_: object) -> Response:
+        return Response(HTTPStatus.OK, {}, self.file_range)
 
 
-def test_a_file_that_has_gone_gets_a_sentence(tmp_path: Path) -> None:
-    with serving(OneFile(FilePart(tmp_path / "gone", 0, 5))) as client:
+def test_a_deleted_file_is_a_server_error(tmp_path: Path) -> None:
+    with serving(OneFile(FileRange(tmp_path / "gone", 0, 5))) as client:
         reply = client.get("/")
     assert reply.status == 500
-    assert reply.text == "A file for this address cannot be read: No such file or directory.\n"
+    assert reply.text == "The file at this address cannot be read: No such file or directory.\n"
 
 
-def test_a_file_that_has_shrunk_ends_the_connection(tmp_path: Path) -> None:
+def test_a_file_that_became_shorter_ends_the_connection(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"abc")
     with (
-        serving(OneFile(FilePart(tmp_path / "short", 1, 5))) as client,
+        serving(OneFile(FileRange(tmp_path / "short", 1, 5))) as client,
         pytest.raises(http.client.IncompleteRead) as cut,
     ):
         client.get("/")
     assert cut.value.partial == b"bc"
 
 
-def test_a_server_that_stops_ends_its_connections(store: Path) -> None:
+def test_stopping_the_server_closes_its_connections(store: Path) -> None:
     with serving(Site(store, store)) as client:
         idle = http.client.HTTPConnection("127.0.0.1", client.port, timeout=10)
         idle.request("GET", "/")
@@ -140,7 +142,7 @@ def test_a_server_that_stops_ends_its_connections(store: Path) -> None:
     idle.close()
 
 
-def test_both_loopback_addresses_and_no_other(store: Path) -> None:
+def test_it_listens_on_both_loopback_addresses_only(store: Path) -> None:
     with serving(Site(store, store)) as client:
         if has_ipv6():
             connection = http.client.HTTPConnection("::1", client.port, timeout=10)
@@ -162,7 +164,7 @@ def has_ipv6() -> bool:
 
 @contextmanager
 def taken(host: str = "127.0.0.1") -> Iterator[int]:
-    """A port on which another program listens."""
+    """A port on which another socket listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as other:
         other.bind((host, 0))
@@ -171,12 +173,12 @@ def taken(host: str = "127.0.0.1") -> Iterator[int]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", *(["::1"] if has_ipv6() else [])])
-def test_a_port_that_is_asked_for_and_taken(store: Path, host: str) -> None:
+def test_a_requested_port_that_is_taken_is_an_error(store: Path, host: str) -> None:
     with taken(host) as port, pytest.raises(InputError, match=f"Port {port} .* taken"):
         Server(Site(store, store), port)
 
 
-def test_the_next_port_if_the_usual_one_is_taken(
+def test_the_next_port_is_used_if_the_default_is_taken(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with taken() as first, taken() as second:
@@ -196,7 +198,7 @@ def command(store: Path, *args: str, **env: str) -> Iterator[subprocess.Popen[st
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OLLAMA_MODELS": str(store), "NO_COLOR": "1", **env},
-        # A shell's background job ignores interrupts, and so would its children.
+        # Background jobs of a shell ignore interrupts, and their children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
@@ -222,7 +224,7 @@ def test_ctrl_c_ends_the_command_even_during_a_download(store: Path) -> None:
     assert (process.returncode, out, err) == (0, "", "stopped\n")
 
 
-def test_the_command_says_when_the_port_is_taken(store: Path) -> None:
+def test_the_command_reports_a_taken_port(store: Path) -> None:
     with taken() as port, command(store, "--port", str(port), "--no-open") as process:
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (1, "")
@@ -231,7 +233,7 @@ def test_the_command_says_when_the_port_is_taken(store: Path) -> None:
     )
 
 
-def test_the_command_opens_the_browser_and_says_where_it_is(store: Path, tmp_path: Path) -> None:
+def test_the_command_opens_the_browser_and_prints_the_address(store: Path, tmp_path: Path) -> None:
     browser, opened = tmp_path / "browser", tmp_path / "opened"
     browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}.new\nmv {opened}.new {opened}\n')
     browser.chmod(0o755)
@@ -244,16 +246,16 @@ def test_the_command_opens_the_browser_and_says_where_it_is(store: Path, tmp_pat
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=5)
-    assert line == f"webgemma is at {opened.read_text()} · Ctrl-C ends it\n"
+    assert line == f"webgemma is at {opened.read_text()} · Ctrl-C stops it\n"
     note, last = err.splitlines()
-    assert note.startswith("note: Pyodide, the Python of the browser, is not in ")
+    assert note.startswith("note: Pyodide, which runs Python in the browser, is not in ")
     assert (process.returncode, last) == (0, "stopped")
 
 
-def test_the_command_says_when_it_takes_another_port(store: Path) -> None:
+def test_the_command_reports_another_port_than_the_default(store: Path) -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):  # someone else has it already
+        with suppress(OSError):  # another program has it already
             other.bind(("127.0.0.1", DEFAULT_PORT))
             other.listen()
         with command(store, "--no-open") as process:
@@ -263,5 +265,5 @@ def test_the_command_says_when_it_takes_another_port(store: Path) -> None:
             _, err = process.communicate(timeout=5)
     port = line.removeprefix("webgemma is at http://localhost:").partition("/")[0]
     assert int(port) != DEFAULT_PORT
-    assert err.startswith(f"note: Port {DEFAULT_PORT} is taken, so it is {port}. ")
+    assert err.startswith(f"note: Port {DEFAULT_PORT} is in use, so this is {port}. ")
     assert process.returncode == 0

@@ -1,4 +1,4 @@
-"""What the page's server gives: the page, Pyodide, models, and parts of them."""
+"""What the page's server serves: the page, Pyodide, models, and byte ranges of them."""
 
 import asyncio
 import json
@@ -16,13 +16,13 @@ from webgemma.gguf.reader import Gguf
 from webgemma.web.http import parse_range
 from webgemma.web.site import MIME, Site
 
-GGUF = bytes(range(256)) * 40  # 10240 bytes, no two parts alike
+GGUF = bytes(range(256)) * 40  # 10240 bytes
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     store = tmp_path / "store"
-    add_model(store, "gemma4:e2b", gguf=GGUF, layers=[("projector", b"eyes")])
+    add_model(store, "gemma4:e2b", gguf=GGUF, layers=[("projector", b"mmproj")])
     add_model(store, "cloud:latest", gguf=None, config={"remote_host": "far away"})
     pyodide = tmp_path / "pyodide"
     pyodide.mkdir()
@@ -43,7 +43,7 @@ def blob(folder: Path) -> str:
     return path.name
 
 
-def test_the_page_and_all_it_names(client: Client) -> None:
+def test_the_page_and_its_files_are_served(client: Client) -> None:
     page = client.get("/")
     assert page.status == 200
     assert page.headers["Content-Type"] == "text/html; charset=utf-8"
@@ -68,7 +68,7 @@ def test_the_page_and_all_it_names(client: Client) -> None:
         ("ümlaut & more.txt", MIME[".txt"]),
     ],
 )
-def test_types_of_files(tmp_path: Path, name: str, mime: str) -> None:
+def test_files_have_their_mime_type(tmp_path: Path, name: str, mime: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"something")
@@ -78,7 +78,7 @@ def test_types_of_files(tmp_path: Path, name: str, mime: str) -> None:
     assert reply.headers["Content-Type"] == mime
 
 
-def test_a_page_that_is_known_is_not_sent_again(folder: Path) -> None:
+def test_an_unchanged_page_is_not_sent_again(folder: Path) -> None:
     page = folder / "index.html"
     page.write_text("old")
     with serving(Site(folder, folder, static=folder)) as client:
@@ -97,7 +97,7 @@ def test_pyodide_is_served_from_its_folder(client: Client) -> None:
     assert json.loads(client.get("/api/about").body)["pyodide"] == "/pyodide/"
 
 
-def test_scripts_of_the_package_come_as_files(client: Client) -> None:
+def test_scripts_of_the_package_are_served_as_files(client: Client) -> None:
     reply = client.get("/package/web/static/page.js")
     assert reply.headers["Content-Type"] == MIME[".js"]
     assert reply.body == client.get("/page.js").body
@@ -105,7 +105,7 @@ def test_scripts_of_the_package_come_as_files(client: Client) -> None:
         assert client.get(f"/package/{path}").status in (400, 404)
 
 
-def test_without_pyodide_it_says_what_to_do(
+def test_without_pyodide_the_response_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEBGEMMA_PYODIDE", str(tmp_path / "nowhere"))
@@ -126,12 +126,12 @@ def test_models_are_listed_with_what_is_needed_to_fetch_them(client: Client) -> 
     assert gemma["problem"].startswith("gemma4:e2b is not a GGUF file")
     assert client.get(gemma["url"]).body == GGUF
     assert client.get(f"/models/{gemma['digest']}").body == GGUF
-    assert client.get(gemma["projectors"][0]["url"]).body == b"eyes"
+    assert client.get(gemma["projectors"][0]["url"]).body == b"mmproj"
     assert cloud["digest"] is cloud["url"] is None
     assert "no weights on this machine" in cloud["problem"]
 
 
-def test_our_own_reader_opens_a_model_by_its_address(tmp_path: Path) -> None:
+def test_the_gguf_reader_opens_a_model_by_its_url(tmp_path: Path) -> None:
     data = standin_gguf()
     add_model(tmp_path, gguf=data)
 
@@ -148,7 +148,7 @@ def test_our_own_reader_opens_a_model_by_its_address(tmp_path: Path) -> None:
     assert weights in data
 
 
-def test_a_store_that_is_not_there_is_empty(tmp_path: Path) -> None:
+def test_a_missing_store_is_empty(tmp_path: Path) -> None:
     with serving(Site(tmp_path / "absent", tmp_path)) as client:
         assert json.loads(client.get("/api/models").body) == {"models": [], "problems": []}
 
@@ -157,7 +157,7 @@ WHOLE = (200, 0, len(GGUF))
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "first", "end"),
+    ("header", "status", "first", "end"),
     [
         ("bytes=0-0", 206, 0, 1),
         ("bytes=100-299", 206, 100, 300),
@@ -170,7 +170,7 @@ WHOLE = (200, 0, len(GGUF))
         ("bytes=10240-10250", 416, 0, 0),
         ("bytes=" + "9" * 900 + "-", 416, 0, 0),
         ("bytes=-0", 416, 0, 0),
-        ("bytes=5-4", *WHOLE),  # the rest is no single range: HTTP wants it ignored
+        ("bytes=5-4", *WHOLE),  # the rest is not one valid range: HTTP requires it to be ignored
         ("bytes=0-1,4-5", *WHOLE),
         ("bytes=-", *WHOLE),
         ("bytes=1", *WHOLE),
@@ -180,8 +180,8 @@ WHOLE = (200, 0, len(GGUF))
         ("", *WHOLE),
     ],
 )
-def test_ranges(client: Client, blob: str, asked: str, status: int, first: int, end: int) -> None:
-    reply = client.get(f"/models/{blob}", Range=asked)
+def test_ranges(client: Client, blob: str, header: str, status: int, first: int, end: int) -> None:
+    reply = client.get(f"/models/{blob}", Range=header)
     assert reply.status == status
     assert reply.body == GGUF[first:end]
     assert reply.headers["Content-Length"] == str(end - first)
@@ -189,9 +189,9 @@ def test_ranges(client: Client, blob: str, asked: str, status: int, first: int, 
     assert reply.headers["Content-Range"] == expected
 
 
-def test_ranges_of_nothing() -> None:
-    for asked in ("bytes=0-", "bytes=0-0", "bytes=-1"):
-        first, end = parse_range(asked, 0) or (0, 1)
+def test_ranges_of_empty_content_are_empty() -> None:
+    for header in ("bytes=0-", "bytes=0-0", "bytes=-1"):
+        first, end = parse_range(header, 0) or (0, 1)
         assert first >= end
 
 
@@ -205,7 +205,7 @@ def test_ranges_of_nothing() -> None:
         ("Wed, 21 Oct 2026 07:28:00 GMT", 200),
     ],
 )
-def test_a_part_only_of_the_same_blob(
+def test_if_range_requires_the_same_blob(
     client: Client, blob: str, condition: str, status: int
 ) -> None:
     tag = blob.replace("-", ":")
@@ -215,7 +215,7 @@ def test_a_part_only_of_the_same_blob(
     assert reply.body == (GGUF[1:3] if status == 206 else GGUF)
 
 
-def test_head_tells_the_size_and_sends_nothing(client: Client, blob: str) -> None:
+def test_head_reports_the_size_without_a_body(client: Client, blob: str) -> None:
     reply = client.get(f"/models/{blob}", "HEAD", Range="bytes=0-1")
     assert (reply.status, reply.body) == (200, b"")
     assert reply.headers["Content-Length"] == "10240"
@@ -224,7 +224,7 @@ def test_head_tells_the_size_and_sends_nothing(client: Client, blob: str) -> Non
     assert client.get("/absent", "HEAD").body == b""
 
 
-def test_a_model_that_comes_or_goes_is_noticed(client: Client, folder: Path, blob: str) -> None:
+def test_added_and_removed_models_are_noticed(client: Client, folder: Path, blob: str) -> None:
     assert client.get(f"/models/{blob}").status == 200
     add_model(folder / "store", "new:e2b", gguf=b"new")
     new = json.loads(client.get("/api/models").body)["models"][-1]
@@ -234,7 +234,7 @@ def test_a_model_that_comes_or_goes_is_noticed(client: Client, folder: Path, blo
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "folder", "link", "loop"])
-def test_damaged_blobs_get_a_sentence(client: Client, folder: Path, blob: str, damage: str) -> None:
+def test_damaged_blobs_are_reported(client: Client, folder: Path, blob: str, damage: str) -> None:
     path = folder / "store" / "blobs" / blob
     path.unlink()
     if damage == "cut":
@@ -248,14 +248,14 @@ def test_damaged_blobs_get_a_sentence(client: Client, folder: Path, blob: str, d
         path.symlink_to(path)
     reply = client.get(f"/models/{blob}")
     assert reply.status == 404
-    words = {"cut": "10239 of 10240", "link": "a link out of the store"}
-    assert words.get(damage, "pull") in reply.text
+    expected = {"cut": "10239 of 10240", "link": "a link to outside the store"}
+    assert expected.get(damage, "pull") in reply.text
     model = json.loads(client.get("/api/models").body)["models"][1]
     assert model["problem"]
     assert model["url"] is None
 
 
-def test_blobs_on_another_disk_are_served(folder: Path, blob: str) -> None:
+def test_a_linked_folder_of_blobs_is_served(folder: Path, blob: str) -> None:
     os.rename(folder / "store" / "blobs", folder / "disk")
     (folder / "store" / "blobs").symlink_to(folder / "disk")
     with serving(Site(folder / "store", folder)) as client:

@@ -1,4 +1,4 @@
-"""The page's Python without a browser: what it tells for what it is asked."""
+"""The page's Python without a browser: the messages it sends for each request."""
 
 import asyncio
 import hashlib
@@ -12,7 +12,13 @@ import pytest
 from helpers.pretend_files import PretendFile, PretendFiles
 from helpers.standin import standin_gguf
 from helpers.tiny import SMALL, tiny_metadata, tiny_tensors
-from helpers.tiny_eyes import SMALL_EYES, eyes_gguf, eyes_metadata, eyes_tensors, picture
+from helpers.tiny_vision import (
+    SMALL_VISION,
+    tiny_image,
+    vision_gguf,
+    vision_metadata,
+    vision_weights,
+)
 
 from webgemma import Gemma, InputError
 from webgemma.gguf.sources import BytesSource
@@ -28,30 +34,30 @@ HELLO = json.dumps([{"role": "user", "content": "Hello"}])
 BUNDLED = SimpleNamespace(kind="bundled")
 
 
-def chosen(data: bytes, size: int | None = None) -> SimpleNamespace:
-    """A file as the worker hands it over."""
+def file_spec(data: bytes, size: int | None = None) -> SimpleNamespace:
+    """Return the source of a chosen file, as the worker passes it."""
     file = PretendFile("mine.gguf", data, size)
     return SimpleNamespace(kind="file", file=file, name=file.name, nbytes=file.size, digest=None)
 
 
-def of_ollama(files: PretendFiles, data: bytes, digest: str) -> SimpleNamespace:
-    """A model of Ollama's, likewise."""
+def ollama_spec(files: PretendFiles, data: bytes, digest: str) -> SimpleNamespace:
+    """Return the source of a model of Ollama, as the worker passes it."""
     files.servers["/models/x"] = PretendFile("x", data)
     facts = {"name": "gemma:x", "nbytes": len(data), "digest": digest}
     return SimpleNamespace(kind="url", url="/models/x", **facts)
 
 
-def told(
-    ask: Callable[[Tab], Coroutine[Any, Any, None]], files: PretendFiles | None = None
+def messages_of(
+    act: Callable[[Tab], Coroutine[Any, Any, None]], files: PretendFiles | None = None
 ) -> list[dict[str, Any]]:
-    """All that a tab tells the page while it is asked."""
+    """Return all messages that a tab sends to the page during `act`."""
     messages: list[dict[str, Any]] = []
     files = files or PretendFiles()
-    files.servers[BUNDLED_URL] = PretendFile("demo", DATA)  # as quick as can be
+    files.servers[BUNDLED_URL] = PretendFile("demo", DATA)  # the fastest model
 
     async def run() -> None:
         tab = Tab(lambda text: messages.append(json.loads(text)), files)
-        await ask(tab)
+        await act(tab)
         await tab.unload()
 
     asyncio.run(run())
@@ -59,11 +65,11 @@ def told(
 
 
 def test_a_file_is_loaded_and_replies() -> None:
-    async def ask(tab: Tab) -> None:
-        await tab.load(chosen(DATA), None, "auto")
+    async def act(tab: Tab) -> None:
+        await tab.load(file_spec(DATA), None, "auto")
         await tab.chat(7, HELLO, GREEDY)
 
-    messages = told(ask)
+    messages = messages_of(act)
     loaded = next(m for m in messages if m["type"] == "loaded")
     assert loaded["name"] == "mine.gguf"
     assert loaded["nbytes"] > len(DATA)
@@ -75,198 +81,212 @@ def test_a_file_is_loaded_and_replies() -> None:
     assert (done["type"], done["id"], done["tokens"]) == ("done", 7, 5)
 
 
-def test_pictures_are_handed_over_beside_the_messages() -> None:
-    tiny, eyes = replace(SMALL, context=512), replace(SMALL_EYES, positions=96)
-    metadata = tiny_metadata(tiny) | eyes_metadata(eyes, "gemma4.")
-    data = gguf_bytes(metadata, [*tiny_tensors(tiny), *eyes_tensors(eyes)])
-    rgb = picture(eyes, 3, 2)
+def test_images_are_passed_beside_the_messages() -> None:
+    tiny, vision = replace(SMALL, context=512), replace(SMALL_VISION, positions=96)
+    metadata = tiny_metadata(tiny) | vision_metadata(vision, "gemma4.")
+    data = gguf_bytes(metadata, [*tiny_tensors(tiny), *vision_weights(vision)])
+    rgb = tiny_image(vision, 3, 2)
     settings = {"temperature": 0, "max_tokens": 6}
 
-    def asked(source: Any) -> list[dict[str, Any]]:
-        parts = [{"type": "image", "image": source}, {"type": "text", "text": "this?"}]
+    def conversation(image: Any) -> list[dict[str, Any]]:
+        parts = [{"type": "image", "image": image}, {"type": "text", "text": "this?"}]
         return [{"role": "user", "content": parts}]
 
-    async def ask(tab: Tab) -> None:
-        await tab.load(chosen(data), None, "auto")
-        await tab.chat(1, json.dumps(asked(0)), json.dumps(settings), [rgb])
+    async def act(tab: Tab) -> None:
+        await tab.load(file_spec(data), None, "auto")
+        await tab.chat(1, json.dumps(conversation(0)), json.dumps(settings), [rgb])
         await tab.chat(2, HELLO, json.dumps(settings))
 
-    messages = [m for m in told(ask) if m.get("id") == 1]
-    sensing = [m for m in messages if m["type"] == "sensing"]
-    assert sensing[0] == {"type": "sensing", "id": 1, "senses": ["image"], "done": 0, "total": 1}
-    assert sensing[-1]["done"] == sensing[-1]["total"] == 100
+    messages = [m for m in messages_of(act) if m.get("id") == 1]
+    encoding = [m for m in messages if m["type"] == "encoding"]
+    assert encoding[0] == {"type": "encoding", "id": 1, "media": ["image"], "done": 0, "total": 1}
+    assert encoding[-1]["done"] == encoding[-1]["total"] == 100
     text = "".join(m["text"] for m in messages if m["type"] == "piece")
     with Gemma.load(BytesSource(data), "gpu") as model:
-        assert text == "".join(p.text for p in model.chat(asked(rgb), **settings))
+        assert text == "".join(p.text for p in model.chat(conversation(rgb), **settings))
     assert messages[-1]["tokens"] == 6
 
 
-def test_a_model_without_eyes_says_so() -> None:
-    async def ask(tab: Tab) -> None:
+def test_a_missing_encoder_is_reported() -> None:
+    async def act(tab: Tab) -> None:
         await tab.load(BUNDLED, None, "auto")
         parts = [{"type": "image", "image": 0}]
-        asked = json.dumps([{"role": "user", "content": parts}])
-        await tab.chat(1, asked, GREEDY, [picture(SMALL_EYES, 3, 2)])
+        conversation = json.dumps([{"role": "user", "content": parts}])
+        await tab.chat(1, conversation, GREEDY, [tiny_image(SMALL_VISION, 3, 2)])
 
-    error = told(ask)[-1]
-    assert (error["type"], error["id"], error["kind"]) == ("error", 1, "senses")
-    assert "cannot see" in error["sentence"]
+    error = messages_of(act)[-1]
+    assert (error["type"], error["id"], error["kind"]) == ("error", 1, "no-encoder")
+    assert "no vision" in error["message"]
 
 
 def test_a_reply_is_stopped() -> None:
-    async def ask(tab: Tab) -> None:
+    async def act(tab: Tab) -> None:
         await tab.load(BUNDLED, None, "auto")
         reply = asyncio.ensure_future(tab.chat(1, HELLO, GREEDY))
         await asyncio.sleep(0)
         tab.stop(1)
         await reply
-        tab.stop(1)  # too late: nothing happens
+        tab.stop(1)  # it has ended: nothing happens
 
-    assert told(ask)[-1]["finish"] == "stopped"
+    assert messages_of(act)[-1]["finish"] == "stopped"
 
 
 @pytest.mark.parametrize(
-    ("data", "nbytes", "sentence"),
+    ("data", "nbytes", "expected"),
     [
         (b"GIF89a" * 9, 54, "is not a GGUF file"),
         (DATA[:5000], len(DATA), "became shorter while it was read"),
     ],
 )
-def test_files_that_are_no_models(data: bytes, nbytes: int, sentence: str) -> None:
-    message = told(lambda tab: tab.load(chosen(data, nbytes), None, "auto"))[-1]
+def test_files_that_are_not_models_are_reported(data: bytes, nbytes: int, expected: str) -> None:
+    message = messages_of(lambda tab: tab.load(file_spec(data, nbytes), None, "auto"))[-1]
     assert (message["type"], message["kind"]) == ("error", "file")
-    assert sentence in message["sentence"]
+    assert expected in message["message"]
 
 
-def test_a_setting_that_cannot_be_fails_the_reply_only() -> None:
-    async def ask(tab: Tab) -> None:
+def test_an_invalid_setting_fails_the_reply_only() -> None:
+    async def act(tab: Tab) -> None:
         await tab.load(BUNDLED, None, "auto")
         await tab.chat(1, HELLO, json.dumps({"temperature": -1}))
         await tab.chat(2, HELLO, GREEDY)
 
-    messages = told(ask)
+    messages = messages_of(act)
     errors = [m for m in messages if m["type"] == "error"]
     assert [m["id"] for m in errors] == [1]
-    assert "temperature" in errors[0]["sentence"]
+    assert "temperature" in errors[0]["message"]
     assert messages[-1]["type"] == "done"
 
 
-def test_without_a_model_there_is_no_reply() -> None:
-    assert told(lambda tab: tab.chat(1, HELLO, GREEDY))[-1]["sentence"].startswith("There is no")
+def test_a_reply_requires_a_model() -> None:
+    error = messages_of(lambda tab: tab.chat(1, HELLO, GREEDY))[-1]
+    assert error["message"] == "No model is loaded: choose one."
 
 
-def test_kept_then_loaded_from_there() -> None:
+def test_a_model_is_stored_then_loaded_from_storage() -> None:
     files = PretendFiles()
 
-    async def ask(tab: Tab) -> None:
-        await tab.keep(of_ollama(files, DATA, DIGEST))
+    async def act(tab: Tab) -> None:
+        await tab.store(ollama_spec(files, DATA, DIGEST))
         id = DIGEST.removeprefix("sha256:")
         await tab.load(SimpleNamespace(kind="stored", id=id, name="gemma:x"), None, "auto")
-        await tab.forget(id)
+        await tab.delete(id)
 
-    messages = told(ask, files)
-    kept, deleted = [m for m in messages if m["type"] == "stored"]
-    (model,) = kept["models"]
-    assert (model["name"], model["have"], model["whole"]) == ("gemma:x", len(DATA), True)
-    assert 0 < model["gpu_least_nbytes"] <= model["gpu_nbytes"]
-    assert [m["name"] for m in messages if m["type"] in ("kept", "loaded")] == ["gemma:x"] * 2
-    stages = {m["stage"] for m in messages if m["type"] == "keeping" and m["done"] == m["total"]}
+    messages = messages_of(act, files)
+    stored, deleted = [m for m in messages if m["type"] == "stored_models"]
+    (model,) = stored["models"]
+    facts = (model["name"], model["stored_nbytes"], model["complete"])
+    assert facts == ("gemma:x", len(DATA), True)
+    assert 0 < model["gpu_min_nbytes"] <= model["gpu_nbytes"]
+    assert [m["name"] for m in messages if m["type"] in ("stored", "loaded")] == ["gemma:x"] * 2
+    stages = {m["stage"] for m in messages if m["type"] == "storing" and m["done"] == m["total"]}
     assert stages == {"copying", "checking"}
     assert deleted["models"] == []
 
 
-def test_eyes_are_kept_and_deleted_with_their_model() -> None:
+def test_an_mmproj_is_stored_and_deleted_with_its_model() -> None:
     files = PretendFiles()
-    eyes = eyes_gguf(SMALL_EYES)
-    asked = of_ollama(files, DATA, DIGEST)
-    files.servers["/models/eyes"] = PretendFile("eyes", eyes)
-    facts = {"name": "eyes", "nbytes": len(eyes), "digest": None}
-    asked.eyes = SimpleNamespace(kind="url", url="/models/eyes", **facts)
+    mmproj = vision_gguf(SMALL_VISION)
+    spec = ollama_spec(files, DATA, DIGEST)
+    files.servers["/models/mmproj"] = PretendFile("mmproj", mmproj)
+    facts = {"name": "mmproj", "nbytes": len(mmproj), "digest": None}
+    spec.mmproj = SimpleNamespace(kind="url", url="/models/mmproj", **facts)
     id = DIGEST.removeprefix("sha256:")
     opened = []
 
-    async def ask(tab: Tab) -> None:
-        await tab.keep(asked)
-        source = await tab._eyes(SimpleNamespace(kind="stored", id=id, name="gemma:x"))
+    async def act(tab: Tab) -> None:
+        await tab.store(spec)
+        source = await tab._open_mmproj(SimpleNamespace(kind="stored", id=id, name="gemma:x"))
         assert source is not None
         opened.append(await source.read(0, source.nbytes))
-        await tab.forget(id)
+        await tab.delete(id)
 
-    messages = told(ask, files)
-    kept, deleted = [m["models"] for m in messages if m["type"] == "stored"]
-    names = {model["id"]: model["name"] for model in kept}
-    assert sorted(names.values()) == ["eyes", "gemma:x"]
-    (model,) = [model for model in kept if model["name"] == "gemma:x"]
-    assert names[model["eyes"]] == "eyes"
-    assert opened == [eyes]
+    messages = messages_of(act, files)
+    stored, deleted = [m["models"] for m in messages if m["type"] == "stored_models"]
+    names = {model["id"]: model["name"] for model in stored}
+    assert sorted(names.values()) == ["gemma:x", "mmproj"]
+    (model,) = [model for model in stored if model["name"] == "gemma:x"]
+    assert names[model["mmproj"]] == "mmproj"
+    assert opened == [mmproj]
     assert deleted == []
 
 
-def test_a_damaged_download_is_told_and_the_model_stays() -> None:
+def test_notes_of_stored_models_keep_their_keys() -> None:
+    files = PretendFiles()
+    spec = ollama_spec(files, DATA, DIGEST)
+    spec.mmproj = SimpleNamespace(kind="url", url="/models/x", name="m", nbytes=1, digest=None)
+    messages_of(lambda tab: tab.store(spec), files)
+    notes = json.loads(files.disk[f"webgemma/models/{DIGEST.removeprefix('sha256:')}.json"])[
+        "notes"
+    ]
+    assert set(notes) == {"eyes", "gpu_nbytes", "gpu_least_nbytes"}
+
+
+def test_a_damaged_download_is_reported_and_the_model_stays() -> None:
     files = PretendFiles()
 
-    async def ask(tab: Tab) -> None:
+    async def act(tab: Tab) -> None:
         await tab.load(BUNDLED, None, "auto")
-        await tab.keep(of_ollama(files, DATA[:-1] + b"!", DIGEST))
+        await tab.store(ollama_spec(files, DATA[:-1] + b"!", DIGEST))
         await tab.chat(1, HELLO, GREEDY)
 
-    messages = told(ask, files)
+    messages = messages_of(act, files)
     (error,) = [m for m in messages if m["type"] == "error"]
-    assert (error["kind"], error["keep"]) == ("file", DIGEST.removeprefix("sha256:"))
-    assert "is damaged" in error["sentence"]
+    assert (error["kind"], error["store"]) == ("file", DIGEST.removeprefix("sha256:"))
+    assert "is damaged" in error["message"]
     assert messages[-1]["type"] == "done"
 
 
-def test_copying_is_left_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_is_cancelled_and_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("webgemma.gguf.opfs.CHUNK_NBYTES", 1 << 12)
     files = PretendFiles()
-    asked = of_ollama(files, DATA, DIGEST)
+    spec = ollama_spec(files, DATA, DIGEST)
 
-    async def ask(tab: Tab) -> None:
-        copy = asyncio.ensure_future(tab.keep(asked))
+    async def act(tab: Tab) -> None:
+        copy = asyncio.ensure_future(tab.store(spec))
         while not sum(map(len, files.disk.values())) > 1 << 13:
             await asyncio.sleep(0)
-        tab.leave(DIGEST.removeprefix("sha256:"))
+        tab.cancel_store(DIGEST.removeprefix("sha256:"))
         await copy
-        await tab.keep(asked)
+        await tab.store(spec)
 
-    messages = told(ask, files)
-    cut, whole = [m["models"][0] for m in messages if m["type"] == "stored"]
-    assert 0 < cut["have"] < cut["nbytes"]
-    assert whole["whole"]
-    assert [m["type"] for m in messages if m["type"] in ("left", "kept")] == ["left", "kept"]
+    messages = messages_of(act, files)
+    partial, complete = [m["models"][0] for m in messages if m["type"] == "stored_models"]
+    assert 0 < partial["stored_nbytes"] < partial["nbytes"]
+    assert complete["complete"]
+    ends = [m["type"] for m in messages if m["type"] in ("store_cancelled", "stored")]
+    assert ends == ["store_cancelled", "stored"]
 
 
 @pytest.mark.parametrize(("free", "kind"), [(1, "storage"), (None, "file")])
-def test_what_cannot_be_kept(free: int | None, kind: str) -> None:
+def test_a_failed_copy_is_reported(free: int | None, kind: str) -> None:
     files = PretendFiles()
     files.free = free
     digest = DIGEST if free else "sha256:nonsense"
-    messages = told(lambda tab: tab.keep(of_ollama(files, DATA, digest)), files)
+    messages = messages_of(lambda tab: tab.store(ollama_spec(files, DATA, digest)), files)
     error = next(m for m in messages if m["type"] == "error")
     assert error["kind"] == kind
-    assert "keep" in error
+    assert "store" in error
 
 
-def test_how_much_the_gpu_gives() -> None:
-    async def ask(tab: Tab) -> None:
-        await tab.room(1 << 20)
+def test_the_gpu_memory_is_measured() -> None:
+    async def act(tab: Tab) -> None:
+        await tab.probe_gpu_memory(1 << 20)
         await tab.load(BUNDLED, None, "auto")
-        await tab.room(1 << 30)
+        await tab.probe_gpu_memory(1 << 30)
 
-    first, second = [m["nbytes"] for m in told(ask) if m["type"] == "room"]
+    first, second = [m["nbytes"] for m in messages_of(act) if m["type"] == "gpu_memory"]
     assert (first, second) == (1 << 20, 1 << 30)
 
 
-def test_a_model_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("webgemma.engine.opening.machine_free_nbytes", lambda: 1000)
-    message = told(lambda tab: tab.load(BUNDLED, None, "auto"))[-1]
+def test_a_model_that_does_not_fit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webgemma.engine.gpu.free_host_nbytes", lambda: 1000)
+    message = messages_of(lambda tab: tab.load(BUNDLED, None, "auto"))[-1]
     assert (message["type"], message["kind"]) == ("error", "memory")
 
 
-def test_a_source_is_a_model_natively_too() -> None:
+def test_a_source_can_be_loaded_natively() -> None:
     with Gemma.load(BytesSource(DATA, "bytes.gguf"), "cpu") as model:
         assert model.name == "bytes.gguf"
     for wrong in (5, [1], b"GGUF"):
-        with pytest.raises(InputError, match="is no model: give an Ollama name"):
+        with pytest.raises(InputError, match="is not a model: give an Ollama name"):
             Gemma.load(wrong)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Fine-tuning in the page: what the tab tells, and what a person at the page sees of it."""
+"""Fine-tuning in the page: the messages of the tab, and the dialog."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from browser.chromium import CHROMIUM
 from helpers.pretend_files import PretendFiles
 from helpers.tiny import SMALL, tiny_gguf
 from web.page import Visitor
-from web.test_tab import HELLO, chosen, told
+from web.test_tab import HELLO, file_spec, messages_of
 
 from webgemma.gguf.sources import BytesSource
 from webgemma.lora.gguf_file import open_gguf_adapter
@@ -27,20 +27,23 @@ DATA = "\n".join(map(json.dumps, ROWS))
 GREEDY = json.dumps({"temperature": 0, "max_tokens": 6})
 
 
-def asked(**options: Any) -> str:
-    return json.dumps({"name": "polite.jsonl", "rank": 4, "rate": 0.02, "batch": 2} | options)
+def options(**changes: Any) -> str:
+    """Return the options of a training as JSON."""
+    return json.dumps(
+        {"name": "polite.jsonl", "rank": 4, "learning_rate": 0.02, "batch": 2} | changes
+    )
 
 
-def tuned(
+def tuning_messages(
     act: Callable[[Tab], Coroutine[Any, Any, None]], files: PretendFiles | None = None
 ) -> list[dict[str, Any]]:
-    """All that a tab with a tiny model tells, after it has loaded that."""
+    """Return all messages that a tab sends during `act`, after it has loaded a tiny model."""
 
-    async def ask(tab: Tab) -> None:
-        await tab.load(chosen(TINY), None, "exact")
+    async def load_and_act(tab: Tab) -> None:
+        await tab.load(file_spec(TINY), None, "exact")
         await act(tab)
 
-    messages = told(ask, files)
+    messages = messages_of(load_and_act, files)
     return messages[1 + next(at for at, m in enumerate(messages) if m["type"] == "loaded") :]
 
 
@@ -52,47 +55,51 @@ def text(messages: list[dict[str, Any]], id: int) -> str:
     return "".join(m["text"] for m in of(messages, "piece") if m["id"] == id)
 
 
-def test_examples_are_looked_through() -> None:
+def test_examples_are_checked() -> None:
     data = f'{DATA}\nnot JSON\n{{"question": "?"}}'
-    (told,) = of(tuned(lambda tab: tab.tuning.examine(data, asked(epochs=2))), "examined")
-    assert (told["rows"], told["examples"], told["steps"], told["batch"]) == (8, 6, 6, 2)
-    assert (told["truncated"], told["skipped_count"]) == (0, 2)
-    assert [line for line, _ in told["skipped"]] == [7, 8]
-    assert "no JSON" in told["skipped"][0][1]
-    assert 0 < told["targets"] < told["tokens"]
-    assert 0 < told["nbytes"] == told["free_nbytes"]
+    messages = tuning_messages(lambda tab: tab.tuning.examine(data, options(epochs=2)))
+    (facts,) = of(messages, "examined")
+    assert (facts["rows"], facts["examples"], facts["steps"], facts["batch"]) == (8, 6, 6, 2)
+    assert (facts["truncated"], facts["skipped_count"]) == (0, 2)
+    assert [line for line, _ in facts["skipped"]] == [7, 8]
+    assert "JSON" in facts["skipped"][0][1]
+    assert 0 < facts["targets"] < facts["tokens"]
+    assert 0 < facts["nbytes"] == facts["free_nbytes"]
 
 
-def test_it_learns_is_kept_put_on_taken_off_and_deleted() -> None:
+def test_an_adapter_is_trained_stored_applied_detached_and_deleted() -> None:
     files = PretendFiles()
     data: list[bytes] = []
 
     async def act(tab: Tab) -> None:
         await tab.chat(1, HELLO, GREEDY)
-        await tab.tuning.tune(DATA, asked(epochs=8, held_out=0.2))
+        await tab.tuning.tune(DATA, options(epochs=8, held_out=0.2))
         (name,) = {path.split("/")[-1].split(".")[0] for path in files.disk}
-        await tab.tuning.put_on(name)
+        notes = json.loads(files.disk[f"{FOLDER}/{name}.json"])["notes"]
+        assert "judged" in notes  # the key that adapters in browsers have
+        await tab.tuning.apply_adapter(name)
         await tab.chat(2, HELLO, GREEDY)
-        await tab.tuning.take_off()
+        await tab.tuning.detach_adapter()
         await tab.chat(3, HELLO, GREEDY)
-        data.append(await tab.tuning.adapter(name) or b"")
-        await tab.tuning.forget_adapter(name)
+        data.append(await tab.tuning.read_adapter(name) or b"")
+        await tab.tuning.delete_adapter(name)
 
-    messages = tuned(act, files)
+    messages = tuning_messages(act, files)
     steps = of(messages, "tuning")
     assert [m["step"] for m in steps] == list(range(1, steps[0]["steps"] + 1))
     losses = [m["loss"] for m in steps]
     assert losses[-1] < 0.7 * losses[0]
-    judged = [m["judged"] for m in steps if m["judged"] is not None]
-    assert len(judged) == 8
-    assert judged[-1] < 0.7 * judged[0]
+    held_out = [m["held_out_loss"] for m in steps if m["held_out_loss"] is not None]
+    assert len(held_out) == 8
+    assert held_out[-1] < 0.7 * held_out[0]
     assert steps[-1]["tokens_per_second"] > 0
     (done,) = of(messages, "tuned")
     assert (done["name"], done["steps"], done["stopped"]) == ("polite", len(steps), False)
     assert text(messages, 1) == text(messages, 3) != text(messages, 2)
-    assert [m["id"] for m in of(messages, "adapted")] == [None, done["id"], None]
+    assert [m["id"] for m in of(messages, "adapter_applied")] == [None, done["id"], None]
     first, last = [m["adapters"] for m in of(messages, "adapters")]
-    assert [(a["name"], a["base"], a["kept"]) for a in first] == [("polite", "mine.gguf", True)]
+    assert [(a["name"], a["base"], a["stored"]) for a in first] == [("polite", "mine.gguf", True)]
+    assert first[0]["held_out_loss"] == min(held_out)
     assert first[0]["nbytes"] == len(data[0])
     assert last == []
     assert not files.disk
@@ -100,18 +107,18 @@ def test_it_learns_is_kept_put_on_taken_off_and_deleted() -> None:
     assert {pair.rank for pair in adapter.pairs.values()} == {4}
 
 
-def test_what_was_learnt_until_it_was_stopped_is_kept() -> None:
+def test_a_stopped_training_is_stored() -> None:
     files, messages = PretendFiles(), list[dict[str, Any]]()
 
     async def run() -> None:
-        def hear(message: str) -> None:
+        def receive(message: str) -> None:
             messages.append(json.loads(message))
             if messages[-1].get("step") == 2:
-                tab.tuning.enough()
+                tab.tuning.stop_tuning()
 
-        tab = Tab(hear, files)
-        await tab.load(chosen(TINY), None, "exact")
-        await tab.tuning.tune(DATA, asked(epochs=50))
+        tab = Tab(receive, files)
+        await tab.load(file_spec(TINY), None, "exact")
+        await tab.tuning.tune(DATA, options(epochs=50))
         await tab.unload()
 
     asyncio.run(run())
@@ -121,99 +128,104 @@ def test_what_was_learnt_until_it_was_stopped_is_kept() -> None:
     assert f"{FOLDER}/{done['id']}.gguf" in files.disk
 
 
-def test_without_room_to_store_it_lasts_as_long_as_the_page() -> None:
+def test_an_adapter_lasts_until_the_page_is_closed_if_the_storage_is_full() -> None:
     files = PretendFiles()
     files.quota = 1000
     data: list[bytes] = []
 
     async def act(tab: Tab) -> None:
-        await tab.tuning.tune(DATA, asked(steps=1))
-        (id,) = tab.tuning._unkept
-        await tab.tuning.put_on(id)
-        data.append(await tab.tuning.adapter(id) or b"")
-        await tab.tuning.forget_adapter(id)
+        await tab.tuning.tune(DATA, options(steps=1))
+        (id,) = tab.tuning._unstored
+        await tab.tuning.apply_adapter(id)
+        data.append(await tab.tuning.read_adapter(id) or b"")
+        await tab.tuning.delete_adapter(id)
 
-    messages = tuned(act, files)
+    messages = tuning_messages(act, files)
     first, last = [m["adapters"] for m in of(messages, "adapters")]
-    assert [(a["name"], a["kept"], a["nbytes"]) for a in first] == [("polite", False, len(data[0]))]
-    assert of(messages, "adapted")[-1]["name"] == "polite"
+    assert [(a["name"], a["stored"], a["nbytes"]) for a in first] == [
+        ("polite", False, len(data[0]))
+    ]
+    assert of(messages, "adapter_applied")[-1]["name"] == "polite"
     assert last == []
     assert of(messages, "error") == []
 
 
 @pytest.mark.parametrize(
-    ("data", "options", "sentence"),
+    ("data", "changes", "expected"),
     [
-        ("no", {}, "polite.jsonl has no row to learn from; line 1: it is no JSON"),
-        ("", {}, "has no row to learn from"),
+        ("no", {}, "polite.jsonl has no row to train on; line 1: it is"),
+        ("", {}, "has no row to train on"),
         (DATA, {"rank": 0}, "rank 0"),
-        (DATA, {"rate": 7}, "learning rate"),
-        (DATA, {"parts": "feet"}, "no part 'feet'"),
-        (DATA, {"held_out": 1}, "share of rows"),
+        (DATA, {"learning_rate": 7}, "learning rate"),
+        (DATA, {"targets": "feet"}, "no target 'feet'"),
+        (DATA, {"held_out": 1}, "held-out share"),
     ],
 )
-def test_what_cannot_be_learnt(data: str, options: dict[str, Any], sentence: str) -> None:
+def test_invalid_examples_and_options_are_reported(
+    data: str, changes: dict[str, Any], expected: str
+) -> None:
     async def act(tab: Tab) -> None:
-        await tab.tuning.tune(data, asked(**options))
+        await tab.tuning.tune(data, options(**changes))
         await tab.chat(1, HELLO, GREEDY)
 
-    messages = tuned(act)
+    messages = tuning_messages(act)
     (error,) = of(messages, "error")
-    assert sentence in error["sentence"]
+    assert expected in error["message"]
     assert error["tune"] == "tune"
     assert messages[-1]["type"] == "done"  # the model stays
 
 
-def test_too_large_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_does_not_fit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: Any) -> int:
         return 0
 
     monkeypatch.setattr("webgemma.web.tuning.free_nbytes", nothing)
-    (error,) = of(tuned(lambda tab: tab.tuning.tune(DATA, asked())), "error")
-    assert "beside the model" in error["sentence"]
+    (error,) = of(tuning_messages(lambda tab: tab.tuning.tune(DATA, options())), "error")
+    assert "in addition to the model" in error["message"]
 
 
-def test_without_a_model() -> None:
-    error = told(lambda tab: tab.tuning.tune(DATA, asked()))[-1]
-    assert (error["tune"], error["sentence"]) == ("tune", "There is no model: choose one.")
+def test_a_training_requires_a_model() -> None:
+    error = messages_of(lambda tab: tab.tuning.tune(DATA, options()))[-1]
+    assert (error["tune"], error["message"]) == ("tune", "No model is loaded: choose one.")
 
 
-def test_an_adapter_that_is_gone() -> None:
+def test_a_missing_adapter_is_reported() -> None:
     async def act(tab: Tab) -> None:
-        await tab.tuning.put_on("0" * 64)
-        assert await tab.tuning.adapter("0" * 64) is None
+        await tab.tuning.apply_adapter("0" * 64)
+        assert await tab.tuning.read_adapter("0" * 64) is None
 
-    errors = of(tuned(act), "error")
-    assert [(m["tune"], m["kind"]) for m in errors] == [("put_on", "file"), ("adapter", "file")]
-    assert all("not stored in this browser any more" in m["sentence"] for m in errors)
-
-
-# At the page
+    errors = of(tuning_messages(act), "error")
+    requests = [("apply_adapter", "file"), ("read_adapter", "file")]
+    assert [(m["tune"], m["kind"]) for m in errors] == requests
+    assert all("no longer stored in this browser" in m["message"] for m in errors)
 
 
-def bring(visitor: Visitor, name: str, data: str = DATA) -> None:
+# The dialog
+
+
+def choose_examples(visitor: Visitor, name: str, data: str = DATA) -> None:
     """Choose a file of examples."""
     files = [{"name": name, "mimeType": "text/plain", "buffer": data.encode()}]
     visitor.page.locator("#tune-file").set_input_files(files)
 
 
 def shown(visitor: Visitor, selector: str, has_text: str) -> str:
-    """The text of an element, once it has this in it."""
+    """Wait until an element has this text, and return all of its text."""
     found = visitor.page.locator(selector, has_text=has_text)
     found.wait_for()
     return str(found.inner_text())
 
 
 @in_chromium
-def test_learn_apply_download_delete(visitor: Visitor) -> None:
+def test_an_adapter_is_trained_applied_downloaded_and_deleted(visitor: Visitor) -> None:
     page = visitor.page
     visitor.button("Fine-tune").click()
     assert visitor.button("Start").is_disabled()
-    bring(visitor, "polite.jsonl", f"{DATA}\n<b>no</b>")
+    choose_examples(visitor, "polite.jsonl", f"{DATA}\n<b>no</b>")
     data = shown(visitor, "#tune-data", "polite.jsonl")
-    assert "6 examples of 7 rows, 100 tokens, 40 of them to learn" in data
-    assert visitor.texts("#tune-skipped li") == ["Line 7: it is no JSON."]
-    assert shown(visitor, "#tune-fit", "It fits").startswith("12 steps; learning takes 3.0 GB")
+    assert "6 examples from 7 rows, 100 tokens, 40 of them to learn" in data
+    assert visitor.texts("#tune-skipped li") == ["Line 7: it is not JSON."]
+    assert shown(visitor, "#tune-fit", "It fits").startswith("12 steps; training needs 3.0 GB")
     page.get_by_label("Epochs").fill("2")
     page.get_by_text("More options").click()
     page.get_by_label("Held out").fill("10")
@@ -221,8 +233,8 @@ def test_learn_apply_download_delete(visitor: Visitor) -> None:
     shown(visitor, "#tune-fit", "8 steps")
     visitor.button("Start").click()
     shown(visitor, "#tune-state", "Done after 8 steps, loss 0.50")
-    chart = page.get_by_role("img", name="Loss after 8 of 8 steps: 0.50, at first 4.00")
-    assert "Of what was held out: 0.63." in str(chart.get_attribute("aria-label"))
+    chart = page.get_by_role("img", name="Loss after 8 of 8 steps: 0.50, first 4.00")
+    assert "Held-out loss: 0.63." in str(chart.get_attribute("aria-label"))
     assert chart.locator("circle").count() == 2
     visitor.button("Apply polite").click()
     shown(visitor, "#model-name", "Bundled model + polite")
@@ -230,7 +242,7 @@ def test_learn_apply_download_delete(visitor: Visitor) -> None:
         visitor.button("Download polite").click()
     assert download.value.suggested_filename == "polite.gguf"
     assert download.value.path().read_text() == "GGUF of polite 0"
-    visitor.button("Take off polite").click()
+    visitor.button("Turn off polite").click()
     visitor.button("Apply polite").wait_for()
     assert page.locator("#model-name").inner_text() == "Bundled model"
     visitor.button("Delete polite").click()
@@ -239,18 +251,18 @@ def test_learn_apply_download_delete(visitor: Visitor) -> None:
 
 
 @in_chromium
-def test_meanwhile_nothing_is_sent_and_it_is_stopped(visitor: Visitor) -> None:
+def test_no_message_is_sent_during_training_and_it_can_be_stopped(visitor: Visitor) -> None:
     visitor.button("Fine-tune").click()
-    bring(visitor, "slow.jsonl")
+    choose_examples(visitor, "slow.jsonl")
     shown(visitor, "#tune-fit", "It fits")
     visitor.button("Start").press("Enter")
     shown(visitor, "#tune-state", " of 1000")
     assert visitor.page.get_by_label("Rank").is_disabled()
     visitor.page.keyboard.press("Escape")
     visitor.say("Hello")
-    assert "is learning" in visitor.notice()
-    visitor.button("Look at it").click()
-    visitor.button("Stop and keep").click()
+    assert "is being fine-tuned" in visitor.notice()
+    visitor.button("Show fine-tuning").click()
+    visitor.button("Stop and save").click()
     shown(visitor, "#tune-state", "Stopped after")
     visitor.page.keyboard.press("Escape")
     assert visitor.button("Fine-tune").is_visible()
@@ -258,44 +270,45 @@ def test_meanwhile_nothing_is_sent_and_it_is_stopped(visitor: Visitor) -> None:
 
 
 @in_chromium
-def test_done_while_nobody_looks(visitor: Visitor) -> None:
+def test_a_training_that_ends_with_the_dialog_closed_shows_a_notice(visitor: Visitor) -> None:
     visitor.button("Fine-tune").click()
-    bring(visitor, "polite.jsonl")
+    choose_examples(visitor, "held.jsonl")
     shown(visitor, "#tune-fit", "It fits")
     visitor.button("Start").click()
     visitor.page.keyboard.press("Escape")
+    visitor.release()
     shown(visitor, "#notice-text", "Done after 12 steps")
-    visitor.button("Apply polite").click()
-    shown(visitor, "#model-name", "Bundled model + polite")
+    visitor.button("Apply held").click()
+    shown(visitor, "#model-name", "Bundled model + held")
 
 
 @in_chromium
-def test_what_goes_wrong_is_said_there(visitor: Visitor) -> None:
+def test_problems_are_shown_in_the_dialog(visitor: Visitor) -> None:
     visitor.button("Fine-tune").click()
-    bring(visitor, "bad.jsonl")
-    shown(visitor, "#tune-problem", "bad.jsonl has no row to learn from; line 1")
+    choose_examples(visitor, "bad.jsonl")
+    shown(visitor, "#tune-problem", "bad.jsonl has no row to train on; line 1")
     assert visitor.button("Start").is_disabled()
-    bring(visitor, "large.jsonl")
-    shown(visitor, "#tune-fit", "which can give 1.0 GB: take fewer examples at once")
+    choose_examples(visitor, "large.jsonl")
+    shown(visitor, "#tune-fit", "but 1.0 GB is free: use a smaller batch")
     assert visitor.button("Start").is_disabled()
-    bring(visitor, "astray.jsonl")
+    choose_examples(visitor, "diverging.jsonl")
     shown(visitor, "#tune-fit", "It fits")
     visitor.page.get_by_label("Rank").fill("0")
     visitor.page.keyboard.press("Tab")
-    shown(visitor, "#tune-problem", "Rank is a whole number from 1 to 256.")
+    shown(visitor, "#tune-problem", "Rank must be a whole number from 1 to 256.")
     visitor.page.get_by_label("Rank").fill("8")
     visitor.page.keyboard.press("Tab")
     shown(visitor, "#tune-fit", "It fits")
     visitor.button("Start").click()
-    shown(visitor, "#tune-problem", "The loss is no longer a number")
+    shown(visitor, "#tune-problem", "The loss is not a number")
     assert visitor.button("Start").is_enabled()
     files = [{"name": "x.txt", "mimeType": "text/plain", "buffer": b"\xff\xfe"}]
     visitor.page.locator("#tune-file").set_input_files(files)
-    shown(visitor, "#tune-problem", "x.txt cannot be learnt from: it is no text in UTF-8.")
+    shown(visitor, "#tune-problem", "x.txt cannot be used: it is not UTF-8 text.")
 
 
 @in_chromium
-def test_dropped_on_the_page_of_a_phone(visitor: Visitor) -> None:
+def test_examples_are_dropped_and_nothing_overflows_on_a_phone(visitor: Visitor) -> None:
     page = visitor.page
     page.set_viewport_size({"width": 320, "height": 640})
     page.evaluate(
@@ -308,7 +321,7 @@ def test_dropped_on_the_page_of_a_phone(visitor: Visitor) -> None:
     )
     shown(visitor, "#tune-fit", "It fits")
     visitor.button("Start").click()
-    shown(visitor, "#adapters .problem", "There was no room to store it")
+    shown(visitor, "#adapters .problem", "The storage is full")
     for selector in ("#tune-dialog", "html", "header"):
-        wide, room = page.locator(selector).evaluate("(e) => [e.scrollWidth, e.clientWidth]")
-        assert wide <= room, selector
+        content, box = page.locator(selector).evaluate("(e) => [e.scrollWidth, e.clientWidth]")
+        assert content <= box, selector

@@ -1,4 +1,4 @@
-"""The wheel for the browser: installers take it, it works, and it is always the same."""
+"""The wheel for the browser: it can be installed, works, and is reproducible."""
 
 import base64
 import csv
@@ -26,20 +26,20 @@ def data() -> bytes:
     return Wheel().data()
 
 
-def test_all_of_the_package_and_nothing_else(data: bytes) -> None:
+def test_it_holds_the_package_without_the_bundled_model(data: bytes) -> None:
     with zipfile.ZipFile(io.BytesIO(data)) as wheel:
         assert wheel.testzip() is None
         names = wheel.namelist()
     assert len(names) == len(set(names))
     inside = {Path(name).relative_to("webgemma") for name in names if "dist-info" not in name}
     files = (path.relative_to(PACKAGE) for path in PACKAGE.rglob("*") if path.is_file())
-    wanted = {path for path in files if "__pycache__" not in path.parts}
-    assert wanted - inside == {Path("demo") / BUNDLED_PATH.name}  # the page fetches it by itself
-    assert inside < wanted
+    expected = {path for path in files if "__pycache__" not in path.parts}
+    assert expected - inside == {Path("demo") / BUNDLED_PATH.name}  # the page fetches it itself
+    assert inside < expected
     assert {Path("web/static/index.html"), Path("py.typed")} < inside
 
 
-def test_the_record_is_true(data: bytes) -> None:
+def test_the_record_matches_the_files(data: bytes) -> None:
     info = f"webgemma-{webgemma.__version__}.dist-info"
     with zipfile.ZipFile(io.BytesIO(data)) as wheel:
         contents = {name: wheel.read(name) for name in wheel.namelist()}
@@ -52,8 +52,8 @@ def test_the_record_is_true(data: bytes) -> None:
     assert b"Root-Is-Purelib: true\nTag: py3-none-any\n" in contents[f"{info}/WHEEL"]
     metadata = contents[f"{info}/METADATA"].decode()
     assert f"\nName: webgemma\nVersion: {webgemma.__version__}\n" in metadata
-    needs = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
-    assert all("emscripten" in line or "extra ==" in line for line in needs)
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
+    assert all("emscripten" in line or "extra ==" in line for line in required)
 
 
 def test_pip_installs_it_and_it_imports(data: bytes, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_pip_installs_it_and_it_imports(data: bytes, tmp_path: Path) -> None:
     assert Path(result.stdout.strip()).is_relative_to(target)
 
 
-def test_the_same_files_give_the_same_wheel(tmp_path: Path) -> None:
+def test_equal_files_give_an_equal_wheel(tmp_path: Path) -> None:
     package = tmp_path / "webgemma"
     shutil.copytree(PACKAGE, package)
     wheel = Wheel(package)

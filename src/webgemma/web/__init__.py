@@ -1,1 +1,1 @@
-"""The page in the browser, and the server on the loopback address that brings it there."""
+"""The chat page that runs in a browser, and the loopback server that serves it."""

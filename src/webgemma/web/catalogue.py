@@ -1,4 +1,4 @@
-"""What the local Ollama store offers the page: a list of models, and their blobs by digest."""
+"""Models of the local Ollama store for the page: their list, and their blobs by digest."""
 
 import os
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from typing import Any
 
 from webgemma.errors import GgufError
 from webgemma.gguf.ollama import Layer, OllamaModel, OllamaStore, parse_digest
+from webgemma.web.gpu_memory import GpuSizes
 from webgemma.web.http import Content, RefusalError
-from webgemma.web.sizes import GpuSizes
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
-    """A blob, and the manifest that names it."""
+class _Blob:
+    """A blob, and the manifest that lists it."""
 
     layer: Layer
     manifest: Path
-    manifest_seconds: float
+    manifest_seconds: float  # modification time
 
-    def still(self) -> bool:
-        """Whether the manifest is there and unchanged."""
+    def is_current(self) -> bool:
+        """Return whether the manifest exists and is unchanged."""
         try:
             return os.stat(self.manifest).st_mtime == self.manifest_seconds
         except OSError:
@@ -29,50 +29,52 @@ class _Named:
 
 
 class Catalogue:
-    """The models of a store, looked at anew for each list; only what manifests name is served."""
+    """The models of a store, read again for each list; only blobs of manifests are served."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = OllamaStore(root).root
-        self._named: dict[str, _Named] = {}  # by digest; replaced as a whole, never changed
+        self._blobs: dict[str, _Blob] = {}  # by digest; replaced as a whole, never changed
         self._sizes = GpuSizes()
 
     def models(self) -> dict[str, Any]:
-        """The models by name, each with its blob or the sentence why it has none."""
+        """Return the list of models, each with its blob or the reason why it has none."""
         store = OllamaStore(self.root)
         models = store.list()
-        self._remember(models)
-        self._sizes.begin()
+        self._index_blobs(models)
+        self._sizes.start_listing()
         return {"models": [self._facts(m) for m in models], "problems": list(store.problems)}
 
     def blob(self, digest: str) -> Content:
-        """The blob of a digest, `sha256:…` or `sha256-…`."""
+        """Return the blob of a digest, `sha256:…` or `sha256-…`; RefusalError if there is none."""
         try:
-            wanted = f"sha256:{parse_digest(digest)}"
+            normalised = f"sha256:{parse_digest(digest)}"
         except GgufError as error:
             raise RefusalError(HTTPStatus.NOT_FOUND, str(error)) from None
-        named = self._named.get(wanted)
-        if named is None or not named.still():
-            self._remember(OllamaStore(self.root).list())
-            named = self._named.get(wanted)
-        if named is None:
+        blob = self._blobs.get(normalised)
+        if blob is None or not blob.is_current():
+            self._index_blobs(OllamaStore(self.root).list())
+            blob = self._blobs.get(normalised)
+        if blob is None:
             raise RefusalError(
-                HTTPStatus.NOT_FOUND, f"No model of Ollama's store here has the blob {wanted}."
+                HTTPStatus.NOT_FOUND,
+                f"No model in this machine's Ollama store has the blob {normalised}.",
             )
         try:
-            path = self._inside(named.layer)
+            path = self._checked_path(blob.layer)
         except GgufError as error:
             raise RefusalError(HTTPStatus.NOT_FOUND, str(error)) from None
-        # The page keeps models itself: in the browser's cache they would lie a second time.
-        return Content("application/octet-stream", path, named.layer.nbytes, wanted, "no-store")
+        # The page stores models itself: the browser's cache would hold a second copy.
+        return Content("application/octet-stream", path, blob.layer.nbytes, normalised, "no-store")
 
-    def _remember(self, models: list[OllamaModel]) -> None:
-        self._named = {
-            layer.digest: _Named(layer, model.manifest_path, model.modified_seconds)
+    def _index_blobs(self, models: list[OllamaModel]) -> None:
+        self._blobs = {
+            layer.digest: _Blob(layer, model.manifest_path, model.modified_seconds)
             for model in models
             for layer in model.layers
         }
 
     def _facts(self, model: OllamaModel) -> dict[str, Any]:
+        """Return what the page shows of a model and needs to fetch it."""
         facts: dict[str, Any] = {
             "name": str(model.name),
             "family": model.config.get("model_family", ""),
@@ -83,36 +85,39 @@ class Catalogue:
             "digest": None,
             "url": None,
             "gpu_nbytes": None,
-            "gpu_least_nbytes": None,
+            "gpu_min_nbytes": None,
             "projectors": [],
             "problem": None,
         }
         try:
-            _ = model.path  # says why a model has no weights here
+            _ = model.path  # GgufError with the reason if the weights are not on this machine
             weights = [layer for layer in model.layers if layer.kind == "model"][-1]
             projectors = [layer for layer in model.layers if layer.kind == "projector"]
             facts["projectors"] = [self._address(layer) for layer in projectors]
             facts |= self._address(weights)
             size = self._sizes.of(weights.digest, weights.path, str(model.name))
-            facts |= {"gpu_nbytes": size.nbytes, "gpu_least_nbytes": size.least_nbytes}
+            facts |= {"gpu_nbytes": size.nbytes, "gpu_min_nbytes": size.min_nbytes}
             facts["problem"] = size.problem
         except GgufError as error:
             facts["problem"] = str(error)
         return facts
 
     def _address(self, layer: Layer) -> dict[str, Any]:
-        self._inside(layer)
+        """Return digest, size and URL of a blob; GgufError if it cannot be served."""
+        self._checked_path(layer)
         url = f"/models/{layer.digest.replace(':', '-')}"
         return {"digest": layer.digest, "nbytes": layer.nbytes, "url": url}
 
-    def _inside(self, layer: Layer) -> Path:
-        """The blob's file, whole and truly in the store's folder of blobs."""
+    def _checked_path(self, layer: Layer) -> Path:
+        """Return the blob's file; GgufError unless it is complete and inside the blobs folder."""
         try:
             folder, path = layer.path.parent.resolve(), layer.path.resolve()
-        except (OSError, RuntimeError):  # links in circles
+        except (OSError, RuntimeError):  # circular links
             raise GgufError(f"The blob {layer.digest} cannot be read: pull it again.") from None
         if path.parent != folder:
-            raise GgufError(f"The blob {layer.digest} is a link out of the store: it is not read.")
+            raise GgufError(
+                f"The blob {layer.digest} is a link to outside the store: it is not read."
+            )
         if not path.is_file():
             raise GgufError(f"The blob {layer.digest} is missing: pull the model again.")
         nbytes = path.stat().st_size

@@ -1,4 +1,4 @@
-"""HTTP as far as a page needs it: requests read strictly, answers whole, in part or not at all."""
+"""HTTP/1.1 for the page's server: strict request parsing, responses in full or as a byte range."""
 
 import re
 from dataclasses import dataclass, field
@@ -9,34 +9,34 @@ from urllib.parse import unquote_to_bytes
 _REQUEST_LINE = re.compile(r"([A-Z]{1,20}) ([\x21-\x7e]+) HTTP/1\.([01])")
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f/\\]")  # in a segment, once decoded
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f/\\]")  # in a decoded path segment
 _RANGE = re.compile(r"bytes=([0-9]{0,1000})-([0-9]{0,1000})")
 
 
 class RefusalError(Exception):
-    """A request is not answered with what it asks for; the sentence says why."""
+    """A refused request: the HTTP status, and the reason as the message."""
 
-    def __init__(self, status: HTTPStatus, sentence: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
         self.status = status
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request without a body: the only kind that is served."""
+    """A request without a body, the only kind that is accepted."""
 
     method: str
     segments: tuple[str, ...]  # of the path, decoded once; () is the root
-    headers: dict[str, str]  # names in lower case; of one that is repeated, values joined by ", "
-    keeps_connection: bool
+    headers: dict[str, str]  # names in lower case; values of repeated headers joined by ", "
+    keep_alive: bool
 
     @classmethod
     def parse(cls, head: bytes) -> "Request":
-        """Read everything before the empty line."""
+        """Parse everything before the empty line; RefusalError if it is malformed."""
         first, *lines = head.decode("latin-1").split("\r\n")
         request_line = _REQUEST_LINE.fullmatch(first)
         if not request_line:
-            raise RefusalError(HTTPStatus.BAD_REQUEST, "This is not a request of HTTP/1.1.")
+            raise RefusalError(HTTPStatus.BAD_REQUEST, "The request line is not valid HTTP/1.1.")
         method, target, minor = request_line.groups()
         headers: dict[str, str] = {}
         for line in lines:
@@ -46,12 +46,13 @@ class Request:
             name, value = header[1].lower(), header[2]
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
         if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-            raise RefusalError(HTTPStatus.BAD_REQUEST, "A request with a body is not answered.")
+            raise RefusalError(HTTPStatus.BAD_REQUEST, "Requests with a body are not accepted.")
         closing = minor == "0" or "close" in headers.get("connection", "").lower()
         return cls(method, _segments(target), headers, not closing)
 
 
 def _segments(target: str) -> tuple[str, ...]:
+    """Return the decoded segments of a request target's path; RefusalError if it is unsafe."""
     path = target.partition("?")[0]
     decoded = []
     for raw in path[1:].split("/"):
@@ -63,13 +64,13 @@ def _segments(target: str) -> tuple[str, ...]:
             path = ""
         decoded.append(segment)
     if not path.startswith("/") or "#" in path:
-        raise RefusalError(HTTPStatus.BAD_REQUEST, "The path of the request cannot be used.")
+        raise RefusalError(HTTPStatus.BAD_REQUEST, "The path of the request is not valid.")
     return () if path == "/" else tuple(decoded)
 
 
 @dataclass(frozen=True, slots=True)
-class FilePart:
-    """So many bytes of a file, from `first` on."""
+class FileRange:
+    """A byte range of a file: `nbytes` bytes from offset `first`."""
 
     path: Path
     first: int
@@ -77,16 +78,16 @@ class FilePart:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What goes back, but for the headers that every answer has."""
+class Response:
+    """A response without the headers that the server adds to every response."""
 
     status: HTTPStatus
     headers: dict[str, str] = field(default_factory=dict)
-    body: bytes | FilePart = b""
+    body: bytes | FileRange = b""
 
     @classmethod
-    def sentence(cls, status: HTTPStatus, text: str) -> "Answer":
-        """A plain sentence for people."""
+    def plain_text(cls, status: HTTPStatus, text: str) -> "Response":
+        """Return a response whose body is one line of text, such as the reason of a refusal."""
         headers = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             headers["Allow"] = "GET, HEAD"
@@ -95,56 +96,57 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Something to serve, in memory or in a file; with a tag also in part."""
+    """Content to serve, in memory or in a file; byte ranges are served if it has a tag."""
 
     mime: str
     data: bytes | Path
     nbytes: int
-    tag: str = ""  # what stands between the quotes of the ETag; another one for other bytes
-    cache: str = "no-cache"  # keep it, but ask each time whether it is still the same
+    tag: str = ""  # the ETag without its quotes; it changes with the bytes
+    cache: str = "no-cache"  # the Cache-Control header; no-cache revalidates before each use
 
-    def answer(self, request: Request) -> Answer:
-        """All of it, the range that was asked for, or that nothing has changed."""
+    def respond(self, request: Request) -> Response:
+        """Return all of it, the requested range, or 304 if the client has this version."""
         headers = {"Content-Type": self.mime, "Cache-Control": self.cache}
         if not self.tag:
-            return Answer(HTTPStatus.OK, headers, self._part(0, self.nbytes))
+            return Response(HTTPStatus.OK, headers, self._range(0, self.nbytes))
         tag = f'"{self.tag}"'
         headers |= {"ETag": tag, "Accept-Ranges": "bytes"}
-        known = request.headers.get("if-none-match", "")
-        if known == "*" or tag in re.split(r"[, ]+|W/", known):
-            return Answer(HTTPStatus.NOT_MODIFIED, headers)
-        wanted = request.headers.get("range") if request.method == "GET" else None
-        if wanted is None or request.headers.get("if-range", tag) != tag:
-            return Answer(HTTPStatus.OK, headers, self._part(0, self.nbytes))
-        span = parse_range(wanted, self.nbytes)
+        known_tags = request.headers.get("if-none-match", "")
+        if known_tags == "*" or tag in re.split(r"[, ]+|W/", known_tags):
+            return Response(HTTPStatus.NOT_MODIFIED, headers)
+        requested = request.headers.get("range") if request.method == "GET" else None
+        if requested is None or request.headers.get("if-range", tag) != tag:
+            return Response(HTTPStatus.OK, headers, self._range(0, self.nbytes))
+        span = parse_range(requested, self.nbytes)
         if span is None:
-            return Answer(HTTPStatus.OK, headers, self._part(0, self.nbytes))
+            return Response(HTTPStatus.OK, headers, self._range(0, self.nbytes))
         first, end = span
         if first >= end:
-            return Answer(
+            return Response(
                 HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
                 {"Content-Range": f"bytes */{self.nbytes}", "Cache-Control": "no-store"},
             )
         headers["Content-Range"] = f"bytes {first}-{end - 1}/{self.nbytes}"
-        return Answer(HTTPStatus.PARTIAL_CONTENT, headers, self._part(first, end))
+        return Response(HTTPStatus.PARTIAL_CONTENT, headers, self._range(first, end))
 
-    def _part(self, first: int, end: int) -> bytes | FilePart:
+    def _range(self, first: int, end: int) -> bytes | FileRange:
         if isinstance(self.data, bytes):
             return self.data[first:end]
-        return FilePart(self.data, first, end - first)
+        return FileRange(self.data, first, end - first)
 
 
 def parse_range(header: str, nbytes: int) -> tuple[int, int] | None:
-    """(first, end) of one range of `nbytes`, empty if none of it is there.
+    """Return (first, end) of the one range that a Range header requests of `nbytes` bytes.
 
-    None, which means the whole, for several ranges and for what is no range, as HTTP wants it."""
-    found = _RANGE.fullmatch(header)
-    if not found or found[0] == "bytes=-":
+    The range is empty if it lies outside. None for several ranges and for malformed headers, which
+    HTTP requires to be ignored."""
+    match = _RANGE.fullmatch(header)
+    if not match or match[0] == "bytes=-":
         return None
-    if not found[1]:
-        return max(0, nbytes - int(found[2])), nbytes
-    first = int(found[1])
-    if not found[2]:
+    if not match[1]:
+        return max(0, nbytes - int(match[2])), nbytes
+    first = int(match[1])
+    if not match[2]:
         return first, nbytes
-    last = int(found[2])
+    last = int(match[2])
     return None if last < first else (first, min(last + 1, nbytes))

@@ -1,4 +1,4 @@
-"""What the page must have kept to start without its server, and the version of it all."""
+"""The offline listing: the files that the page needs without its server, and their version."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -16,17 +16,18 @@ PYODIDE_FILES = (
     "pyodide-lock.json",
     "python_stdlib.zip",
 )
-_UNLISTED = ("index.html", "sw.js")  # it is served as "/"; the browser keeps it by itself
+_UNLISTED = ("index.html", "sw.js")  # the first is served as "/"; browsers store the second
 
 
-def addresses(static: Path, pyodide: Path, wheel: str) -> list[str]:
-    """The addresses of the page, its scripts, the wheel, the bundled model and Pyodide."""
+def page_urls(static: Path, pyodide: Path, wheel: str) -> list[str]:
+    """Return the URLs of the page, its scripts, the wheel, the bundled model and Pyodide."""
     page = [f"/{name}" for name in _names(static, "*") if name not in _UNLISTED]
     package = [name for name in _names(PACKAGE, "*.js") if not name.startswith("web/static/")]
     package += _names(PACKAGE, "*.gguf")
     return [
         "/",
         "/api/about",
+        "/api/settings",
         f"/wheel/{wheel}",
         *map(quote, page),
         *(f"/package/{quote(name)}" for name in package),
@@ -37,12 +38,12 @@ def addresses(static: Path, pyodide: Path, wheel: str) -> list[str]:
 def listing(
     urls: Iterable[str], content_of: Callable[[tuple[str, ...]], Content]
 ) -> dict[str, Any]:
-    """Those of the addresses that are served, and a version that any change of one changes."""
+    """Return those of the URLs that are served, and a version that changes with any of them."""
     files, version = [], hashlib.sha256()
     for url in urls:
         try:
             content = content_of(tuple(unquote(url).split("/")[1:]) if url != "/" else ())
-        except RefusalError:  # a link out of the folder
+        except RefusalError:  # a link to outside the folder
             continue
         tag = content.tag
         if isinstance(content.data, bytes):
@@ -53,7 +54,7 @@ def listing(
 
 
 def _names(folder: Path, pattern: str) -> list[str]:
-    """Files below a folder but for hidden ones, with slashes."""
+    """Return the sorted paths of matching files below a folder, without hidden ones."""
     paths = (path.relative_to(folder) for path in folder.rglob(pattern) if path.is_file())
     return sorted(
         path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts)

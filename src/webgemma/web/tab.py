@@ -1,4 +1,6 @@
-"""The chat page's Python: it loads a model from what its worker hands it, and talks."""
+"""The chat page's engine: the Python side of its worker, which loads models and generates replies.
+
+The messages between page and worker are listed in static/engine.js."""
 
 import asyncio
 import json
@@ -9,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from webgemma.api import Gemma
 from webgemma.denoising import Canvas
 from webgemma.device import aopen_device
-from webgemma.engine.opening import gpu_needs
 from webgemma.errors import (
-    DeviceError,
+    DeviceLostError,
     DeviceMemoryError,
     GgufError,
-    InputError,
+    MissingEncoderError,
     ModelNotFoundError,
     StorageError,
     WebgemmaError,
@@ -23,24 +24,29 @@ from webgemma.gguf.browser import browser_files, open_address, open_file
 from webgemma.gguf.opfs import OpfsStore, stored_id
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import Source
-from webgemma.models import BUNDLED, BUNDLED_PATH
-from webgemma.pieces import spelled
-from webgemma.web.room import free_nbytes
+from webgemma.models import BUNDLED, BUNDLED_PATH, gpu_nbytes
+from webgemma.replies import canvas_runs
+from webgemma.settings import applicable
+from webgemma.web.gpu_memory import free_nbytes
 
 if TYPE_CHECKING:
     from webgemma.web.tuning import Tuning
 
-FRAME_SECONDS = 1 / 60  # pieces of a reply are told no oftener
-PROGRESS_SECONDS = 0.1
-BLOCK_SETTINGS = ("max_tokens", "seed", "stop")  # that mean something to DiffusionGemma
-BUNDLED_URL = f"/package/demo/{BUNDLED_PATH.name}"  # the page's wheel is without it
-NO_SERVER = "`webgemma web` does not answer; see that it still runs"
+FRAME_SECONDS = 1 / 60  # minimum time between two messages with text of a reply
+PROGRESS_SECONDS = 0.1  # minimum time between two messages of progress
+BUNDLED_URL = f"/package/demo/{BUNDLED_PATH.name}"  # the page's wheel leaves it out
+NO_SERVER = "`webgemma web` does not respond; check that it is still running"
+
+# Keys in the notes of stored models. Browsers hold models stored under these names: do not rename.
+MMPROJ_NOTE = "eyes"
+GPU_NOTE, GPU_MIN_NOTE = "gpu_nbytes", "gpu_least_nbytes"
 
 
 class Tab:
-    """One model and the replies it gives, and the models that are kept; `post` tells the page.
+    """One loaded model with its replies, and the models stored in this browser.
 
-    What is asked and told is said in engine.js; `files` is files.js."""
+    `post` sends a message, as JSON, to the page; `files` is the object that gguf/files.js defines.
+    A `spec` is the description of a model's source that the page sends, a JavaScript object."""
 
     def __init__(self, post: Callable[[str], None], files: Any = None) -> None:
         self._post = post
@@ -51,334 +57,351 @@ class Tab:
         self._copies: dict[str, asyncio.Future[None]] = {}
         self._tuning: Tuning | None = None
 
-    async def greet(self) -> None:
-        """Find what computes, and say it."""
+    async def report_device(self) -> None:
+        """Open the GPU once and report its name, or the error if there is none."""
         try:
             device = await aopen_device()
         except WebgemmaError as error:
-            self._tell_error(error, "no-webgpu")
+            self._report_error(error, "no-webgpu")
             return
-        self._tell("ready", device=device.name, software=device.software)
+        self._report("ready", device=device.name, software=device.software)
         device.close()
 
     # The model
 
-    async def load(self, asked: Any, context: int | None, precision: Any) -> None:
-        """Load a model in place of the one that is there, perhaps with eyes of their own file."""
+    async def load(self, spec: Any, context: int | None, precision: Any) -> None:
+        """Load a model, with its mmproj file if it has one, after closing the current model."""
         await self.unload()
-        progress = _Paced(lambda loaded, total: self._tell("progress", loaded=loaded, total=total))
+        progress = _ThrottledProgress(
+            lambda loaded, total: self._report("progress", loaded=loaded, total=total)
+        )
         try:
             model = await Gemma.aload(
-                await self._source(asked),
+                await self._open(spec),
                 "gpu",
                 context=context,
                 precision=precision,
                 progress=progress,
-                mmproj=await self._eyes(asked),
+                mmproj=await self._open_mmproj(spec),
             )
         except WebgemmaError as error:
-            self._tell_error(error, _kind(error))
+            self._report_error(error, _kind(error))
             return
         finally:
             progress.close()
         self._model = model
         facts = {"name": model.name, "context": model.context, "device": model.device}
-        self._tell("loaded", nbytes=model.memory_nbytes, **facts)
+        self._report("loaded", nbytes=model.memory_nbytes, **facts)
 
     async def chat(self, id: Any, messages: str, settings: str, media: Any = ()) -> None:
-        """Reply to a conversation, until it ends or is stopped.
+        """Reply to a conversation, until the reply ends or is stopped.
 
-        A picture or a sound in it is a number: which one of `media` is meant."""
-        said = json.loads(messages)
-        for part in _media_parts(said):
+        `messages` and `settings` are JSON, in which an image or audio is its index in `media`."""
+        conversation = json.loads(messages)
+        for part in _media_parts(conversation):
             part[part["type"]] = media[part[part["type"]]]
         reply = self._replies[id] = asyncio.ensure_future(
-            self._reply(id, said, json.loads(settings))
+            self._reply(id, conversation, json.loads(settings))
         )
         try:
             await reply
         except asyncio.CancelledError:
             if not reply.cancelled():
                 raise
-            self._tell("done", id=id, finish="stopped", tokens=0, tokens_per_second=0)
+            self._report("done", id=id, finish="stopped", tokens=0, tokens_per_second=0)
         finally:
             del self._replies[id]
 
     def stop(self, id: Any) -> None:
-        """End a reply at once, also while its prompt is read."""
+        """Stop a reply at once, also while its prompt is processed."""
         if id in self._replies:
             self._replies[id].cancel()
 
     async def unload(self) -> None:
-        """Let the model go."""
+        """Close the model."""
         model, self._model = self._model, None
         if model is not None:
             model.close()
 
-    async def room(self, nbytes: int) -> None:
-        """Tell how much of so many bytes the GPU can give, with what the model holds already."""
-        held = self._model.memory_nbytes if self._model else 0
+    async def probe_gpu_memory(self, nbytes: int) -> None:
+        """Report how many of `nbytes` the GPU can hold, including what the loaded model takes."""
+        model_nbytes = self._model.memory_nbytes if self._model else 0
         try:
             device = await aopen_device()
-        except WebgemmaError:  # why was told when the page began
-            self._tell("room", nbytes=None)
+        except WebgemmaError:  # `report_device` has reported why
+            self._report("gpu_memory", nbytes=None)
             return
         try:
-            free = await free_nbytes(device, nbytes - held)
+            free = await free_nbytes(device, nbytes - model_nbytes)
         finally:
             device.close()
-        self._tell("room", nbytes=held + free)
+        self._report("gpu_memory", nbytes=model_nbytes + free)
 
     @property
     def tuning(self) -> "Tuning":
-        """Fine-tuning of the model; made when first asked for: who only chats need not wait."""
+        """Fine-tuning of the model; imported on first use, so that a chat starts sooner."""
         if self._tuning is None:
             from webgemma.web.tuning import Tuning
 
-            def tell_error(error: WebgemmaError, what: str) -> None:
-                self._tell_error(error, _kind(error), tune=what)
+            def report_error(error: WebgemmaError, request: str) -> None:
+                self._report_error(error, _kind(error), tune=request)
 
-            self._tuning = Tuning(self._tell, tell_error, lambda: self._model, self._files)
+            self._tuning = Tuning(self._report, report_error, lambda: self._model, self._files)
         return self._tuning
 
-    # What is kept
+    # Stored models
 
-    async def keep(self, asked: Any) -> None:
-        """Copy a model into this browser's storage, until it is there or is left."""
+    async def store(self, spec: Any) -> None:
+        """Copy a model into this browser's storage, until it is complete or cancelled."""
         try:
-            id = stored_id(asked.name, asked.nbytes, asked.digest or None)
+            id = stored_id(spec.name, spec.nbytes, spec.digest or None)
         except WebgemmaError as error:
-            self._tell_error(error, _kind(error), keep=None)
+            self._report_error(error, _kind(error), store=None)
             return
         if id in self._copies:
             return
-        copy = self._copies[id] = asyncio.ensure_future(self._copy(id, asked))
+        copy = self._copies[id] = asyncio.ensure_future(self._copy(id, spec))
         try:
             await copy
         except asyncio.CancelledError:
             if not copy.cancelled():
                 raise
-            self._tell("left", id=id, name=asked.name)
+            self._report("store_cancelled", id=id, name=spec.name)
         except WebgemmaError as error:
-            await self.stored()  # first: whether something has come belongs to what is said
-            self._tell_error(error, _kind(error), keep=id)
+            await self.list_stored()  # first: the page's message depends on what was copied
+            self._report_error(error, _kind(error), store=id)
             return
         finally:
             del self._copies[id]
-        await self.stored()
+        await self.list_stored()
 
-    def leave(self, id: str) -> None:
-        """Stop copying; what has come stays."""
+    def cancel_store(self, id: str) -> None:
+        """Stop copying a model; what has been copied stays."""
         if id in self._copies:
             self._copies[id].cancel()
 
-    async def forget(self, id: str) -> None:
-        """Delete what is stored, with the eyes that no other model has."""
+    async def delete(self, id: str) -> None:
+        """Delete a stored model, with its mmproj file unless another model uses it."""
         try:
-            eyes = {model.id: model.notes.get("eyes") for model in await self._store.list()}
-            own = eyes.pop(id, None)
-            await self._store.forget(id)
-            if own and own not in eyes.values():
-                await self._store.forget(own)
+            mmprojs = {model.id: model.notes.get(MMPROJ_NOTE) for model in await self._store.list()}
+            mmproj = mmprojs.pop(id, None)
+            await self._store.delete(id)
+            if mmproj and mmproj not in mmprojs.values():
+                await self._store.delete(mmproj)
         except WebgemmaError as error:
-            self._tell_error(error, _kind(error), keep=id)
-        await self.stored()
+            self._report_error(error, _kind(error), store=id)
+        await self.list_stored()
 
-    async def stored(self) -> None:
-        """Tell what is stored, and how much room there is for more."""
-        models = []
-        for model in await self._store.list():
-            facts = {"id": model.id, "name": model.name, "nbytes": model.nbytes}
-            facts |= {"have": model.have, "whole": model.whole, "digest": model.digest}
-            models.append({"gpu_nbytes": None, "gpu_least_nbytes": None, **model.notes, **facts})
-        self._tell("stored", models=models, free_nbytes=await self._store.free_nbytes())
+    async def list_stored(self) -> None:
+        """Report the stored models, and how much more can be stored."""
+        models = [
+            {
+                "id": model.id,
+                "name": model.name,
+                "nbytes": model.nbytes,
+                "stored_nbytes": model.stored_nbytes,
+                "complete": model.whole,
+                "digest": model.digest,
+                "mmproj": model.notes.get(MMPROJ_NOTE),
+                "gpu_nbytes": model.notes.get(GPU_NOTE),
+                "gpu_min_nbytes": model.notes.get(GPU_MIN_NOTE),
+            }
+            for model in await self._store.list()
+        ]
+        free = await self._store.free_nbytes()
+        self._report("stored_models", models=models, free_nbytes=free)
 
-    async def _copy(self, id: str, asked: Any) -> None:
-        eyes = getattr(asked, "eyes", None)
-        seeing = await self._copy_file(id, eyes) if eyes else None  # first: a whole model has them
-        await self._copy_file(id, asked)
-        if seeing:
-            await self._store.note(id, eyes=seeing)
-        await self._note_needs(id)
-        self._tell("kept", id=id, name=asked.name)
+    async def _copy(self, id: str, spec: Any) -> None:
+        """Copy a model and its mmproj file, and note what it needs."""
+        mmproj_spec = getattr(spec, "mmproj", None)
+        # The mmproj first: a model that is complete then has it.
+        mmproj_id = await self._copy_file(id, mmproj_spec) if mmproj_spec else None
+        await self._copy_file(id, spec)
+        if mmproj_id:
+            await self._store.note(id, **{MMPROJ_NOTE: mmproj_id})
+        await self._note_gpu_needs(id)
+        self._report("stored", id=id, name=spec.name)
 
-    async def _copy_file(self, id: str, asked: Any) -> str:
-        """Store a file of a model of this id; what it is stored as."""
+    async def _copy_file(self, id: str, spec: Any) -> str:
+        """Copy one file of the model with this id; return the id of the file's copy."""
 
-        def tell(stage: str) -> _Paced:
-            facts = {"id": id, "name": asked.name, "stage": stage}
-            return _Paced(
-                lambda done, total: self._tell("keeping", done=done, total=total, **facts)
+        def stage_progress(stage: str) -> _ThrottledProgress:
+            facts = {"id": id, "name": spec.name, "stage": stage}
+            return _ThrottledProgress(
+                lambda done, total: self._report("storing", done=done, total=total, **facts)
             )
 
-        stages = {stage: tell(stage) for stage in ("copying", "checking")}
-        source = await self._source(asked)
+        stages = {stage: stage_progress(stage) for stage in ("copying", "checking")}
+        source = await self._open(spec)
         try:
-            kept = await self._store.keep(
-                source, asked.name, asked.digest or None, lambda stage, *how: stages[stage](*how)
+            copy = await self._store.store(
+                source, spec.name, spec.digest or None, lambda stage, *done: stages[stage](*done)
             )
         finally:
             source.close()
             for stage in stages.values():
                 stage.close()
-        return kept.id
+        return copy.id
 
-    async def _note_needs(self, id: str) -> None:
-        """Remember what the model takes of a GPU: whoever lists it need not read it again."""
+    async def _note_gpu_needs(self, id: str) -> None:
+        """Note the GPU memory of a stored model, so that listing does not read its header."""
         try:
             gguf = await Gguf.aopen(await self._store.open(id))
             try:
-                full, least = gpu_needs(gguf)
+                nbytes, min_nbytes = gpu_nbytes(gguf)
             finally:
                 gguf.close()
-            await self._store.note(id, gpu_nbytes=full, gpu_least_nbytes=least)
+            await self._store.note(id, **{GPU_NOTE: nbytes, GPU_MIN_NOTE: min_nbytes})
         except WebgemmaError:
-            pass  # whoever loads it is told why it is no model
+            pass  # loading reports why it is not a model
 
-    async def _source(self, asked: Any) -> Source:
-        """What the page means."""
-        if asked.kind == "bundled":
+    async def _open(self, spec: Any) -> Source:
+        """Open the source that the page describes."""
+        if spec.kind == "bundled":
             return await open_address(BUNDLED_URL, self._files, BUNDLED, NO_SERVER, whole=True)
-        if asked.kind == "stored":
-            return await self._store.open(asked.id)
-        if asked.kind == "file":
-            return await open_file(asked.file, self._files)
-        return await open_address(asked.url, self._files, asked.name, NO_SERVER)
+        if spec.kind == "stored":
+            return await self._store.open(spec.id)
+        if spec.kind == "file":
+            return await open_file(spec.file, self._files)
+        return await open_address(spec.url, self._files, spec.name, NO_SERVER)
 
-    async def _eyes(self, asked: Any) -> Source | None:
-        """What the model sees with, where that is a file of its own."""
-        if eyes := getattr(asked, "eyes", None):
-            return await self._source(eyes)
-        if asked.kind == "stored":
-            kept: str | None = (await self._store.find(asked.id)).notes.get("eyes")
-            return await self._store.open(kept) if kept else None
+    async def _open_mmproj(self, spec: Any) -> Source | None:
+        """Open the file of the model's encoders; None if they are not in a file of their own."""
+        if mmproj_spec := getattr(spec, "mmproj", None):
+            return await self._open(mmproj_spec)
+        if spec.kind == "stored":
+            id: str | None = (await self._store.find(spec.id)).notes.get(MMPROJ_NOTE)
+            return await self._store.open(id) if id else None
         return None
 
     async def _reply(self, id: Any, messages: list[Any], settings: dict[str, Any]) -> None:
+        """Generate a reply and report its pieces, then `done` or the error."""
         if self._model is None:
-            self._tell("error", id=id, kind="other", sentence="There is no model: choose one.")
+            self._report("error", id=id, kind="other", message="No model is loaded: choose one.")
             return
-        chosen = {name: value for name, value in settings.items() if value is not None}
-        think = bool(chosen.pop("think", False))
-        if self._model.config.diffusion:  # it draws whole blocks, by rules of its own
-            chosen = {name: chosen[name] for name in BLOCK_SETTINGS if name in chosen}
+        think = bool(settings.pop("think", False))
+        diffusion = self._model.config.diffusion is not None
+        known = applicable(diffusion)
+        given = {name: value for name, value in settings.items() if value is not None}
+        chosen: Any = {name: value for name, value in given.items() if name in known}
+        if diffusion:
             chosen["watch"] = True
-        finish, count, begun = "stopped", 0, time.monotonic()
-        batch = _Batch(self, id)
-        senses = sorted({part["type"] for part in _media_parts(messages)}, reverse=True)
-        sensing = _Paced(
-            lambda done, total: self._tell("sensing", id=id, senses=senses, done=done, total=total)
+        finish, count, start = "stopped", 0, time.monotonic()
+        batch = _TextBatch(self, id)
+        media = sorted({part["type"] for part in _media_parts(messages)}, reverse=True)
+        encoding = _ThrottledProgress(
+            lambda done, total: self._report("encoding", id=id, media=media, done=done, total=total)
         )
-        if senses:
-            sensing(0, 1)  # decoding them, and loading eyes and ears, takes a while, too
+        if media:
+            encoding(0, 1)  # decoding the files and loading the encoders also takes a while
         try:
-            pieces = self._model.achat(messages, think=think, progress=sensing, **chosen)
+            pieces = self._model.achat(messages, think=think, progress=encoding, **chosen)
             async for piece in pieces:
                 if piece.canvas is not None:
                     batch.flush()
-                    self._tell_canvas(id, piece.canvas)
+                    self._report_canvas(id, piece.canvas)
                     continue
                 count += 1
-                begun = begun if count > 1 else time.monotonic()
+                start = start if count > 1 else time.monotonic()
                 batch.add(piece.thinking, thinking=True)
                 batch.add(piece.text, thinking=False)
                 finish = piece.finish or finish
         except asyncio.CancelledError:
             pass
         except WebgemmaError as error:
-            self._tell_error(error, _kind(error), id=id)
+            self._report_error(error, _kind(error), id=id)
             return
         finally:
-            sensing.close()
+            encoding.close()
         batch.flush()
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - start
         rate = (count - 1) / seconds if count > 1 and seconds > 0 else 0
-        self._tell("done", id=id, finish=finish, tokens=count, tokens_per_second=rate)
+        self._report("done", id=id, finish=finish, tokens=count, tokens_per_second=rate)
 
-    def _tell_canvas(self, id: Any, canvas: Canvas) -> None:
+    def _report_canvas(self, id: Any, canvas: Canvas) -> None:
         assert self._model is not None
-        runs = spelled(canvas, self._model.tokenizer)
-        settled, size = sum(canvas.accepted), len(canvas.ids)
-        facts = {"block": canvas.block + 1, "step": canvas.step, "settled": settled, "size": size}
-        self._tell("canvas", id=id, runs=runs, **facts)
+        runs = canvas_runs(canvas, self._model.tokenizer)
+        facts = {"number": canvas.number + 1, "step": canvas.step}
+        facts |= {"accepted": sum(canvas.accepted), "size": len(canvas.ids)}
+        self._report("canvas", id=id, runs=runs, **facts)
 
-    def _tell(self, type: str, **facts: Any) -> None:
+    def _report(self, type: str, **facts: Any) -> None:
         self._post(json.dumps({"type": type, **facts}))
 
-    def _tell_error(self, error: WebgemmaError, kind: str, **facts: Any) -> None:
-        self._tell("error", sentence=str(error), kind=kind, **facts)
+    def _report_error(self, error: WebgemmaError, kind: str, **facts: Any) -> None:
+        self._report("error", message=str(error), kind=kind, **facts)
 
 
-class _Paced:
-    """Tells how far something has come, now and then; also what came last before it stalls."""
+class _ThrottledProgress:
+    """Progress that is reported every PROGRESS_SECONDS at most; the latest value is never lost."""
 
-    def __init__(self, tell: Callable[[int, int], None]) -> None:
-        self._tell = tell
-        self._told = 0.0
+    def __init__(self, report: Callable[[int, int], None]) -> None:
+        self._report = report
+        self._report_seconds = 0.0  # when the last report was sent
         self._latest = (0, 0)
-        self._later: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def __call__(self, done: int, total: int) -> None:
         self._latest = (done, total)
-        if time.monotonic() - self._told >= PROGRESS_SECONDS or done == total:
+        if time.monotonic() - self._report_seconds >= PROGRESS_SECONDS or done == total:
             self._flush()
-        elif self._later is None:
+        elif self._timer is None:
             loop = asyncio.get_running_loop()
-            self._later = loop.call_later(PROGRESS_SECONDS, self._flush)
+            self._timer = loop.call_later(PROGRESS_SECONDS, self._flush)
 
     def _flush(self) -> None:
         self.close()
-        self._told = time.monotonic()
-        self._tell(*self._latest)
+        self._report_seconds = time.monotonic()
+        self._report(*self._latest)
 
     def close(self) -> None:
-        """It has ended: nothing more is told."""
-        if self._later is not None:
-            self._later.cancel()
-        self._later = None
+        """Drop a pending report: the work has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
 
 
-class _Batch:
-    """Text that is told to the page a frame at a time."""
+class _TextBatch:
+    """Text of a reply, sent to the page once per frame at most."""
 
     def __init__(self, tab: Tab, id: Any) -> None:
         self._tab = tab
         self._id = id
         self._text, self._thinking = "", False
-        self._told = 0.0
+        self._flush_seconds = 0.0  # when text was last sent
 
     def add(self, text: str, *, thinking: bool) -> None:
+        """Add text of the reply or of its thoughts."""
         if not text:
             return
         if thinking != self._thinking:
             self.flush()
         self._text, self._thinking = self._text + text, thinking
-        if time.monotonic() - self._told >= FRAME_SECONDS:
+        if time.monotonic() - self._flush_seconds >= FRAME_SECONDS:
             self.flush()
 
     def flush(self) -> None:
+        """Send the text that has been added."""
         if self._text:
-            self._tab._tell("piece", id=self._id, text=self._text, thinking=self._thinking)
-        self._text, self._told = "", time.monotonic()
+            self._tab._report("piece", id=self._id, text=self._text, thinking=self._thinking)
+        self._text, self._flush_seconds = "", time.monotonic()
 
 
 def _media_parts(messages: list[Any]) -> list[dict[str, Any]]:
-    """The pictures and sounds of messages."""
+    """Return the image and audio parts of messages."""
     contents = [message["content"] for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return [part for part in parts if part["type"] in ("image", "audio")]
 
 
 def _kind(error: WebgemmaError) -> str:
-    """What the page can do about it."""
+    """Return the kind of an error, by which the page chooses its advice."""
     if isinstance(error, StorageError):
         return "storage"
     if isinstance(error, DeviceMemoryError):
         return "memory"
     if isinstance(error, GgufError | ModelNotFoundError):
         return "file"
-    if isinstance(error, InputError) and (
-        "cannot see" in str(error) or "cannot hear" in str(error)
-    ):
-        return "senses"
-    return "device-lost" if isinstance(error, DeviceError) and "was lost" in str(error) else "other"
+    if isinstance(error, MissingEncoderError):
+        return "no-encoder"
+    return "device-lost" if isinstance(error, DeviceLostError) else "other"

@@ -1,4 +1,4 @@
-"""Fine-tuning in the page: examples are looked through, an adapter learns, is kept and put on."""
+"""Fine-tuning in the page: checks examples, trains LoRA adapters, stores and applies them."""
 
 import hashlib
 import json
@@ -21,244 +21,268 @@ from webgemma.errors import (
 from webgemma.gemma.weights import BATCH_ROWS
 from webgemma.gguf.opfs import OpfsStore
 from webgemma.gguf.sources import BytesSource, Source
-from webgemma.lora.adapter import Adapter
-from webgemma.lora.course import Course, Training
+from webgemma.lora.adapter import TARGET_GROUPS, Adapter, new_adapter
 from webgemma.lora.data import Example, Report, bucket, split
 from webgemma.lora.estimate import estimate
-from webgemma.lora.fresh import GROUPS, new_adapter
 from webgemma.lora.gguf_file import gguf_adapter_bytes, open_gguf_adapter
-from webgemma.lora.trainer import Options, Trainer
-from webgemma.web.room import free_nbytes
+from webgemma.lora.schedule import Schedule
+from webgemma.lora.trainer import Trainer, TrainingOptions, train
+from webgemma.web.gpu_memory import free_nbytes
 
 FOLDER = "webgemma/adapters"
-NAMED_ROWS = 20  # that cannot be used; the page shows no more
+MAX_SKIPPED = 20  # skipped rows that are reported one by one
+
+# A key in the notes of stored adapters. Browsers hold adapters stored under it: do not rename.
+HELD_OUT_NOTE = "judged"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the page asks for, beside the examples."""
+class TuneOptions:
+    """The options that the page sends with the examples."""
 
-    name: str = "examples.jsonl"  # of their file
+    name: str = "examples.jsonl"  # of the examples' file
     rank: int = 16
-    parts: str = "all"  # a group of fresh.py
-    rate: float = 2e-4
+    targets: str = "all"  # a group of lora/adapter.py
+    learning_rate: float = 2e-4
     epochs: int = 3
-    steps: int | None = None  # in place of epochs
+    steps: int | None = None  # instead of epochs
     batch: int = 4
     max_length: int = 512  # tokens of an example
-    held_out: float = 0.0  # share of the rows to judge by
+    held_out: float = 0.0  # share of the rows that is not trained on
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What is to be learnt from what, and what it takes."""
+    """A training that is ready to start, and the memory it needs."""
 
     adapter: Adapter
-    learn: list[Example]
-    judges: list[Example]
+    examples: list[Example]
+    held_out: list[Example]
     report: Report
-    options: Options
-    course: Course
-    nbytes: int  # of the GPU, beside the model
-    free_nbytes: int  # of those, what it can give
+    options: TrainingOptions
+    schedule: Schedule
+    nbytes: int  # of GPU memory, in addition to the model
+    free_nbytes: int  # of those, what the GPU can allocate
 
     @property
     def steps(self) -> int:
-        return len(self.course.steps(self.learn, self.options.sequences))
+        return len(self.schedule.steps(self.examples, self.options.batch_size))
 
 
-_Given = ParamSpec("_Given")
-_Act = Callable[Concatenate["Tuning", _Given], Coroutine[Any, Any, None]]
+_Args = ParamSpec("_Args")
+_Handler = Callable[Concatenate["Tuning", _Args], Coroutine[Any, Any, None]]
 
 
-def _telling(act: _Act[_Given]) -> _Act[_Given]:
-    """What goes wrong is told, with the name of what was asked."""
+def _reports_errors(handler: _Handler[_Args]) -> _Handler[_Args]:
+    """Make a request's handler report errors, with the request's name, instead of raising them."""
 
-    @wraps(act)
-    async def telling(self: "Tuning", /, *given: _Given.args, **named: _Given.kwargs) -> None:
+    @wraps(handler)
+    async def reporting(self: "Tuning", /, *args: _Args.args, **kwargs: _Args.kwargs) -> None:
         try:
-            await act(self, *given, **named)
+            await handler(self, *args, **kwargs)
         except WebgemmaError as error:
-            self._tell_error(error, act.__name__)
+            self._report_error(error, handler.__name__)
 
-    return telling
+    return reporting
 
 
 class Tuning:
-    """Trains adapters on the tab's model and keeps them; what is asked is said in engine.js."""
+    """Trains adapters on the tab's model and stores them.
+
+    Its methods handle the requests of the same names that static/engine.js lists."""
 
     def __init__(
         self,
-        tell: Callable[..., None],
-        tell_error: Callable[[WebgemmaError, str], None],
+        report: Callable[..., None],
+        report_error: Callable[[WebgemmaError, str], None],
         model: Callable[[], Gemma | None],
         files: Any,
     ) -> None:
-        self._tell, self._tell_error = tell, tell_error
-        self._find_model = model
+        self._report, self._report_error = report, report_error
+        self._current_model = model
         self._store = OpfsStore(files, FOLDER)
-        self._unkept: dict[str, tuple[bytes, dict[str, Any]]] = {}  # there was no room
-        self._latest: tuple[tuple[Gemma, str, Asked], _Task] | None = None
-        self._is_enough = False
+        self._unstored: dict[str, tuple[bytes, dict[str, Any]]] = {}  # the storage was full
+        self._latest: tuple[tuple[Gemma, str, TuneOptions], _Task] | None = None
+        self._is_stopped = False
 
-    @_telling
+    @_reports_errors
     async def examine(self, data: str, options: str) -> None:
-        """Tell what became of the rows, and whether learning them fits into the GPU."""
-        task = await self._task(self._model, data, Asked(**json.loads(options)))
+        """Report how many rows can be used, and whether training on them fits the GPU."""
+        task = await self._task(self._model, data, TuneOptions(**json.loads(options)))
         report, skipped = task.report, task.report.skipped
         facts: dict[str, Any] = {"rows": report.rows, "examples": report.examples}
         facts |= {"tokens": report.tokens, "targets": report.targets}
         facts |= {"truncated": len(report.truncated)}
-        facts |= {"skipped": list(skipped.items())[:NAMED_ROWS], "skipped_count": len(skipped)}
-        facts |= {"batch": task.options.sequences, "steps": task.steps}
+        facts |= {"skipped": list(skipped.items())[:MAX_SKIPPED], "skipped_count": len(skipped)}
+        facts |= {"batch": task.options.batch_size, "steps": task.steps}
         facts |= {"nbytes": task.nbytes, "free_nbytes": task.free_nbytes}
-        self._tell("examined", **facts)
+        self._report("examined", **facts)
 
-    @_telling
+    @_reports_errors
     async def tune(self, data: str, options: str) -> None:
-        """Learn, until the course ends or it is enough; what was learnt is kept."""
-        self._is_enough, model = False, self._model
-        task = await self._task(model, data, Asked(**json.loads(options)))
+        """Train an adapter to the end or until `stop_tuning`, and store it."""
+        self._is_stopped, model = False, self._model
+        task = await self._task(model, data, TuneOptions(**json.loads(options)))
         if task.free_nbytes < task.nbytes:
             raise InputError(
-                f"Learning takes {task.nbytes / 1e9:.1f} GB of the GPU beside the model, which can "
-                f"give {task.free_nbytes / 1e9:.1f} GB: take fewer examples at once, shorter ones, "
-                "or a lower rank."
+                f"Training needs {task.nbytes / 1e9:.1f} GB of GPU memory in addition to the "
+                f"model, but {task.free_nbytes / 1e9:.1f} GB is free: use a smaller batch, shorter "
+                "examples or a lower rank."
             )
-        await self.take_off()
-        learnt, facts = await self._learn(model, task)
-        id = None if learnt is None else await self._keep(learnt, {"base": model.name, **facts})
-        self._tell("tuned", id=id, stopped=self._is_enough, **facts)
-        await self.adapters()
+        await self.detach_adapter()
+        adapter, facts = await self._train(model, task)
+        id = None if adapter is None else await self._save(adapter, model.name, facts)
+        self._report("tuned", id=id, stopped=self._is_stopped, **facts)
+        await self.list_adapters()
 
-    def enough(self) -> None:
-        """Stop learning after the step that is under way."""
-        self._is_enough = True
+    def stop_tuning(self) -> None:
+        """Stop training after the current step."""
+        self._is_stopped = True
 
-    @_telling
-    async def put_on(self, id: str) -> None:
-        """Have this adapter on, and no other."""
-        adapter = await open_gguf_adapter(await self._source(id))
+    @_reports_errors
+    async def apply_adapter(self, id: str) -> None:
+        """Apply this adapter to the model, in place of any other."""
+        adapter = await open_gguf_adapter(await self._open(id))
         self._model.set_lora(adapter)
-        self._tell("adapted", id=id, name=adapter.name)
+        self._report("adapter_applied", id=id, name=adapter.name)
 
-    @_telling
-    async def take_off(self) -> None:
-        """Have none on."""
+    @_reports_errors
+    async def detach_adapter(self) -> None:
+        """Run the model without an adapter."""
         self._model.set_lora(None)
-        self._tell("adapted", id=None, name=None)
+        self._report("adapter_applied", id=None, name=None)
 
-    @_telling
-    async def adapters(self) -> None:
-        """Tell what there is."""
-        listed = [
-            {**kept.notes, "id": kept.id, "name": kept.name, "nbytes": kept.nbytes, "kept": True}
-            for kept in await self._store.list()
-            if kept.whole
+    @_reports_errors
+    async def list_adapters(self) -> None:
+        """Report all adapters."""
+        adapters = [
+            _facts(stored.notes)
+            | {"id": stored.id, "name": stored.name, "nbytes": stored.nbytes, "stored": True}
+            for stored in await self._store.list()
+            if stored.whole
         ]
-        for id, (data, notes) in self._unkept.items():
-            listed.append({**notes, "id": id, "nbytes": len(data), "kept": False})
-        self._tell("adapters", adapters=listed)
+        for id, (data, notes) in self._unstored.items():
+            adapters.append(_facts(notes) | {"id": id, "nbytes": len(data), "stored": False})
+        self._report("adapters", adapters=adapters)
 
-    async def adapter(self, id: str) -> bytes | None:
-        """A GGUF adapter, as llama.cpp and Ollama read it; None, and why is told, if it is gone."""
+    async def read_adapter(self, id: str) -> bytes | None:
+        """Return an adapter as a GGUF file for llama.cpp and Ollama.
+
+        If it does not exist any more, report the error and return None."""
         try:
-            with closing(await self._source(id)) as source:
+            with closing(await self._open(id)) as source:
                 return bytes(await source.read(0, source.nbytes))
         except WebgemmaError as error:
-            self._tell_error(error, "adapter")
+            self._report_error(error, "read_adapter")
             return None
 
-    @_telling
-    async def forget_adapter(self, id: str) -> None:
-        """Delete an adapter; where it is on, it stays on."""
-        if self._unkept.pop(id, None) is None:
-            await self._store.forget(id)
-        await self.adapters()
+    @_reports_errors
+    async def delete_adapter(self, id: str) -> None:
+        """Delete an adapter; one that is applied stays applied."""
+        if self._unstored.pop(id, None) is None:
+            await self._store.delete(id)
+        await self.list_adapters()
 
     @property
     def _model(self) -> Gemma:
-        model = self._find_model()
+        model = self._current_model()
         if model is None:
-            raise InputError("There is no model: choose one.")
+            raise InputError("No model is loaded: choose one.")
         return model
 
-    async def _task(self, model: Gemma, data: str, asked: Asked) -> _Task:
-        """What is asked for; the very same is not worked out twice."""
-        key = (model, data, asked)
+    async def _task(self, model: Gemma, data: str, options: TuneOptions) -> _Task:
+        """Prepare a training; the latest one is cached, as `tune` follows `examine`."""
+        key = (model, data, options)
         if self._latest is None or self._latest[0] != key:
             self._latest = None
-            self._latest = (key, await _task(model, data, asked))
+            self._latest = (key, await _task(model, data, options))
         return self._latest[1]
 
-    async def _learn(self, model: Gemma, task: _Task) -> tuple[Adapter | None, dict[str, Any]]:
-        """What was learnt, the best of it where that is judged, and how it went."""
+    async def _train(self, model: Gemma, task: _Task) -> tuple[Adapter | None, dict[str, Any]]:
+        """Train; return the adapter and facts about the training.
+
+        With held-out rows it is the adapter of the lowest held-out loss; None without a step."""
         best: Adapter | None = None
         facts: dict[str, Any] = {"name": task.adapter.name, "steps": 0, "loss": None}
-        begun, tokens, speed = 0.0, 0, 0.0
-        with closing(Trainer(model.gpu("Learning").model, task.adapter, task.options)) as trainer:
-            training = Training(trainer, task.learn, task.judges, task.course)
-            async for now in training.run():
-                if not begun:  # the first step compiles
-                    begun = time.monotonic()
+        start, tokens, speed = 0.0, 0, 0.0
+        weights = model.gpu_engine("Fine-tuning").model
+        with closing(Trainer(weights, task.adapter, task.options)) as trainer:
+            steps = train(trainer, task.examples, task.held_out, task.schedule)
+            async for now in steps:
+                if not start:  # the first step compiles kernels
+                    start = time.monotonic()
                 else:
-                    tokens += now.found.tokens
-                    speed = tokens / max(1e-9, time.monotonic() - begun)
-                facts |= {"steps": now.step, "loss": now.found.loss}
-                how = {"loss": now.found.loss, "judged": now.judged, "tokens_per_second": speed}
-                self._tell("tuning", step=now.step, steps=now.steps, rate=now.rate, **how)
+                    tokens += now.result.tokens
+                    speed = tokens / max(1e-9, time.monotonic() - start)
+                facts |= {"steps": now.step, "loss": now.result.loss}
+                losses = {"loss": now.result.loss, "held_out_loss": now.held_out_loss}
+                progress = {
+                    "step": now.step,
+                    "steps": now.steps,
+                    "learning_rate": now.learning_rate,
+                }
+                self._report("tuning", tokens_per_second=speed, **progress, **losses)
                 if now.best:
                     best = await trainer.adapter()
-                    facts |= {"judged": now.judged}
-                if self._is_enough:
+                    facts |= {"held_out_loss": now.held_out_loss}
+                if self._is_stopped:
                     break
             if not trainer.steps:
                 return None, facts
             return best or await trainer.adapter(), facts
 
-    async def _keep(self, adapter: Adapter, notes: dict[str, Any]) -> str:
-        """Store an adapter; where that cannot be, it lasts as long as the page."""
+    async def _save(self, adapter: Adapter, base: str, facts: dict[str, Any]) -> str:
+        """Store an adapter, or keep it until the page is closed if that fails; return its id."""
         data = gguf_adapter_bytes(adapter)
         digest = hashlib.sha256(data).hexdigest()
+        notes = {"base": base, **facts}
+        if "held_out_loss" in notes:
+            notes[HELD_OUT_NOTE] = notes.pop("held_out_loss")
         try:
             source = BytesSource(data, adapter.name)
-            kept = await self._store.keep(source, adapter.name, f"sha256:{digest}")
-            await self._store.note(kept.id, **notes)
+            stored = await self._store.store(source, adapter.name, f"sha256:{digest}")
+            await self._store.note(stored.id, **notes)
         except StorageError:
-            self._unkept[digest] = (data, notes)
+            self._unstored[digest] = (data, notes)
         return digest
 
-    async def _source(self, id: str) -> Source:
-        if id in self._unkept:
-            data, notes = self._unkept[id]
+    async def _open(self, id: str) -> Source:
+        if id in self._unstored:
+            data, notes = self._unstored[id]
             return BytesSource(data, notes["name"])
         try:
             return await self._store.open(id)
         except ModelNotFoundError:
             raise ModelNotFoundError(
-                "This adapter is not stored in this browser any more."
+                "This adapter is no longer stored in this browser: train it again."
             ) from None
 
 
-async def _task(model: Gemma, data: str, asked: Asked) -> _Task:
-    engine = model.gpu("Learning")
-    examples, report = model.texts(asked.max_length).parse(data, asked.name)
-    learn, judges = split(examples, asked.held_out, 0)
-    length = bucket(max(len(example.ids) for example in examples))
-    sequences = min(asked.batch, len(learn))
+def _facts(notes: dict[str, Any]) -> dict[str, Any]:
+    """Return the notes of a stored adapter under the names that messages use."""
+    return {"held_out_loss" if key == HELD_OUT_NOTE else key: value for key, value in notes.items()}
+
+
+async def _task(model: Gemma, data: str, tune: TuneOptions) -> _Task:
+    """Parse the examples, and estimate and probe the memory that training on them needs."""
+    engine = model.gpu_engine("Fine-tuning")
+    rows, report = model.example_reader(tune.max_length).parse(data, tune.name)
+    examples, held_out = split(rows, tune.held_out, 0)
+    length = bucket(max(len(example.ids) for example in rows))
+    batch_size = min(tune.batch, len(examples))
     if engine.model.table is not None:
-        sequences = max(1, min(sequences, BATCH_ROWS // length))
-    options = Options(sequences)
-    parts = GROUPS.get(asked.parts, (asked.parts,))
-    name = PurePath(asked.name).stem or "adapter"
-    adapter = new_adapter(model.config, parts, rank=asked.rank, name=name)
-    course = Course(asked.rate, asked.epochs, total=asked.steps)
+        batch_size = max(1, min(batch_size, BATCH_ROWS // length))
+    options = TrainingOptions(batch_size)
+    targets = TARGET_GROUPS.get(tune.targets, (tune.targets,))
+    name = PurePath(tune.name).stem or "adapter"
+    adapter = new_adapter(model.config, targets, rank=tune.rank, name=name)
+    schedule = Schedule(tune.learning_rate, tune.epochs, max_steps=tune.steps)
     on = engine.model.device
     memory = await estimate(engine.gguf, model.config, adapter, options, length, on)
-    nbytes = memory.adapter_nbytes + memory.work_nbytes
+    nbytes = memory.adapter_nbytes + memory.scratch_nbytes
     device = await aopen_device()
     try:
         free = await free_nbytes(device, nbytes)
     finally:
         device.close()
-    return _Task(adapter, learn, judges, report, options, course, nbytes, free)
+    return _Task(adapter, examples, held_out, report, options, schedule, nbytes, free)

@@ -1,6 +1,7 @@
-"""A wheel of the package as it runs here, for the Python in the browser to install.
+"""The wheel of this package that Pyodide unpacks in the browser, built from the installed files.
 
-The bundled model is not in it: the page fetches it by itself, past Python's memory."""
+It leaves out the bundled model: the page fetches that itself, without copying it into Python's
+memory."""
 
 import base64
 import csv
@@ -22,7 +23,7 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: webgemma\nRoot-Is-Purelib: true\nTag: p
 
 
 class Wheel:
-    """Built when it is first asked for, and again when a file of the package has changed."""
+    """A wheel that is built on first use, and again after a file of the package has changed."""
 
     def __init__(self, package: Path = PACKAGE) -> None:
         self._package = package
@@ -31,11 +32,11 @@ class Wheel:
         self._lock = threading.Lock()
 
     def data(self) -> bytes:
-        """The whole wheel; from the same files always the same bytes."""
+        """Return the wheel's bytes, which depend on the package's files only."""
         with self._lock:
             paths = _package_files(self._package)
             stats = [(str(path), path.stat()) for path in paths]
-            stamp = [(path, found.st_mtime_ns, found.st_size) for path, found in stats]
+            stamp = [(path, info.st_mtime_ns, info.st_size) for path, info in stats]
             if stamp != self._stamp:
                 folder = self._package.parent
                 files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
@@ -44,33 +45,33 @@ class Wheel:
 
 
 def _package_files(package: Path) -> list[Path]:
-    def wanted(path: Path) -> bool:
+    def included(path: Path) -> bool:
         parts = path.relative_to(package).parts
-        left_out = any(part == "__pycache__" or part.startswith(".") for part in parts)
-        left_out |= path.suffix == ".gguf"
-        return path.is_file() and not path.is_symlink() and not left_out
+        excluded = any(part == "__pycache__" or part.startswith(".") for part in parts)
+        excluded |= path.suffix == ".gguf"
+        return path.is_file() and not path.is_symlink() and not excluded
 
-    return sorted(filter(wanted, package.rglob("*")))
+    return sorted(filter(included, package.rglob("*")))
 
 
 def _metadata() -> dict[str, bytes]:
-    """The files of dist-info: those of the installed package if it is this version."""
+    """Return the dist-info files, those of the installed package if it has this version."""
     files = {"METADATA": _BARE_METADATA.encode(), "WHEEL": _WHEEL.encode()}
     try:
         installed = distribution("webgemma")
-    except PackageNotFoundError:  # run from a bare checkout
+    except PackageNotFoundError:  # running from a checkout that is not installed
         installed = None
     if installed is not None and installed.version == __version__:
         for file in installed.files or ():
             folder, _, name = str(file.as_posix()).partition("/")
-            wanted = name in ("METADATA", "entry_points.txt") or name.startswith("licenses/")
-            if wanted and folder.endswith(".dist-info"):
+            copied = name in ("METADATA", "entry_points.txt") or name.startswith("licenses/")
+            if copied and folder.endswith(".dist-info"):
                 files[name] = Path(str(file.locate())).read_bytes()
     return {f"{_DIST_INFO}/{name}": data for name, data in sorted(files.items())}
 
 
 def _zip(files: dict[str, bytes]) -> bytes:
-    """The archive, with the RECORD that installers check it by."""
+    """Return a zip archive of the files and the RECORD that installers verify."""
     record = io.StringIO()
     rows = csv.writer(record, lineterminator="\n")
     for name, data in files.items():
@@ -80,7 +81,7 @@ def _zip(files: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, data in (files | {f"{_DIST_INFO}/RECORD": record.getvalue().encode()}).items():
-            entry = zipfile.ZipInfo(name)  # of 1980: the same files give the same archive
+            entry = zipfile.ZipInfo(name)  # dated 1980, so that equal files give equal archives
             entry.create_system = 3
             entry.external_attr = (stat.S_IFREG | 0o644) << 16
             archive.writestr(entry, data, zipfile.ZIP_DEFLATED)

@@ -1,4 +1,4 @@
-// Python in a worker: it runs the programs it is sent, one after the other, with our wheel in place.
+// Python with webgemma's wheel in a worker, which runs the programs that it is sent.
 import { loadPyodide } from "./pyodide/pyodide.mjs";
 
 const ready = (async () => {

@@ -1,58 +1,62 @@
-// Conversations as a JSON file, out and in again; what comes in is checked whole before any is taken.
+// Export and import of conversations as a JSON file; an import is checked completely before any of it is used.
 
-import { exported, imported } from "./attachments.js";
+import { exportAttachment, importAttachment } from "./attachments.js";
 import { attachmentsOf, withAttachments } from "./conversations.js";
 
 const FORMAT = "webgemma-conversations";
 const VERSION = 1;
-const NBYTES_LIMIT = 500e6; // what browsers hold as one text
+const MAX_NBYTES = 500e6; // about what browsers can hold in one string
 const ROLES = ["user", "assistant"];
 const FINISHES = ["stop", "length", "stopped", "error"];
 
-/** All conversations as a file; an Error has the sentence. */
+/** Return all conversations as a file; throw an Error with a message for the user. */
 export async function exportFile(conversations) {
-  const parts = [];
+  const texts = [];
   let nbytes = 0;
   for (const conversation of conversations) {
     const files = new Map();
-    for (const file of attachmentsOf(conversation)) files.set(file.id, await exported(file));
-    parts.push(JSON.stringify(withAttachments(conversation, ({ id }) => files.get(id)), null, 1));
-    nbytes += parts.at(-1).length;
-    if (nbytes > NBYTES_LIMIT) throw new Error("These conversations have more pictures and sounds than one file can hold: delete some first.");
+    for (const file of attachmentsOf(conversation)) files.set(file.id, await exportAttachment(file));
+    texts.push(JSON.stringify(withAttachments(conversation, ({ id }) => files.get(id)), null, 1));
+    nbytes += texts.at(-1).length;
+    if (nbytes > MAX_NBYTES) throw new Error("These conversations have more images and audio than one file can hold: delete some first.");
   }
   const head = { format: FORMAT, version: VERSION, exported: new Date().toISOString() };
   const opening = JSON.stringify(head).slice(0, -1);
-  return new Blob([opening, ',"conversations":[', parts.join(","), "]}"], { type: "application/json" });
+  return new Blob([opening, ',"conversations":[', texts.join(","), "]}"], { type: "application/json" });
 }
 
-/** The conversations of a file, as new as `known` (id to conversation) needs; an Error has the sentence. */
+/**
+ * Return those conversations of an exported file that are not in `known` (a map by id); throw an Error
+ * with a message for the user.
+ */
 export async function importFile(file, known) {
-  const refuse = (why) => {
-    throw new Error(`${file.name} was not imported: ${why} Your conversations are as they were.`);
+  const refuse = (reason) => {
+    throw new Error(`${file.name} was not imported: ${reason} Your conversations are unchanged.`);
   };
-  if (file.size > NBYTES_LIMIT) refuse("it is too large to be an export of this page.");
+  if (file.size > MAX_NBYTES) refuse("it is too large to be an export of this page.");
   let data;
   try {
     data = JSON.parse(await file.text());
   } catch {
-    refuse("it is not JSON. Choose a file that Export has made.");
+    refuse("it is not JSON. Choose a file that Export has saved.");
   }
   if (data?.format !== FORMAT || !Array.isArray(data.conversations)) {
-    refuse("it holds no conversations of this page. Choose a file that Export has made.");
+    refuse("it holds no conversations of this page. Choose a file that Export has saved.");
   }
   if (data.version !== VERSION) refuse("it comes from another version of this page.");
   const checked = data.conversations.map((entry, i) => {
     const problem = conversationProblem(entry);
     if (problem) refuse(`conversation ${i + 1} ${problem}.`);
-    const conversation = withAttachments(onlyKnownFields(entry), imported);
-    if (attachmentsOf(conversation).includes(null)) refuse(`conversation ${i + 1} has a picture or a sound that cannot be read.`);
+    const conversation = withAttachments(onlyKnownFields(entry), importAttachment);
+    if (attachmentsOf(conversation).includes(null)) refuse(`conversation ${i + 1} has an image or audio that cannot be read.`);
     return conversation;
   });
   return withoutKnown(checked, known);
 }
 
+/** Return what is wrong with a conversation of a file, or null. */
 function conversationProblem(entry) {
-  if (typeof entry !== "object" || entry === null) return "is none";
+  if (typeof entry !== "object" || entry === null) return "is not a JSON object";
   if (typeof entry.id !== "string" || !entry.id) return "has no id";
   if (typeof entry.title !== "string" || !entry.title.trim()) return "has no title";
   if (![entry.created, entry.updated].every(Number.isFinite)) return "has no dates";
@@ -78,20 +82,20 @@ function messageFields({ role, content, attachments, thinking, finish, tokens, t
   return message;
 }
 
-/** What tells one version of a conversation from another; a file never changes. */
+/** Return a text that differs between versions of a conversation; the file of an attachment never changes. */
 const fingerprint = (conversation) => JSON.stringify(withAttachments(onlyKnownFields(conversation), ({ id }) => id));
 
-/** Leave out what is here already; what differs under a known id gets a new one, so nothing is lost. */
+/** Leave out conversations that are known; others with a known id get another id, so that nothing is overwritten. */
 function withoutKnown(conversations, known) {
-  const taken = new Set([...known.values()].flatMap((here) => [here, ...attachmentsOf(here)]).map(({ id }) => id));
-  const withFreeId = (thing) => {
-    const id = taken.has(thing.id) ? crypto.randomUUID() : thing.id;
+  const taken = new Set([...known.values()].flatMap((conversation) => [conversation, ...attachmentsOf(conversation)]).map(({ id }) => id));
+  const withFreeId = (item) => {
+    const id = taken.has(item.id) ? crypto.randomUUID() : item.id;
     taken.add(id);
-    return { ...thing, id };
+    return { ...item, id };
   };
-  const fresh = conversations.filter((conversation) => {
-    const here = known.get(conversation.id);
-    return !here || fingerprint(here) !== fingerprint(conversation);
+  const added = conversations.filter((conversation) => {
+    const existing = known.get(conversation.id);
+    return !existing || fingerprint(existing) !== fingerprint(conversation);
   });
-  return fresh.map((conversation) => withFreeId(withAttachments(conversation, withFreeId)));
+  return added.map((conversation) => withFreeId(withAttachments(conversation, withFreeId)));
 }

@@ -1,88 +1,97 @@
-// Pictures and sounds that belong to a message: {id, kind: "image" | "audio", name, blob, seconds?}. The
-// blob is the file as it was given; it is null where the browser has lost it.
+// Attachments of messages, images and audio: {id, kind: "image" | "audio", name, blob, seconds?}. The blob is the
+// file as it was attached, or null if the browser does not have it any more.
 
-import "/package/media/browser.js"; // decodes sounds as Python does, which cannot do it in its worker
-import { element } from "./dom.js";
+import "/package/media/browser.js"; // decodes audio as Python does, but Python's worker has no audio decoder
+import { button, element } from "./dom.js";
 
-const MOST_SECONDS = 3 * 60 * 60; // as Python has it
-const ENDINGS = {
+const MAX_SECONDS = 3 * 60 * 60; // as in media/audio_files.py
+const EXTENSIONS = {
   image: /\.(png|jpe?g|gif|webp|avif|bmp|hei[cf]|tiff?|svg)$/i,
   audio: /\.(wav|mp3|ogg|oga|opus|flac|m4a|aac|weba)$/i,
 };
 
-/** "image", "audio", or undefined for what can be no attachment. */
+/** Return "image", "audio", or undefined for a file that cannot be attached. */
 export function kindOf({ type, name }) {
-  return Object.keys(ENDINGS).find((kind) => type.startsWith(`${kind}/`) || (!type && ENDINGS[kind].test(name)));
+  return Object.keys(EXTENSIONS).find((kind) => type.startsWith(`${kind}/`) || (!type && EXTENSIONS[kind].test(name)));
 }
 
-/** A time as players show it: 0:07, 12:34. */
+/** Return a time as players show it: 0:07, 12:34. */
 export const clock = (seconds) => `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, "0")}`;
 
-/** An attachment of a file that this browser can decode; else an Error has the sentence. */
+/** Return an attachment of a file that this browser can decode; else throw an Error with a message for the user. */
 export async function attach(file) {
   const kind = kindOf(file);
-  const name = file.name || (kind === "image" ? "Picture" : "Sound");
-  if (!kind) throw new Error(`${name} is neither a picture nor a sound, nor a model (.gguf).`);
+  const name = file.name || (kind === "image" ? "Image" : "Audio");
+  if (!kind) throw new Error(`${name} is not an image, audio or a model (.gguf).`);
   const attachment = { id: crypto.randomUUID(), kind, name, blob: file };
   if (kind === "audio") return { ...attachment, seconds: (await samplesOf(attachment)).length / 16000 };
   try {
     (await createImageBitmap(file)).close();
   } catch {
-    throw new Error(`${name} is damaged or no picture that this browser reads: JPEG, PNG, GIF, WebP, AVIF and BMP are.`);
+    throw new Error(`${name} is damaged or not an image that this browser can read: use JPEG, PNG, GIF, WebP, AVIF or BMP.`);
   }
   return attachment;
 }
 
-const decoded = new WeakMap(); // the samples of blobs, as promises
+const decoded = new WeakMap(); // promises of samples, by blob
 
-/** The samples of a sound at 16 kHz; an Error has the sentence. */
+/** Return the samples of audio at 16 kHz; throw an Error with a message for the user. */
 async function samplesOf({ name, blob }) {
-  if (!decoded.has(blob)) decoded.set(blob, globalThis.webgemmaMedia.sound(blob, MOST_SECONDS));
+  if (!decoded.has(blob)) decoded.set(blob, globalThis.webgemmaMedia.decodeAudio(blob, MAX_SECONDS));
   try {
     const { samples } = await decoded.get(blob);
     if (samples.length) return samples;
   } catch (error) {
-    if (error.name === "long") throw new Error(`${name} is longer than 3 hours: cut it into pieces.`);
+    if (error.name === "long") throw new Error(`${name} is longer than 3 hours: split it into shorter files.`);
   }
-  throw new Error(`${name} is damaged, empty or no sound that this browser plays.`);
+  throw new Error(`${name} is damaged, empty or not audio that this browser can play.`);
 }
 
-/** A message as the worker wants it: what is seen and heard in front of the text. */
-export async function asParts({ content, attachments = [] }) {
+/** Return the content of a message for the worker: attachments before the text. */
+export async function contentOf({ content, attachments = [] }) {
   if (!attachments.length) return content;
-  const parts = await Promise.all(attachments.map(asPart));
+  const parts = await Promise.all(attachments.map(contentPart));
   return content ? [...parts, { type: "text", text: content }] : parts;
 }
 
-async function asPart(attachment) {
+async function contentPart(attachment) {
   const { kind, name, blob } = attachment;
-  if (!blob) throw new Error(`${name} is no longer kept in this browser: edit the message without it.`);
+  if (!blob) throw new Error(`${name} is no longer stored in this browser: edit the message without it.`);
   return kind === "image" ? { type: "image", image: blob } : { type: "audio", audio: await samplesOf(attachment) };
 }
 
-const urls = new WeakMap(); // as long as the page lasts: what is shown again needs them again
+const urls = new WeakMap(); // never revoked: the blob may be shown again
 
-export function urlOf(blob) {
+function urlOf(blob) {
   if (!urls.has(blob)) urls.set(blob, URL.createObjectURL(blob));
   return urls.get(blob);
 }
 
-/** What is shown of an attachment: the picture itself, or a sound's name; in messages also its player. */
-export function shown({ kind, name, blob, seconds }, { isPlayable = false } = {}) {
-  if (!blob) return element("span", "lost", `${name} is no longer here`);
+/** Return the element of an attachment: the image, or the name of the audio, with a player if isPlayable. */
+export function attachmentElement({ kind, name, blob, seconds }, { isPlayable = false } = {}) {
+  if (!blob) return element("span", "lost", `${name} is no longer stored`);
   if (kind === "image") {
     const image = element("img");
     Object.assign(image, { src: urlOf(blob), alt: name, title: name });
     return image;
   }
-  const label = element("span", "sound", element("span", "name", name), element("span", "time", clock(seconds)));
+  const label = element("span", "audio-label", element("span", "name", name), element("span", "time", clock(seconds)));
   if (!isPlayable) return label;
   const player = element("audio");
   Object.assign(player, { src: urlOf(blob), controls: true, preload: "metadata", ariaLabel: name });
   return element("div", "player", label, player);
 }
 
-// As JSON, for the archive.
+/** Return list items of attachments, each with a button that calls `remove(attachment)`. */
+export function attachmentList(attachments, remove) {
+  return attachments.map((attachment) => {
+    const removeButton = button("✕", "icon", () => remove(attachment));
+    removeButton.ariaLabel = `Remove ${attachment.name}`;
+    return element("li", attachment.kind, attachmentElement(attachment), removeButton);
+  });
+}
+
+// As JSON, for exported conversations.
 
 const asDataUrl = (blob) => new Promise((resolve, reject) => {
   const reader = new FileReader();
@@ -91,16 +100,16 @@ const asDataUrl = (blob) => new Promise((resolve, reject) => {
   reader.readAsDataURL(blob);
 });
 
-/** An attachment with its file as a data: URL. */
-export async function exported({ id, kind, name, blob, seconds }) {
+/** Return an attachment with its file as a data: URL. */
+export async function exportAttachment({ id, kind, name, blob, seconds }) {
   return { id, kind, name, seconds, data: blob ? await asDataUrl(blob) : null };
 }
 
-/** And back; null for what `exported` did not write. */
-export function imported(given) {
-  const { id, kind, name, seconds, data } = given ?? {};
-  const texts = [id, name].every((text) => typeof text === "string" && text);
-  if (!texts || !(kind in ENDINGS) || (kind === "audio") !== Number.isFinite(seconds)) return null;
+/** Return the attachment that `exportAttachment` wrote, or null if it is not valid. */
+export function importAttachment(entry) {
+  const { id, kind, name, seconds, data } = entry ?? {};
+  const hasTexts = [id, name].every((text) => typeof text === "string" && text);
+  if (!hasTexts || !(kind in EXTENSIONS) || (kind === "audio") !== Number.isFinite(seconds)) return null;
   const blob = data === null ? null : blobOf(data, kind);
   return blob === undefined ? null : { id, kind, name, blob, seconds };
 }
@@ -111,6 +120,6 @@ function blobOf(url, kind) {
   try {
     return new Blob([Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))], { type });
   } catch {
-    return undefined; // no base64
+    return undefined; // not base64
   }
 }

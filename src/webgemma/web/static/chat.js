@@ -1,17 +1,17 @@
-// One conversation with the model: what is said, and the reply that is on its way.
+// The conversation that is shown, and the reply that is in progress.
 
-import { asParts } from "./attachments.js";
+import { contentOf } from "./attachments.js";
 import { titleOf } from "./conversations.js";
 import { chatSettings } from "./settings.js";
 
-const KEEP_MILLISECONDS = 500; // between two writes of a conversation while its reply grows
+const SAVE_MILLISECONDS = 500; // between two writes of a conversation while its reply grows
 
-/** A conversation is called what its first message says, or shows. */
-const titleBy = ({ content, attachments = [] }) => titleOf(content || attachments[0]?.name || "");
+/** Return the title of a conversation from its first message: the text, or the first attachment's name. */
+const titleFrom = ({ content, attachments = [] }) => titleOf(content || attachments[0]?.name || "");
 
 /**
- * Holds the conversation that is shown and the one reply that may be in progress, which may belong
- * to another. `view` has changed(), grown(message), finished(message), notKept(error) and notSent(error).
+ * Holds the conversation that is shown and at most one reply in progress, which may belong to another
+ * conversation. `view` has changed(), grown(message), finished(message), notSaved(error) and notSent(error).
  */
 export class Chat {
   constructor(engine, conversations, view) {
@@ -19,11 +19,11 @@ export class Chat {
     this.conversations = conversations;
     this.view = view;
     this.conversation = conversations.list()[0] ?? conversations.create();
-    this.reply = null; // {id, conversation, message, isAsked, sensing, canvas}; the last two as the engine tells them
-    this.keepTimer = null;
-    for (const what of ["sensing", "canvas"]) engine.addEventListener(what, ({ detail }) => this.hearState(what, detail));
-    engine.addEventListener("piece", ({ detail }) => this.hearPiece(detail));
-    engine.addEventListener("done", ({ detail }) => this.hearDone(detail));
+    this.reply = null; // {id, conversation, message, isSent, encoding, canvas}; the last two: messages of the engine
+    this.saveTimer = null;
+    for (const type of ["encoding", "canvas"]) engine.addEventListener(type, ({ detail }) => this.onState(type, detail));
+    engine.addEventListener("piece", ({ detail }) => this.onPiece(detail));
+    engine.addEventListener("done", ({ detail }) => this.onDone(detail));
   }
 
   /** The message in progress, if it belongs to the conversation that is shown. */
@@ -41,53 +41,53 @@ export class Chat {
     this.view.changed();
   }
 
-  /** Say and show something; the reply begins at once. */
+  /** Add a message of the user, and request the reply. */
   send(text, attachments, settings) {
     const { conversation } = this;
     const message = { role: "user", content: text };
     if (attachments.length) message.attachments = attachments;
-    if (!conversation.messages.length && conversation.title === titleOf("")) conversation.title = titleBy(message);
+    if (!conversation.messages.length && conversation.title === titleOf("")) conversation.title = titleFrom(message);
     conversation.messages.push(message);
-    this.answer(settings);
+    this.startReply(settings);
   }
 
-  /** Say something else in place of a message; all that followed it is cut. */
+  /** Replace a message of the user and remove everything after it, then request the reply. */
   edit(message, text, attachments, settings) {
     const { conversation } = this;
     const at = conversation.messages.indexOf(message);
     if (at < 0 || this.reply) return;
-    if (at === 0 && conversation.title === titleBy(message)) conversation.title = titleOf("");
+    if (at === 0 && conversation.title === titleFrom(message)) conversation.title = titleOf("");
     conversation.messages.length = at;
     this.send(text, attachments, settings);
   }
 
-  /** Another reply in place of the last. */
+  /** Replace the last reply by another one. */
   regenerate(settings) {
     const { messages } = this.conversation;
     if (this.reply || !messages.length) return;
     if (messages.at(-1).role === "assistant") messages.pop();
-    this.answer(settings);
+    this.startReply(settings);
   }
 
-  answer(settings) {
+  startReply(settings) {
     const { conversation } = this;
-    const said = conversation.messages.filter(({ role, content }) => role === "user" || content);
+    const history = conversation.messages.filter(({ role, content }) => role === "user" || content);
     const message = { role: "assistant", content: "" };
     conversation.messages.push(message);
     conversation.updated = Date.now();
-    this.reply = { id: crypto.randomUUID(), conversation, message, isAsked: false, sensing: null, canvas: null };
-    this.ask(this.reply, said, settings);
-    this.keep(conversation);
+    this.reply = { id: crypto.randomUUID(), conversation, message, isSent: false, encoding: null, canvas: null };
+    this.request(this.reply, history, settings);
+    this.save(conversation);
     this.view.changed();
   }
 
-  /** Hand the conversation to the engine, once its sounds are decoded. */
-  async ask(reply, said, settings) {
+  /** Send the conversation to the engine, after its audio is decoded. */
+  async request(reply, history, settings) {
     try {
-      const messages = await Promise.all(said.map(async (each) => ({ role: each.role, content: await asParts(each) })));
+      const messages = await Promise.all(history.map(async (each) => ({ role: each.role, content: await contentOf(each) })));
       if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system });
       if (this.reply !== reply) return; // stopped meanwhile
-      reply.isAsked = true;
+      reply.isSent = true;
       this.engine.chat(reply.id, messages, chatSettings(settings));
     } catch (error) {
       if (this.reply !== reply) return;
@@ -97,56 +97,56 @@ export class Chat {
   }
 
   stop() {
-    if (this.reply?.isAsked) this.engine.stop(this.reply.id);
+    if (this.reply?.isSent) this.engine.stop(this.reply.id);
     else this.finish({ finish: "stopped" });
   }
 
-  /** What the engine does while there is no text yet. */
-  hearState(what, told) {
-    if (told.id !== this.reply?.id) return;
-    this.reply[what] = told;
+  /** Note the engine's progress before there is text. */
+  onState(type, detail) {
+    if (detail.id !== this.reply?.id) return;
+    this.reply[type] = detail;
     this.view.grown(this.reply.message);
   }
 
-  hearPiece({ id, text, thinking }) {
+  onPiece({ id, text, thinking }) {
     if (id !== this.reply?.id) return;
     const { message, conversation } = this.reply;
-    this.reply.canvas = null; // it has become text
+    this.reply.canvas = null; // its text follows as pieces
     if (thinking) message.thinking = (message.thinking ?? "") + text;
     else message.content += text;
     this.view.grown(message);
-    this.keepTimer ??= setTimeout(() => this.keep(conversation), KEEP_MILLISECONDS);
+    this.saveTimer ??= setTimeout(() => this.save(conversation), SAVE_MILLISECONDS);
   }
 
-  hearDone({ id, finish, tokens, tokens_per_second }) {
+  onDone({ id, finish, tokens, tokens_per_second }) {
     if (id === this.reply?.id) this.finish({ finish, tokens, tokens_per_second });
   }
 
-  /** The reply ends as it is, also when the worker is no more there to say so. */
+  /** End the reply as it is, also when the worker cannot report its end any more. */
   finish(facts) {
     if (!this.reply) return;
     const { message, conversation } = this.reply;
     Object.assign(message, facts);
     this.reply = null;
-    this.keep(conversation);
+    this.save(conversation);
     this.view.finished(message);
   }
 
-  keep(conversation) {
-    clearTimeout(this.keepTimer);
-    this.keepTimer = null;
-    this.conversations.keep(conversation).catch((error) => this.view.notKept(error));
+  save(conversation) {
+    clearTimeout(this.saveTimer);
+    this.saveTimer = null;
+    this.conversations.save(conversation).catch((error) => this.view.notSaved(error));
   }
 
-  /** Write what is not written yet: the page may be closing. */
-  keepNow() {
-    if (this.keepTimer !== null) this.keep(this.reply.conversation);
+  /** Save at once what waits to be saved: the page may be closing. */
+  saveNow() {
+    if (this.saveTimer !== null) this.save(this.reply.conversation);
   }
 
   rename(id, title) {
     const conversation = this.conversations.get(id);
     conversation.title = title;
-    this.keep(conversation);
+    this.save(conversation);
     this.view.changed();
   }
 
@@ -154,8 +154,8 @@ export class Chat {
     if (this.reply?.conversation.id === id) {
       this.stop();
       this.reply = null;
-      clearTimeout(this.keepTimer);
-      this.keepTimer = null;
+      clearTimeout(this.saveTimer);
+      this.saveTimer = null;
     }
     const isShown = this.conversation.id === id;
     await this.conversations.remove(id);

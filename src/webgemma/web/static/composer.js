@@ -1,12 +1,16 @@
-// The box one writes in: Enter sends, Shift+Enter is a new line, Escape stops the reply.
+// The message box, and the attachments that will be sent with the next message.
 
+import { attach, attachmentList, kindOf } from "./attachments.js";
 import { byId } from "./dom.js";
 
-/** `acts` has send(text), true if it was sent, and stop(). `hasMore()`: there is more than text to send. */
+/**
+ * The message box: Enter sends, Shift+Enter starts a new line, Escape stops the reply. `actions` has
+ * send(text), which returns whether it was sent, and stop(). `hasAttachments()` allows an empty text.
+ */
 export class Composer {
-  constructor(acts, hasMore) {
-    this.acts = acts;
-    this.hasMore = hasMore;
+  constructor(actions, hasAttachments) {
+    this.actions = actions;
+    this.hasAttachments = hasAttachments;
     this.box = byId("prompt");
     this.box.addEventListener("input", () => this.fit());
     this.box.addEventListener("keydown", (event) => {
@@ -18,13 +22,13 @@ export class Composer {
       event.preventDefault();
       this.send();
     });
-    byId("stop").addEventListener("click", acts.stop);
+    byId("stop").addEventListener("click", actions.stop);
     document.addEventListener("keydown", (event) => {
-      if (event.key === "Escape" && !document.querySelector("dialog[open]")) acts.stop();
+      if (event.key === "Escape" && !document.querySelector("dialog[open]")) actions.stop();
     });
   }
 
-  /** Whether a reply is in progress (Stop), and whether one could begin (Send). */
+  /** Show Stop while a reply is in progress, else Send, which is enabled if a message can be sent. */
   show(isReplying, canSend) {
     const stop = byId("stop");
     const hadFocus = document.activeElement === stop;
@@ -34,21 +38,83 @@ export class Composer {
     if (hadFocus && !isReplying) this.focus();
   }
 
-  /** Where there is a keyboard; on a phone it would come up and hide half of the page. */
+  /** Focus the box, but not on touch screens, where the keyboard would cover half of the page. */
   focus() {
     if (matchMedia("(pointer: fine)").matches) this.box.focus();
   }
 
   send() {
     const text = this.box.value.trim();
-    if (!(text || this.hasMore()) || !this.acts.send(text)) return;
+    if (!(text || this.hasAttachments()) || !this.actions.send(text)) return;
     this.box.value = "";
     this.fit();
   }
 
-  /** As high as its text; the style sheet sets the most. */
+  /** Make the box as high as its text; the style sheet sets the maximum. */
   fit() {
     this.box.style.height = "auto";
     this.box.style.height = `${this.box.scrollHeight + 2}px`;
+  }
+}
+
+/**
+ * The attachments of the next message: chosen, pasted, dropped or recorded. Calls `changed()` when they
+ * change, and `notify(message)` when a file cannot be attached.
+ */
+export class Tray {
+  constructor(changed, notify) {
+    this.changed = changed;
+    this.notify = notify;
+    this.attachments = [];
+    this.decoding = 0; // calls of `add` in progress
+    const input = byId("attach-file");
+    byId("attach").addEventListener("click", () => input.click());
+    input.addEventListener("change", () => {
+      this.add([...input.files]);
+      input.value = ""; // the same file may be chosen again
+    });
+    document.addEventListener("paste", (event) => this.paste(event));
+  }
+
+  /** Attach pasted files; text that comes with an image of itself, as from a spreadsheet, is pasted as text. */
+  paste(event) {
+    const files = [...event.clipboardData.files].filter(kindOf);
+    const isElsewhere = document.querySelector("dialog[open]") || event.target.closest?.(".edit");
+    if (!files.length || isElsewhere || event.clipboardData.types.includes("text/plain")) return;
+    event.preventDefault();
+    this.add(files);
+  }
+
+  /** Attach those of the files that can be decoded, in their order. */
+  async add(files) {
+    this.decoding += 1;
+    this.show();
+    const results = await Promise.allSettled(files.map(attach));
+    this.decoding -= 1;
+    const attached = results.filter(({ value }) => value).map(({ value }) => value);
+    this.attachments.push(...attached);
+    this.show();
+    byId("announcer").textContent = attached.length ? `Attached: ${attached.map(({ name }) => name).join(", ")}` : "";
+    const problems = results.filter(({ reason }) => reason).map(({ reason }) => reason.message);
+    if (problems.length) this.notify(problems.join(" "));
+  }
+
+  /** Return the attachments and remove them from the tray. */
+  take() {
+    const { attachments } = this;
+    this.attachments = [];
+    this.show();
+    return attachments;
+  }
+
+  show() {
+    const { attachments } = this;
+    byId("tray").replaceChildren(...attachmentList(attachments, (removed) => {
+      this.attachments = attachments.filter((other) => other !== removed);
+      this.show();
+      byId("prompt").focus();
+    }));
+    byId("tray-state").textContent = this.decoding ? "Reading …" : "";
+    this.changed();
   }
 }

@@ -1,6 +1,6 @@
-// The conversations, kept in IndexedDB: it holds far more than localStorage's 5 MB, writes one
-// conversation at a time, and does not stop the page while a reply streams in. The files that belong to
-// messages are kept beside them, each written once.
+// Conversations, stored in IndexedDB: it holds far more than localStorage's 5 MB, writes one conversation at a
+// time, and does not block the page while a reply streams in. Files of attachments are stored beside the
+// conversations, each written once. Names of the database, its stores and fields are in users' browsers: they stay.
 
 const DATABASE = "webgemma";
 const STORE = "conversations";
@@ -8,7 +8,7 @@ const FILES = "attachments"; // {id, blob}
 const BOTH = [STORE, FILES];
 const TITLE_LENGTH = 48;
 
-const settled = (request) => new Promise((resolve, reject) => {
+const resultOf = (request) => new Promise((resolve, reject) => {
   request.onsuccess = () => resolve(request.result);
   request.onerror = () => reject(request.error);
 });
@@ -18,13 +18,13 @@ async function openDatabase() {
   request.onupgradeneeded = ({ oldVersion }) => {
     for (const name of oldVersion < 1 ? BOTH : [FILES]) request.result.createObjectStore(name, { keyPath: "id" });
   };
-  return settled(request);
+  return resultOf(request);
 }
 
-/** All attachments of a conversation. */
+/** Return all attachments of a conversation. */
 export const attachmentsOf = ({ messages }) => messages.flatMap(({ attachments }) => attachments ?? []);
 
-/** A conversation whose attachments are what `change` makes of them. */
+/** Return a conversation with `change` applied to each attachment. */
 export const withAttachments = (conversation, change) => ({
   ...conversation,
   messages: conversation.messages.map((message) => (message.attachments
@@ -32,7 +32,7 @@ export const withAttachments = (conversation, change) => ({
     : message)),
 });
 
-/** A title of the first words. */
+/** Return a title: the first words of a text. */
 export function titleOf(text) {
   const line = text.trim().replace(/\s+/g, " ");
   if (line.length <= TITLE_LENGTH) return line || "New conversation";
@@ -40,15 +40,15 @@ export function titleOf(text) {
   return `${cut.slice(0, Math.max(cut.lastIndexOf(" "), TITLE_LENGTH / 2)).trimEnd()} …`;
 }
 
-/** All conversations, the newest first; where the browser keeps nothing, they last as long as the page. */
+/** All conversations; without a database they last until the page is closed. */
 export class Conversations {
   constructor() {
     this.byId = new Map();
-    this.keptFiles = new Set(); // the ids of attachments that are written
+    this.savedFiles = new Set(); // ids of the attachments that are in the database
     this.database = null;
   }
 
-  /** Read what is kept; a sentence if nothing can be. */
+  /** Read the stored conversations; return null, or a message if the browser cannot store any. */
   async open() {
     try {
       this.database = await openDatabase();
@@ -57,36 +57,37 @@ export class Conversations {
       return null;
     } catch (error) {
       this.database = null;
-      return `This browser keeps no conversations (${error.message}): export what you want to keep before you close the page.`;
+      return `This browser does not store conversations (${error.message}): export those you need before you close the page.`;
     }
   }
 
-  /** Read everything; files that no message has any more are deleted. */
+  /** Read everything; delete files that no message has any more. */
   async read() {
     const transaction = this.database.transaction(BOTH, "readwrite");
-    const kept = settled(transaction.objectStore(STORE).getAll());
-    const files = await settled(transaction.objectStore(FILES).getAll());
+    const stored = resultOf(transaction.objectStore(STORE).getAll());
+    const files = await resultOf(transaction.objectStore(FILES).getAll());
     const blobs = new Map(files.map(({ id, blob }) => [id, blob]));
-    for (const conversation of await kept) {
-      const whole = withAttachments(conversation, (each) => ({ ...each, blob: blobs.get(each.id) ?? null }));
-      this.byId.set(whole.id, whole);
-      for (const { id } of attachmentsOf(whole)) this.keptFiles.add(id);
+    for (const entry of await stored) {
+      const conversation = withAttachments(entry, (each) => ({ ...each, blob: blobs.get(each.id) ?? null }));
+      this.byId.set(conversation.id, conversation);
+      this.noteFiles(conversation);
     }
-    for (const id of blobs.keys()) if (!this.keptFiles.has(id)) transaction.objectStore(FILES).delete(id);
+    for (const id of blobs.keys()) if (!this.savedFiles.has(id)) transaction.objectStore(FILES).delete(id);
   }
 
-  /** Write a conversation, and those of its files that are not written yet. */
+  /** Write a conversation and those of its files that are not in the database. */
   put(transaction, conversation) {
     for (const { id, blob } of attachmentsOf(conversation)) {
-      if (blob && !this.keptFiles.has(id)) transaction.objectStore(FILES).put({ id, blob });
+      if (blob && !this.savedFiles.has(id)) transaction.objectStore(FILES).put({ id, blob });
     }
     return transaction.objectStore(STORE).put(withAttachments(conversation, ({ blob, ...facts }) => facts));
   }
 
   noteFiles(conversation) {
-    for (const { id } of attachmentsOf(conversation)) this.keptFiles.add(id);
+    for (const { id } of attachmentsOf(conversation)) this.savedFiles.add(id);
   }
 
+  /** Return all conversations, the latest first. */
   list() {
     return [...this.byId.values()].sort((a, b) => b.updated - a.updated);
   }
@@ -95,33 +96,33 @@ export class Conversations {
     return this.byId.get(id);
   }
 
-  /** A new one; it is kept once something is said in it. */
+  /** Return an empty conversation; it is not stored before `save`. */
   create() {
     const now = Date.now();
     return { id: crypto.randomUUID(), title: "New conversation", created: now, updated: now, messages: [] };
   }
 
-  /** Keep a conversation as it is now. */
-  async keep(conversation) {
+  /** Store a conversation as it is. */
+  async save(conversation) {
     this.byId.set(conversation.id, conversation);
     if (!this.database) return;
     const transaction = this.database.transaction(BOTH, "readwrite");
-    const put = settled(this.put(transaction, conversation));
+    const written = resultOf(this.put(transaction, conversation));
     transaction.commit(); // at once: the page may be closing
-    await put;
+    await written;
     this.noteFiles(conversation);
   }
 
-  /** Keep all of them or, if one cannot be, none. */
-  async keepAll(conversations) {
+  /** Store all of the conversations, or none if one cannot be stored. */
+  async saveAll(conversations) {
     if (this.database) {
       const transaction = this.database.transaction(BOTH, "readwrite");
-      const whole = new Promise((resolve, reject) => {
+      const completed = new Promise((resolve, reject) => {
         transaction.oncomplete = resolve;
         transaction.onabort = () => reject(transaction.error);
       });
       for (const conversation of conversations) this.put(transaction, conversation);
-      await whole;
+      await completed;
       conversations.forEach((conversation) => this.noteFiles(conversation));
     }
     for (const conversation of conversations) this.byId.set(conversation.id, conversation);
@@ -133,6 +134,6 @@ export class Conversations {
     if (!this.database) return;
     const transaction = this.database.transaction(BOTH, "readwrite");
     for (const file of files) transaction.objectStore(FILES).delete(file.id);
-    await settled(transaction.objectStore(STORE).delete(id));
+    await resultOf(transaction.objectStore(STORE).delete(id));
   }
 }

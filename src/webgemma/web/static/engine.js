@@ -1,74 +1,73 @@
-// The worker that holds the model, as the page sees it: what it is asked, and what it tells.
+// The page's side of the worker that runs the model, and the messages between them.
 //
-// The page asks:
+// Requests of the page:
 //   load    source: {kind: "bundled"} | {kind: "url", url, name, digest, nbytes} | {kind: "file", file}
-//             | {kind: "stored", id, name}, each with eyes?: such a source (what it sees and hears with),
-//           options: {context, precision}                     (context null: the model's own)
-//   chat    id, messages: [{role, content}], settings         (a setting that is null: the model's own)
-//           content: text | [{type: "image", image: Blob} | {type: "audio", audio: Float32Array of 16 kHz}
-//             | {type: "text", text}]
-//   stop    id                                                (answered by the done of that id)
+//             | {kind: "stored", id, name}, each with mmproj?: such a source (the file of the model's encoders),
+//           options: {context, precision}                     (context null: the model's default)
 //   unload
-//   keep    source: {kind: "url", …} | {kind: "file", file}   copy it into this browser's storage, or
-//                                                             go on where an earlier copy was cut
-//   leave   id                                                stop copying; what has come stays
-//   forget  id                                                delete what is stored under this id
-//   stored                                                    ask what is stored
-//   room    nbytes                                            ask how much of so many bytes the GPU can give
-//   examine  data, options                                   look through examples, see whether they fit
-//            data: the text of their file; options: {name, rank, parts: "all" | "attention" | "feed-forward",
-//            rate, epochs, steps, batch, max_length, held_out}  (steps: in place of epochs, or null; held_out: a share)
-//   tune     data, options                                   train an adapter; what is on is taken off
-//   enough                                                   stop training; what was learnt is kept
-//   put_on   id                                              have this adapter on
-//   take_off                                                 have none on
-//   adapters                                                 ask what adapters there are
-//   adapter  id                                              ask for an adapter's file
-//   forget_adapter  id
-// The worker tells:
-//   ready     device, software        once it has found what it computes on; software: a slow one
-//   progress  loaded, total           bytes
+//   chat    id, messages: [{role, content}], settings         (a setting that is null: the model's default)
+//           content: text | [{type: "image", image: Blob} | {type: "audio", audio: Float32Array at 16 kHz}
+//             | {type: "text", text}]
+//   stop    id                                                stop a reply; its done follows
+//   store   source: {kind: "url", …} | {kind: "file", file}   copy it into this browser's storage, or resume an
+//                                                             earlier copy
+//   cancel_store  id                                          stop copying; what has been copied stays
+//   delete  id                                                delete a stored model
+//   list_stored
+//   probe_gpu_memory  nbytes                                  measure how many of these bytes the GPU can hold
+//   examine  data, options                                    check examples, and whether training on them fits
+//            data: the text of their file; options: {name, rank, targets: "all" | "attention" | "feed-forward",
+//            learning_rate, epochs, steps, batch, max_length, held_out}  (steps: instead of epochs, or null; held_out: a share)
+//   tune     data, options                                    train an adapter; the applied one is detached
+//   stop_tuning                                               stop training; the adapter so far is stored
+//   apply_adapter  id                                         apply this adapter
+//   detach_adapter                                            apply none
+//   list_adapters
+//   read_adapter  id                                          request an adapter's file
+//   delete_adapter  id
+// Messages of the worker:
+//   ready     device, software        the GPU was found; software: it is emulated and slow
+//   progress  loaded, total           bytes of the model that is loading
 //   loaded    name, context, device, nbytes
-//   sensing   id, senses: ["image"?, "audio"?], done, total   while it looks and listens, before the first piece
-//   canvas    id, runs: [[text, settled]], block, step, settled, size  a block of DiffusionGemma that comes into focus
-//   piece     id, text, thinking      thinking: whether the text belongs to the thoughts
+//   encoding  id, media: ["image"?, "audio"?], done, total   repeatedly, before the first piece
+//   canvas    id, runs: [[text, accepted]], number, step, accepted, size   a canvas of DiffusionGemma after a step
+//   piece     id, text, thinking      text of a reply; thinking: it belongs to the thoughts
 //   done      id, finish: "stop" | "length" | "stopped", tokens, tokens_per_second
-//   keeping   id, name, stage: "copying" | "checking", done, total         bytes; repeatedly
-//   kept      id, name                the copy is whole and checked
-//   left      id, name                copying was stopped
-//   stored    models: [{id, name, nbytes, have, whole, digest, eyes?, gpu_nbytes, gpu_least_nbytes}], free_nbytes
-//             when asked and after every change; have < nbytes: a copy that was cut and can go on;
-//             eyes: the id of the stored file that it sees and hears with;
-//             gpu_*: what it takes of the GPU, at the least with a table left in the file (null: unknown);
-//             free_nbytes: what may still be stored (null: unknown)
-//   room      nbytes                  what the GPU gave of it, with what the loaded model holds
-//   examined  rows, examples, tokens, targets, truncated, skipped: [[line, why]], skipped_count, batch, steps,
-//             nbytes, free_nbytes     skipped: the first of them; targets: tokens to be foreseen;
-//             nbytes: what training takes of the GPU beside the model; free_nbytes: what of it the GPU gave
-//   tuning    step, steps, rate, loss, judged, tokens_per_second   after each step; judged: the loss of what was
-//             held out (null: not measured)
-//   tuned     id, name, steps, loss, judged?, stopped          id null: nothing was learnt
-//   adapted   id, name                what is on now (null: none)
-//   adapters  adapters: [{id, name, nbytes, base, steps, loss, judged?, kept}]
-//             when asked and after every change; kept: whether it is stored or goes with the page
-//   adapter   id, blob                a GGUF file
-//   error     id?, keep?, tune?, sentence,
-//             kind: "no-webgpu" | "device-lost" | "memory" | "storage" | "file" | "senses" | "other"
-//             with an id the reply has failed and the model stays, unless the device was lost;
-//             with keep (the id of a copy) copying has failed and the model stays;
-//             with tune (what was asked) fine-tuning has failed and the model stays, likewise;
-//             without any of them there is no model now
+//   storing   id, name, stage: "copying" | "checking", done, total         bytes; repeatedly
+//   stored    id, name                the copy is complete and checked
+//   store_cancelled  id, name
+//   stored_models  models: [{id, name, nbytes, stored_nbytes, complete, digest, mmproj, gpu_nbytes, gpu_min_nbytes}],
+//             free_nbytes             on request and after every change; mmproj: the id of the stored file of the
+//             encoders (null: none); gpu_nbytes: GPU memory of the model, gpu_min_nbytes: with a table left in the
+//             file (null: unknown); free_nbytes: what may still be stored (null: unknown)
+//   gpu_memory  nbytes                how many of the bytes the GPU can hold, including those of the loaded model
+//             (null: no GPU)
+//   examined  rows, examples, tokens, targets, truncated, skipped: [[line, reason]], skipped_count, batch, steps,
+//             nbytes, free_nbytes     skipped: the first of them; targets: tokens to predict; nbytes: GPU memory of
+//             training in addition to the model; free_nbytes: what of it the GPU can allocate
+//   tuning    step, steps, learning_rate, loss, held_out_loss, tokens_per_second   after each step; held_out_loss: the loss of
+//             the held-out rows (null: not measured)
+//   tuned     id, name, steps, loss, held_out_loss?, stopped  id null: no step was completed
+//   adapter_applied  id, name         the applied adapter (null: none)
+//   adapters  adapters: [{id, name, nbytes, base, steps, loss, held_out_loss?, stored}]
+//             on request and after every change; stored: false if it is lost when the page is closed
+//   adapter_file  id, blob            a GGUF file
+//   error     id?, store?, tune?, message,
+//             kind: "no-webgpu" | "device-lost" | "memory" | "storage" | "file" | "no-encoder" | "other"
+//             with an id a reply has failed, with store (the id of a copy, or null) storing has failed, with tune
+//             (the name of the request) fine-tuning has failed, and the model stays loaded unless the device was
+//             lost; with none of them no model is loaded
 
-export const WORKER_URL = "/worker.js";
+const WORKER_URL = "/worker.js";
 
-const NO_START = "The engine of this page did not start. Reload the page; if that does not help, start "
-  + "`webgemma web` again.";
-const NO_MORE = "The engine of this page has failed. Your conversation is kept.";
+const NO_START = "The engine of this page did not start. Reload the page; if that does not help, restart "
+  + "`webgemma web`.";
+const FAILED = "The engine of this page has failed. Your conversation is saved.";
 
-/** What the worker may tell, by type; anything else is ignored. */
-const TOLD = [
-  "ready", "progress", "loaded", "sensing", "canvas", "piece", "done", "error", "keeping", "kept", "left", "stored", "room",
-  "examined", "tuning", "tuned", "adapted", "adapters", "adapter",
+/** The message types of the worker; others are ignored. */
+const MESSAGE_TYPES = [
+  "ready", "progress", "loaded", "encoding", "canvas", "piece", "done", "error", "storing", "stored", "store_cancelled",
+  "stored_models", "gpu_memory", "examined", "tuning", "tuned", "adapter_applied", "adapters", "adapter_file",
 ];
 
 /**
@@ -79,8 +78,8 @@ export class Engine extends EventTarget {
   constructor() {
     super();
     this.state = "empty";
-    this.copying = null; // the source that is being kept
-    this.isLearning = false;
+    this.storing = null; // the source that is being stored
+    this.isTuning = false;
     this.start();
   }
 
@@ -88,43 +87,43 @@ export class Engine extends EventTarget {
     const worker = new Worker(WORKER_URL, { type: "module" });
     this.worker = worker;
     this.isReady = false;
-    worker.addEventListener("message", ({ data }) => this.hear(worker, data));
+    worker.addEventListener("message", ({ data }) => this.receive(worker, data));
     const fail = (event) => {
       event.preventDefault();
       if (event.message) console.warn(event.message);
-      this.hear(worker, { type: "error", kind: "other", sentence: this.isReady ? NO_MORE : NO_START });
+      this.receive(worker, { type: "error", kind: "other", message: this.isReady ? FAILED : NO_START });
     };
     worker.addEventListener("error", fail);
     worker.addEventListener("messageerror", fail);
   }
 
-  hear(worker, message) {
-    if (worker !== this.worker || !TOLD.includes(message?.type)) return; // of one given up: too late
-    if (message.type === "ready") this.isReady = true;
-    if (message.type === "loaded") this.state = "loaded";
-    const isOfCopy = message.type === "error" && message.keep !== undefined;
-    if (isOfCopy || message.type === "kept" || message.type === "left") this.copying = null;
-    const isOfPart = message.id !== undefined || message.tune !== undefined;
-    if (message.type === "error" && !isOfCopy && (!isOfPart || message.kind === "device-lost")) {
-      this.state = "empty";
-    }
-    if (message.type === "tuned" || message.tune === "tune" || this.state === "empty") this.isLearning = false;
-    this.dispatchEvent(new CustomEvent(message.type, { detail: message }));
+  /** Update the state and dispatch a message. */
+  receive(worker, detail) {
+    if (worker !== this.worker || !MESSAGE_TYPES.includes(detail?.type)) return; // late, from a terminated worker
+    const { type } = detail;
+    if (type === "ready") this.isReady = true;
+    if (type === "loaded") this.state = "loaded";
+    const isStoreError = type === "error" && detail.store !== undefined;
+    if (isStoreError || type === "stored" || type === "store_cancelled") this.storing = null;
+    const hasRequest = detail.id !== undefined || detail.tune !== undefined;
+    if (type === "error" && !isStoreError && (!hasRequest || detail.kind === "device-lost")) this.state = "empty";
+    if (type === "tuned" || detail.tune === "tune" || this.state === "empty") this.isTuning = false;
+    this.dispatchEvent(new CustomEvent(type, { detail }));
   }
 
-  /** End everything at once: the worker goes, a new one comes and has no model; a copy goes on. */
+  /** Replace the worker by one without a model, which ends everything at once; a copy is resumed. */
   restart() {
     this.worker.terminate();
     this.state = "empty";
-    this.isLearning = false;
+    this.isTuning = false;
     this.start();
-    if (this.copying) this.keep(this.copying);
+    if (this.storing) this.store(this.storing);
   }
 
-  /** Load a model in place of the one that is there; one that is still loading is given up. */
+  /** Load a model in place of the current one; one that is still loading is cancelled. */
   load(source, options) {
     if (this.state === "loading") this.restart();
-    if (this.isLearning) this.enough();
+    if (this.isTuning) this.stopTuning();
     if (this.state === "loaded") this.worker.postMessage({ type: "unload" });
     this.state = "loading";
     this.worker.postMessage({ type: "load", source, options });
@@ -138,25 +137,25 @@ export class Engine extends EventTarget {
     this.worker.postMessage({ type: "stop", id });
   }
 
-  keep(source) {
-    this.copying = source;
-    this.worker.postMessage({ type: "keep", source });
+  store(source) {
+    this.storing = source;
+    this.worker.postMessage({ type: "store", source });
   }
 
-  leave(id) {
-    this.worker.postMessage({ type: "leave", id });
+  cancelStore(id) {
+    this.worker.postMessage({ type: "cancel_store", id });
   }
 
-  forget(id) {
-    this.worker.postMessage({ type: "forget", id });
+  deleteStored(id) {
+    this.worker.postMessage({ type: "delete", id });
   }
 
-  askStored() {
-    this.worker.postMessage({ type: "stored" });
+  listStored() {
+    this.worker.postMessage({ type: "list_stored" });
   }
 
-  askRoom(nbytes) {
-    this.worker.postMessage({ type: "room", nbytes });
+  probeGpuMemory(nbytes) {
+    this.worker.postMessage({ type: "probe_gpu_memory", nbytes });
   }
 
   examine(data, options) {
@@ -164,28 +163,28 @@ export class Engine extends EventTarget {
   }
 
   tune(data, options) {
-    this.isLearning = true;
+    this.isTuning = true;
     this.worker.postMessage({ type: "tune", data, options });
   }
 
-  enough() {
-    this.worker.postMessage({ type: "enough" });
+  stopTuning() {
+    this.worker.postMessage({ type: "stop_tuning" });
   }
 
-  /** Have an adapter on, or (null) none. */
-  adapt(id) {
-    this.worker.postMessage(id === null ? { type: "take_off" } : { type: "put_on", id });
+  /** Apply an adapter, or none if `id` is null. */
+  applyAdapter(id) {
+    this.worker.postMessage(id === null ? { type: "detach_adapter" } : { type: "apply_adapter", id });
   }
 
-  askAdapters() {
-    this.worker.postMessage({ type: "adapters" });
+  listAdapters() {
+    this.worker.postMessage({ type: "list_adapters" });
   }
 
-  askAdapter(id) {
-    this.worker.postMessage({ type: "adapter", id });
+  readAdapter(id) {
+    this.worker.postMessage({ type: "read_adapter", id });
   }
 
-  forgetAdapter(id) {
-    this.worker.postMessage({ type: "forget_adapter", id });
+  deleteAdapter(id) {
+    this.worker.postMessage({ type: "delete_adapter", id });
   }
 }

@@ -1,59 +1,91 @@
-// Model files the user brings: chosen, dropped, and those of this visit.
+// Files that the user chooses or drops: model files, and the sorting of everything that is dropped on the page.
 
 import { byId } from "./dom.js";
 
 export const isModelFile = (file) => file?.name.toLowerCase().endsWith(".gguf");
 
-/** Whether a file holds only the eyes and ears of a model, as llama.cpp names it. */
-const isEyes = (file) => /mmproj/i.test(file.name);
+/** Whether a file holds only the encoders of a model: llama.cpp's naming. */
+const isMmproj = (file) => /mmproj/i.test(file.name);
 
-/** `acts` has take(file, eyes), addEyes(file), and tell(sentence) for what is wrong with a file. */
-export class Files {
-  constructor(acts) {
-    this.acts = acts;
-    this.visited = []; // the files of this visit, the newest first
-    this.eyes = new WeakMap(); // of those, the eyes that came with them
-    this.awaited = null; // {name, nbytes, take}: the one file that is to be chosen
+/** Whether a file holds training examples; while the fine-tuning dialog is open, any but a model does. */
+const isExamples = (file) => /\.jsonl$/i.test(file.name) || (byId("tune-dialog").open && !isModelFile(file));
+
+/**
+ * The model files that the user has chosen. `actions` has load(file), addMmproj(file), and
+ * notify(message, isProblem) for what is wrong with a file.
+ */
+export class ModelFiles {
+  constructor(actions) {
+    this.actions = actions;
+    this.chosen = []; // since the page was opened, the latest first
+    this.mmprojs = new WeakMap(); // of those, the mmproj files chosen with them
+    this.expected = null; // {name, nbytes, use}: the only file that the next choice may be
     this.input = byId("model-file");
     byId("choose-file").addEventListener("click", () => this.choose());
     this.input.addEventListener("change", () => {
-      if (this.input.files.length) this.hear([...this.input.files]);
+      if (this.input.files.length) this.add([...this.input.files]);
       this.input.value = ""; // the same file may be chosen again
     });
   }
 
-  choose(awaited = null) {
-    this.awaited = awaited;
+  choose(expected = null) {
+    this.expected = expected;
     this.input.click();
   }
 
-  /** Have this very file again, from this visit or chosen anew. */
-  again(name, nbytes, take) {
-    const known = this.visited.find((file) => file.name === name && file.size === nbytes);
-    if (known) take(known);
-    else this.choose({ name, nbytes, take });
+  /** Call `use` with this very file: one that was chosen before, or that the user chooses again. */
+  request(name, nbytes, use) {
+    const known = this.chosen.find((file) => file.name === name && file.size === nbytes);
+    if (known) use(known);
+    else this.choose({ name, nbytes, use });
   }
 
-  /** A model, its eyes, or both at once. */
-  hear(files) {
-    const { awaited } = this;
-    this.awaited = null;
-    const eyes = files.find(isEyes);
-    const file = files.find((other) => other !== eyes) ?? eyes;
-    if (awaited && (file.name !== awaited.name || file.size !== awaited.nbytes)) {
-      this.acts.tell(`${file.name} is another file: choose the ${awaited.name} that was being kept, of ${awaited.nbytes} bytes.`, true);
+  /** Take a model, an mmproj file, or both at once. */
+  add(files) {
+    const { expected } = this;
+    this.expected = null;
+    const mmproj = files.find(isMmproj);
+    const file = files.find((other) => other !== mmproj) ?? mmproj;
+    if (expected && (file.name !== expected.name || file.size !== expected.nbytes)) {
+      this.actions.notify(`${file.name} is another file: choose the ${expected.name} whose copy is to be resumed, of ${expected.nbytes} bytes.`, true);
       return;
     }
     if (!isModelFile(file)) {
-      this.acts.tell(`${file?.name ?? "This"} is no model: choose a file whose name ends in .gguf.`, true);
+      this.actions.notify(`${file?.name ?? "This"} is not a model: choose a file whose name ends in .gguf.`, true);
       return;
     }
-    if (file === eyes && !awaited) {
-      this.acts.addEyes(eyes);
+    if (file === mmproj && !expected) {
+      this.actions.addMmproj(mmproj);
       return;
     }
-    this.visited = [file, ...this.visited.filter((other) => other.name !== file.name || other.size !== file.size)];
-    if (eyes && eyes !== file) this.eyes.set(file, eyes);
-    (awaited?.take ?? this.acts.take)(file);
+    this.chosen = [file, ...this.chosen.filter((other) => other.name !== file.name || other.size !== file.size)];
+    if (mmproj && mmproj !== file) this.mmprojs.set(file, mmproj);
+    (expected?.use ?? this.actions.load)(file);
   }
+}
+
+/** Sort files that are dropped anywhere on the page into `models(files)`, `examples(files)` and `others(files)`. */
+export function handleDrops({ models, examples, others }) {
+  const hint = byId("drop-here");
+  const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+  addEventListener("dragover", (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    hint.hidden = false;
+  });
+  addEventListener("dragleave", (event) => {
+    if (event.relatedTarget === null) hint.hidden = true;
+  });
+  addEventListener("drop", (event) => {
+    hint.hidden = true;
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    const files = [...event.dataTransfer.files];
+    const modelFiles = files.filter(isModelFile);
+    const exampleFiles = files.filter(isExamples);
+    const otherFiles = files.filter((file) => !isModelFile(file) && !isExamples(file));
+    if (modelFiles.length) models(modelFiles);
+    if (exampleFiles.length) examples(exampleFiles);
+    if (otherFiles.length) others(otherFiles);
+  });
 }

@@ -1,18 +1,18 @@
-// Markdown within a line: emphasis, code, links. Builds nodes only, in time linear in the text.
+// Inline Markdown: emphasis, code, links. Builds DOM nodes only, in time linear in the text.
 
 import { element } from "./dom.js";
 
 const TAGS = { "*": "em", "_": "em", "**": "strong", "__": "strong", "~~": "del" };
-const DEPTH_LIMIT = 12; // of emphasis in emphasis
+const MAX_DEPTH = 12; // of nested emphasis
 const PROTOCOLS = ["http:", "https:", "mailto:"];
 
 const LINK = /!?\[([^[\]]*)\]\(\s*<?((?:[^\s()<>]|\([^\s()<>]*\))+)>?(?:\s+"[^"]*")?\s*\)/y;
-const ADDRESS = /<?((?:https?:\/\/|mailto:)[^\s<>"'`|*]+)>?/y;
+const URL_TEXT = /<?((?:https?:\/\/|mailto:)[^\s<>"'`|*]+)>?/y;
 const MARK = /\*{1,3}|_{1,3}|~~/y;
 const PLAIN = /[^\\`![<*_~hm\n]+|[\s\S]/y;
 
-/** The address if it may be followed, else null; a relative one is none. */
-export function safeAddress(text) {
+/** Return an absolute URL of an allowed protocol, else null. */
+function safeUrl(text) {
   try {
     const url = new URL(text);
     return PROTOCOLS.includes(url.protocol) ? url.href : null;
@@ -21,33 +21,33 @@ export function safeAddress(text) {
   }
 }
 
-function anchor(address, children) {
+function anchor(url, children) {
   const link = element("a", "", children);
-  link.href = address;
-  link.title = address; // the text of a link may pretend to be another address
+  link.href = url;
+  link.title = url; // the text of a link may look like another URL
   link.rel = "noopener noreferrer";
   link.target = "_blank";
   return link;
 }
 
-/** The nodes of a text within a block. */
+/** Return the nodes of a text within a block. */
 export function inlineNodes(text, insideLink = false) {
-  return new Line(text, insideLink).nodes();
+  return new InlineParser(text, insideLink).nodes();
 }
 
-/** One reading of a text: `frames` are the emphases that are open, the text itself the lowest. */
-class Line {
+/** A parser of one text: `frames` are the open emphases, the first one is the text itself. */
+class InlineParser {
   constructor(text, insideLink) {
     this.text = text;
     this.insideLink = insideLink;
     this.at = 0;
     this.frames = [{ mark: "", children: [] }];
-    this.unclosed = new Set(); // lengths of backtick runs that do not come again
+    this.unclosed = new Set(); // lengths of backtick runs that do not occur again
   }
 
   nodes() {
     while (this.at < this.text.length) {
-      this.escape() || this.code() || this.link() || this.address() || this.marks() || this.plain();
+      this.escape() || this.code() || this.link() || this.bareUrl() || this.marks() || this.plain();
     }
     this.dropTo(1);
     return this.frames[0].children;
@@ -101,21 +101,21 @@ class Line {
 
   link() {
     const found = !this.insideLink && this.match(LINK);
-    const address = found && safeAddress(found[2]);
-    return address && this.take(found, anchor(address, inlineNodes(found[1] || found[2], true)));
+    const url = found && safeUrl(found[2]);
+    return url && this.take(found, anchor(url, inlineNodes(found[1] || found[2], true)));
   }
 
-  address() {
+  bareUrl() {
     const before = this.text[this.at - 1] ?? " ";
-    const found = !this.insideLink && !/[\w]/.test(before) && this.match(ADDRESS);
+    const found = !this.insideLink && !/[\w]/.test(before) && this.match(URL_TEXT);
     if (!found) return false;
     const bracketed = found[0].startsWith("<") && found[0].endsWith(">");
     const shown = bracketed ? found[1] : trimmed(found[1]);
-    const address = safeAddress(shown);
-    if (!address) return false;
+    const url = safeUrl(shown);
+    if (!url) return false;
     if (!bracketed && found[0].startsWith("<")) this.put("<");
     const length = bracketed ? found[0].length : shown.length + (found[0].startsWith("<") ? 1 : 0);
-    this.put(anchor(address, [shown]));
+    this.put(anchor(url, [shown]));
     this.at += length;
     return true;
   }
@@ -125,25 +125,25 @@ class Line {
     if (!run) return false;
     const before = this.text[this.at - 1] ?? " ";
     const after = this.text[this.at + run.length] ?? " ";
-    const word = run[0] === "_"; // underscores in names are no emphasis
-    const canClose = !/\s/.test(before) && !(word && /\w/.test(after));
-    const canOpen = !/\s/.test(after) && !(word && /\w/.test(before));
-    const parts = run.length === 3 ? [run.slice(0, 2), run[0]] : [run];
-    if (canClose && this.close(parts)) {
+    const isUnderscore = run[0] === "_"; // underscores within words are not emphasis
+    const canClose = !/\s/.test(before) && !(isUnderscore && /\w/.test(after));
+    const canOpen = !/\s/.test(after) && !(isUnderscore && /\w/.test(before));
+    const marks = run.length === 3 ? [run.slice(0, 2), run[0]] : [run];
+    if (canClose && this.close(marks)) {
       this.at += run.length;
       return true;
     }
-    if (!canOpen || this.frames.length + parts.length > DEPTH_LIMIT) return this.take([run], run);
-    for (const mark of parts) this.frames.push({ mark, children: [] });
+    if (!canOpen || this.frames.length + marks.length > MAX_DEPTH) return this.take([run], run);
+    for (const mark of marks) this.frames.push({ mark, children: [] });
     this.at += run.length;
     return true;
   }
 
-  /** Close the emphases of these marks, the inner one first; whether all were open. */
-  close(parts) {
+  /** Close the emphases of these marks, the inner one first; return whether all were open. */
+  close(marks) {
     const open = this.frames.map((frame) => frame.mark);
-    if (!parts.every((mark) => open.includes(mark))) return false;
-    const levels = parts.map((mark) => open.lastIndexOf(mark)).sort((a, b) => b - a);
+    if (!marks.every((mark) => open.includes(mark))) return false;
+    const levels = marks.map((mark) => open.lastIndexOf(mark)).sort((a, b) => b - a);
     for (const level of levels) {
       this.dropTo(level + 1);
       const { mark, children } = this.frames.pop();
@@ -152,7 +152,7 @@ class Line {
     return true;
   }
 
-  /** Emphases above a level that were never closed become the text they were. */
+  /** Turn emphases above a level that were never closed back into plain text. */
   dropTo(level) {
     while (this.frames.length > level) {
       const { mark, children } = this.frames.pop();
@@ -166,10 +166,10 @@ class Line {
   }
 }
 
-/** An address in running text ends before the sentence's own punctuation. */
-function trimmed(address) {
-  let end = address.length;
-  while (end > 0 && /[.,:;!?]/.test(address[end - 1])) end -= 1;
-  if (address[end - 1] === ")" && !address.includes("(")) end -= 1;
-  return address.slice(0, end);
+/** Return a URL in running text without the punctuation of the sentence after it. */
+function trimmed(url) {
+  let end = url.length;
+  while (end > 0 && /[.,:;!?]/.test(url[end - 1])) end -= 1;
+  if (url[end - 1] === ")" && !url.includes("(")) end -= 1;
+  return url.slice(0, end);
 }

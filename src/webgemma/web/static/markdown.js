@@ -1,9 +1,9 @@
-// Markdown to nodes, never through HTML: what a model writes is text, whatever it looks like.
+// Block Markdown to DOM nodes, never through HTML, so that text of a model cannot run scripts.
 
 import { element } from "./dom.js";
 import { inlineNodes } from "./inline.js";
 
-const DEPTH_LIMIT = 8; // of quotes and lists in each other; deeper ones are plain text
+const MAX_DEPTH = 8; // of nested quotes and lists; deeper ones are plain text
 const FENCE = /^( {0,3})(`{3,}|~{3,})([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})[ \t]+(\S.*)$/;
 const RULE = /^ {0,3}(?:-[ \t]*){3,}$|^ {0,3}(?:\*[ \t]*){3,}$|^ {0,3}(?:_[ \t]*){3,}$/;
@@ -11,7 +11,7 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])([ \t]+|$)/;
 const BLANK = /^\s*$/;
 
-/** Show `text` in `container`; blocks that have not changed since the last time stay as they are. */
+/** Show `text` in `container`; leading blocks that are unchanged keep their nodes. */
 export function showMarkdown(container, text) {
   const blocks = splitBlocks(text.replace(/\r\n?/g, "\n").split("\n"), 0);
   const shown = container.markdownBlocks ?? [];
@@ -26,9 +26,9 @@ function blockNodes(lines, depth) {
   return splitBlocks(lines, depth).map((block) => block.node());
 }
 
-/** The blocks of some lines: their source, and how to make their node. */
+/** Return the blocks of lines, each with its source and a function that builds its node. */
 function splitBlocks(lines, depth) {
-  const readers = depth < DEPTH_LIMIT
+  const readers = depth < MAX_DEPTH
     ? [readFence, readHeading, readRule, readQuote, readList, readTable, readParagraph]
     : [readFence, readParagraph];
   const blocks = [];
@@ -73,9 +73,9 @@ function readFence(lines, at) {
 function codeBlock(code, language) {
   const copy = element("button", "quiet", "Copy code");
   copy.type = "button";
-  copy.dataset.copy = "code"; // the page listens for it
+  copy.dataset.copy = "code"; // messages.js handles the click
   const block = element("pre", "", element("code", "", code));
-  block.tabIndex = 0; // so that the keyboard can scroll it
+  block.tabIndex = 0; // scrollable by keyboard
   block.setAttribute("aria-label", language ? `Code, ${language}` : "Code");
   block.setAttribute("role", "group");
   return element("figure", "code", element("figcaption", "", element("span", "", language || "code"), copy), block);
@@ -119,10 +119,10 @@ function readList(lines, at, depth) {
   return { end, node: () => listNode(first[2], items, depth) };
 }
 
-/** The lines of one item without its indent: those further in, and the rest of its paragraph. */
-function readItem(lines, at, [whole, indent, mark]) {
-  const width = Math.min(whole.length, indent.length + mark.length + 4) || 1;
-  const inside = [lines[at].slice(whole.length)];
+/** Return the lines of one item without its indent: deeper indented ones, and the rest of its paragraph. */
+function readItem(lines, at, [matched, indent, mark]) {
+  const width = Math.min(matched.length, indent.length + mark.length + 4) || 1;
+  const inside = [lines[at].slice(matched.length)];
   let end = at + 1;
   for (let line = end; line < lines.length; line += 1) {
     const blank = BLANK.test(lines[line]);
@@ -142,7 +142,7 @@ function listNode(mark, items, depth) {
   for (const inside of items) {
     const nodes = blockNodes(inside, depth + 1);
     const [only] = nodes;
-    const tight = only?.tagName === "P"; // the text of an item needs no paragraph of its own
+    const tight = only?.tagName === "P"; // the text of an item is not wrapped in a paragraph
     list.append(element("li", "", (tight ? [...only.childNodes, ...nodes.slice(1)] : nodes)));
   }
   return list;
@@ -154,7 +154,7 @@ function cells(line) {
   return parts.map((part) => part.trim().replaceAll("\\|", "|"));
 }
 
-/** How each column of the table that begins here is aligned; null if none does. */
+/** Return the alignment of each column of the table that starts here, or null if none does. */
 function tableColumns(lines, at) {
   const rule = lines[at + 1];
   if (!lines[at].includes("|") || rule === undefined || !/^[ \t|:-]+$/.test(rule)) return null;
@@ -183,6 +183,6 @@ function readTable(lines, at) {
 function readParagraph(lines, at) {
   let end = at + 1;
   while (end < lines.length && !startsBlock(lines, end)) end += 1;
-  const text = lines.slice(at, end).map((line) => line.trim()).join("\n"); // line breaks are meant
+  const text = lines.slice(at, end).map((line) => line.trim()).join("\n"); // line breaks are kept
   return { end, node: () => element("p", "", inlineNodes(text)) };
 }

@@ -1,13 +1,14 @@
-// The messages of a conversation on the page.
+// The conversation on the page: its messages, and scrolling.
 
-import { shown } from "./attachments.js";
+import { attachmentElement, attachmentList } from "./attachments.js";
 import { button, copyText, element } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
-import { attachmentList } from "./tray.js";
 
-const FINISH = { length: "cut at the limit", stopped: "stopped", error: "ended by an error" };
+const FINISH = { length: "stopped at the token limit", stopped: "stopped", error: "ended with an error" };
+const ENCODING = { image: "Processing images …", audio: "Processing audio …", "image audio": "Processing images and audio …" };
+const NEAR_PIXELS = 48; // from the end, where the view follows a growing reply
 
-/** Facts about a finished reply: "42 tokens · 18.3 tokens/s". */
+/** Return facts about a finished reply: "42 tokens · 18.3 tokens/s". */
 function replyFacts({ tokens, tokens_per_second: speed, finish }) {
   const facts = [];
   if (tokens) facts.push(tokens === 1 ? "1 token" : `${tokens} tokens`);
@@ -16,24 +17,25 @@ function replyFacts({ tokens, tokens_per_second: speed, finish }) {
   return facts.join(" · ");
 }
 
-const SENSING = { image: "Looking at what you sent …", audio: "Listening …", "image audio": "Looking and listening …" };
-
-/** How far a reply is with looking and listening: "Listening … 40 %". */
-function sensingText({ senses, done, total }) {
-  return `${SENSING[senses.join(" ")]}${done && done < total ? ` ${Math.floor((100 * done) / total)} %` : ""}`;
+/** Return the progress of encoding a prompt's media: "Processing audio … 40 %". */
+function encodingText({ media, done, total }) {
+  return `${ENCODING[media.join(" ")]}${done && done < total ? ` ${Math.floor((100 * done) / total)} %` : ""}`;
 }
 
-/** A canvas that comes into focus: what is settled, noise, and how far it is. */
-function canvasParts({ runs, block, step, settled, size }) {
-  const parts = runs.map(([text, isSettled]) => element("span", isSettled ? "settled" : "noise", text));
-  return [...parts, element("small", "", `block ${block}, step ${step}: ${settled} of ${size} settled`)];
+/** Return the elements of a canvas: accepted text, noise, and how many tokens are accepted. */
+function canvasElements({ runs, number, step, accepted, size }) {
+  const texts = runs.map(([text, isAccepted]) => element("span", isAccepted ? "accepted" : "noise", text));
+  return [...texts, element("small", "", `Canvas ${number}, step ${step}: ${accepted} of ${size} tokens accepted`)];
 }
 
-/** `acts` has regenerate(), edit(message, text, attachments), and sensing() and canvas(): what the reply does so far. */
+/**
+ * The list of messages. `actions` has regenerate() and edit(message, text, attachments), and encoding() and
+ * canvas(), which return the engine's latest message of that type for the reply in progress.
+ */
 export class MessageList {
-  constructor(list, acts) {
+  constructor(list, actions) {
     this.list = list;
-    this.acts = acts;
+    this.actions = actions;
     this.items = new Map(); // by message
     list.addEventListener("click", (event) => {
       const copy = event.target.closest('[data-copy="code"]');
@@ -41,7 +43,7 @@ export class MessageList {
     });
   }
 
-  /** Show these messages; the one in progress is `replying`. */
+  /** Show these messages; `replying` is the one in progress. */
   show(messages, replying = null) {
     const before = this.items;
     this.items = new Map(messages.map((message) => [message, before.get(message) ?? this.item(message)]));
@@ -51,7 +53,7 @@ export class MessageList {
     this.list.classList.toggle("replying", replying !== null);
   }
 
-  /** A reply has grown or is finished. */
+  /** Show the current state of a message. */
   update(message, isReplying) {
     const item = this.items.get(message);
     if (!item) return; // of another conversation
@@ -66,64 +68,64 @@ export class MessageList {
     item.thoughts.textContent = message.thinking ?? "";
     item.summary.textContent = isReplying && !message.content ? "Thinking …" : "Thoughts";
     item.facts.textContent = isReplying ? "" : replyFacts(message);
-    const isSilent = isReplying && !message.content && !message.thinking;
-    const sensing = isSilent ? this.acts.sensing() : null;
-    item.sensing.textContent = sensing ? sensingText(sensing) : "";
-    const canvas = isReplying ? this.acts.canvas() : null;
-    item.canvas.replaceChildren(...(canvas ? canvasParts(canvas) : []));
+    const isEmpty = isReplying && !message.content && !message.thinking;
+    const encoding = isEmpty ? this.actions.encoding() : null;
+    item.encoding.textContent = encoding ? encodingText(encoding) : "";
+    const canvas = isReplying ? this.actions.canvas() : null;
+    item.canvas.replaceChildren(...(canvas ? canvasElements(canvas) : []));
   }
 
   item(message) {
     const isUser = message.role === "user";
     const name = element("h3", "visually-hidden", isUser ? "You" : "Model");
     const body = element("div", "body");
-    const actions = element("div", "actions", button("Copy", "quiet", ({ currentTarget }) =>
+    const buttons = element("div", "actions", button("Copy", "quiet", ({ currentTarget }) =>
       copyText(message.content, currentTarget)));
     if (isUser) {
-      const media = element("div", "media", (message.attachments ?? []).map((each) => shown(each, { isPlayable: true })));
-      const item = { node: element("li", "message user", name, media, body, actions), media, body };
-      actions.append(button("Edit", "quiet", () => this.edit(message, item, actions)));
+      const media = element("div", "media", (message.attachments ?? []).map((each) => attachmentElement(each, { isPlayable: true })));
+      const item = { node: element("li", "message user", name, media, body, buttons), media, body };
+      buttons.append(button("Edit", "quiet", () => this.edit(message, item, buttons)));
       return item;
     }
-    const again = button("Regenerate", "quiet regenerate", () => this.acts.regenerate());
+    const regenerate = button("Regenerate", "quiet regenerate", () => this.actions.regenerate());
     const facts = element("span", "facts");
-    actions.append(again, facts);
+    buttons.append(regenerate, facts);
     const summary = element("summary");
     const thoughts = element("div", "thoughts");
     const thinking = element("details", "thinking", summary, thoughts);
-    const sensing = element("p", "sensing");
-    sensing.role = "status";
+    const encoding = element("p", "encoding");
+    encoding.role = "status";
     const canvas = element("div", "canvas");
-    canvas.ariaHidden = "true"; // noise is nothing to listen to
-    const node = element("li", "message assistant", name, sensing, thinking, body, canvas, actions);
-    return { node, body, canvas, facts, sensing, summary, thinking, thoughts };
+    canvas.ariaHidden = "true"; // screen readers should not read noise
+    const node = element("li", "message assistant", name, encoding, thinking, body, canvas, buttons);
+    return { node, body, canvas, facts, encoding, summary, thinking, thoughts };
   }
 
-  /** Put a message box in place of a message of the user. */
-  edit(message, { node, media, body }, actions) {
+  /** Replace a message of the user by a form to edit it. */
+  edit(message, { node, media, body }, buttons) {
     let attachments = message.attachments ?? [];
     const list = element("ul", "attachments");
-    const showList = () => list.replaceChildren(...attachmentList(attachments, (gone) => {
-      attachments = attachments.filter((other) => other !== gone);
+    const showList = () => list.replaceChildren(...attachmentList(attachments, (removed) => {
+      attachments = attachments.filter((other) => other !== removed);
       showList();
       box.focus();
     }));
     showList();
     const box = element("textarea");
     box.value = message.content;
-    box.setAttribute("aria-label", "Edit your message; what follows it is cut");
+    box.setAttribute("aria-label", "Edit your message; everything after it will be removed");
     const close = () => {
       form.remove();
       media.hidden = false;
       body.hidden = !message.content;
-      actions.hidden = false;
-      actions.lastChild.focus();
+      buttons.hidden = false;
+      buttons.lastChild.focus();
     };
     const send = element("button", "", "Send");
     const form = element("form", "edit", list, box, element("div", "row", button("Cancel", "quiet", close), send));
     const submit = () => {
       const text = box.value.trim();
-      if (text || attachments.length) this.acts.edit(message, text, attachments);
+      if (text || attachments.length) this.actions.edit(message, text, attachments);
     };
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -140,8 +142,33 @@ export class MessageList {
     });
     media.hidden = true;
     body.hidden = true;
-    actions.hidden = true;
+    buttons.hidden = true;
     node.append(form);
     box.focus();
+  }
+}
+
+/** Keeps the end of the conversation visible, unless the user has scrolled up. */
+export class Scroller {
+  constructor(area, toEndButton) {
+    this.area = area;
+    this.isAtEnd = true;
+    area.addEventListener("scroll", () => {
+      this.isAtEnd = area.scrollHeight - area.scrollTop - area.clientHeight < NEAR_PIXELS;
+      toEndButton.hidden = this.isAtEnd;
+    }, { passive: true });
+    toEndButton.addEventListener("click", () => this.toEnd());
+    const observer = new ResizeObserver(() => this.follow());
+    for (const node of [area, ...area.children]) observer.observe(node); // an on-screen keyboard, a loaded image
+  }
+
+  toEnd() {
+    this.isAtEnd = true;
+    this.follow();
+  }
+
+  /** Scroll to the end if the user was there. */
+  follow() {
+    if (this.isAtEnd) this.area.scrollTop = this.area.scrollHeight;
   }
 }

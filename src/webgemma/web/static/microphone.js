@@ -1,27 +1,27 @@
-// The microphone: a button that records, a level and a clock meanwhile, and a WAV file in the end.
+// The microphone: a record button, the level and the time while recording, and a WAV file at the end.
 
 import { clock } from "./attachments.js";
 import { byId } from "./dom.js";
 
-const MOST_SECONDS = 600;
-const RATE = 16000; // what models hear; a browser that cannot record so records as it can
+const MAX_SECONDS = 600;
+const RATE = 16000; // samples per second of the audio encoders; a browser may record at another rate
 const PROBLEMS = {
-  NotAllowedError: "The microphone is not allowed here: allow it beside the address of this page, then try again.",
-  NotFoundError: "There is no microphone on this device.",
-  NotReadableError: "The microphone cannot be used: another program may have it.",
+  NotAllowedError: "The microphone is not allowed: allow it next to the address of this page, then try again.",
+  NotFoundError: "This device has no microphone.",
+  NotReadableError: "The microphone cannot be used: another program may be using it.",
 };
 
-/** Someone speaking: `samples` grow until it is closed. */
+/** A recording in progress: `chunks` of samples are added until it is closed. */
 class Recording {
   static async start() {
     const stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
     const recording = new Recording();
     recording.stream = stream;
     try {
-      await recording.listen(new AudioContext({ sampleRate: RATE }));
+      await recording.connect(new AudioContext({ sampleRate: RATE }));
     } catch {
       await recording.context?.close();
-      await recording.listen(new AudioContext()).catch((error) => {
+      await recording.connect(new AudioContext()).catch((error) => {
         recording.close();
         throw error;
       });
@@ -29,23 +29,23 @@ class Recording {
     return recording;
   }
 
-  async listen(context) {
+  async connect(context) {
     Object.assign(this, { context, chunks: [], count: 0, level: 0 });
-    await context.audioWorklet.addModule("/listener.js");
-    const listener = new AudioWorkletNode(context, "webgemma-listener");
-    listener.port.onmessage = ({ data }) => {
+    await context.audioWorklet.addModule("/microphone_worklet.js");
+    const recorder = new AudioWorkletNode(context, "webgemma-recorder");
+    recorder.port.onmessage = ({ data }) => {
       this.chunks.push(data);
       this.count += data.length;
       for (const value of data) this.level = Math.max(this.level, Math.abs(value));
     };
-    context.createMediaStreamSource(this.stream).connect(listener).connect(context.destination); // silent
+    context.createMediaStreamSource(this.stream).connect(recorder).connect(context.destination); // the worklet outputs silence
   }
 
   get seconds() {
     return this.count / this.context.sampleRate;
   }
 
-  /** The loudest sample since this was last asked for, 0 to 1. */
+  /** Return the peak level since the last call, 0 to 1. */
   takeLevel() {
     const { level } = this;
     this.level = 0;
@@ -58,7 +58,7 @@ class Recording {
   }
 }
 
-/** A WAV file of 16 bits. */
+/** Return a WAV file of 16-bit samples. */
 function wavOf(chunks, count, rate) {
   const view = new DataView(new ArrayBuffer(44 + 2 * count));
   const write = (at, text) => [...text].forEach((letter, i) => view.setUint8(at + i, letter.charCodeAt(0)));
@@ -66,7 +66,7 @@ function wavOf(chunks, count, rate) {
   view.setUint32(4, 36 + 2 * count, true);
   write(8, "WAVEfmt ");
   view.setUint32(16, 16, true);
-  view.setUint16(20, 1, true); // whole numbers
+  view.setUint16(20, 1, true); // format: integers
   view.setUint16(22, 1, true); // channels
   view.setUint32(24, rate, true);
   view.setUint32(28, 2 * rate, true);
@@ -84,15 +84,15 @@ function wavOf(chunks, count, rate) {
   return view.buffer;
 }
 
-/** `take(file)` gets what was recorded, `tell(sentence)` what went wrong. */
+/** The record button; calls `use(file)` with a recording, and `notify(message)` with a problem. */
 export class Microphone {
-  constructor(take, tell) {
-    this.take = take;
-    this.tell = tell;
+  constructor(use, notify) {
+    this.use = use;
+    this.notify = notify;
     this.recording = null;
-    this.count = 0; // of recordings, for their names
+    this.count = 0; // recordings so far, for their names
     this.button = byId("microphone");
-    this.button.hidden = !navigator.mediaDevices?.getUserMedia; // only a secure page has it
+    this.button.hidden = !navigator.mediaDevices?.getUserMedia; // available on secure pages only
     this.button.addEventListener("click", () => this.start());
     byId("recording-cancel").addEventListener("click", () => this.end(false));
     byId("recording-done").addEventListener("click", () => this.end(true));
@@ -104,7 +104,7 @@ export class Microphone {
     try {
       this.recording = await Recording.start();
     } catch (error) {
-      this.tell(PROBLEMS[error.name] ?? `The microphone cannot be used (${error.message}).`);
+      this.notify(PROBLEMS[error.name] ?? `The microphone cannot be used (${error.message}).`);
       return;
     } finally {
       this.button.disabled = false;
@@ -118,16 +118,16 @@ export class Microphone {
 
   show() {
     const { seconds } = this.recording;
-    byId("recording-level").value = Math.sqrt(this.recording.takeLevel()); // as loud as it seems
+    byId("recording-level").value = Math.sqrt(this.recording.takeLevel()); // roughly the perceived loudness
     byId("recording-time").textContent = clock(seconds);
-    if (seconds >= MOST_SECONDS) {
+    if (seconds >= MAX_SECONDS) {
       this.end(true);
-      this.tell(`A recording has at most ${MOST_SECONDS / 60} minutes: this one ends here.`);
+      this.notify(`A recording is limited to ${MAX_SECONDS / 60} minutes: this one has ended.`);
     }
   }
 
-  /** Stop; what was said is taken or forgotten. Whether there was something to stop. */
-  end(isTaken) {
+  /** Stop recording and use the recording or discard it; return whether one was in progress. */
+  end(isUsed) {
     const { recording } = this;
     if (!recording) return false;
     this.recording = null;
@@ -136,14 +136,14 @@ export class Microphone {
     byId("recording").hidden = true;
     byId("writing").hidden = false;
     byId("prompt").focus();
-    if (!isTaken) return true;
+    if (!isUsed) return true;
     if (!recording.count) {
-      this.tell("Nothing was recorded: the microphone gave no sound.");
+      this.notify("Nothing was recorded: the microphone sent no audio.");
       return true;
     }
     this.count += 1;
     const wav = wavOf(recording.chunks, recording.count, recording.context.sampleRate);
-    this.take(new File([wav], `Recording ${this.count}.wav`, { type: "audio/wav" }));
+    this.use(new File([wav], `Recording ${this.count}.wav`, { type: "audio/wav" }));
     return true;
   }
 }

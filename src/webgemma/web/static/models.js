@@ -1,161 +1,187 @@
-// The dialog in which one chooses a model: of this browser, of Ollama on this machine, a file.
+// Models: the dialog to choose one (stored in this browser, in Ollama's store, or a file), whether each fits the
+// GPU, and the model of the last visit.
+//
+// A model is {name, source}; a source is what engine.js describes, with `mmproj` for the file of its encoders.
 
 import { button, byId, element, humanSize, namedButton } from "./dom.js";
-import { Files, isModelFile } from "./files.js";
-import { fitOf, Room, TOO_LARGE } from "./fits.js";
-import { Keeping } from "./keeping.js";
+import { isModelFile, ModelFiles } from "./files.js";
 import { showNotice } from "./notice.js";
 import { confirmed } from "./question.js";
-import { Stored } from "./stored.js";
+import { ModelCopy, StoredModels } from "./stored.js";
 
 export const BUNDLED = { name: "Bundled model", source: { kind: "bundled" } };
 
-const NO_SERVER = "Ollama’s models are not reachable, because `webgemma web` does not run now. "
+const NO_SERVER = "Ollama’s models are not available, because `webgemma web` is not running. "
   + "The models in this browser work without it.";
-const NO_MODELS = "Ollama has no models here. Get one with: ollama pull gemma4:e2b";
+const NO_MODELS = "Ollama has no models on this machine. Get one with: ollama pull gemma4:e2b";
+const TOO_LARGE = "too large for this GPU";
 
-const GET_IT = "start `webgemma web`, or pull the model again.";
-
-// A source may have `eyes`, the source of a file that holds what the model sees and hears with.
-const fromFile = (file, eyes) => ({
+const fromFile = (file, mmproj) => ({
   name: file.name,
-  source: { kind: "file", file, ...(eyes && { eyes: { kind: "file", file: eyes } }) },
+  source: { kind: "file", file, ...(mmproj && { mmproj: { kind: "file", file: mmproj } }) },
 });
-const fromBrowser = ({ id, name }) => ({ name, source: { kind: "stored", id, name } });
-const fromOllama = ({ name, url, digest, nbytes, projectors: [eyes] = [] }) => ({
+const fromStored = ({ id, name }) => ({ name, source: { kind: "stored", id, name } });
+const fromOllama = ({ name, url, digest, nbytes, projectors: [mmproj] = [] }) => ({
   name,
-  source: { kind: "url", url, name, digest, nbytes, ...(eyes && { eyes: { kind: "url", name: `${name}’s eyes`, ...eyes } }) },
+  source: {
+    kind: "url", url, name, digest, nbytes, ...(mmproj && { mmproj: { kind: "url", name: `${name} (mmproj)`, ...mmproj } }),
+  },
 });
 
 const isSame = (one, other) => one.kind === other.kind
   && one.id === other.id && one.url === other.url && one.file === other.file;
 
-/** Calls `choose({name, source})`. */
-export class ModelPicker {
+/** Return in words whether a model fits the GPU; "" if that is unknown. */
+function fitOf({ gpu_nbytes: nbytes, gpu_min_nbytes: minNbytes }, gpuNbytes) {
+  if (nbytes === null || nbytes === undefined || gpuNbytes === null) return "";
+  if (nbytes <= gpuNbytes) return "fits";
+  return (minNbytes ?? nbytes) <= gpuNbytes ? "fits, a little slower" : TOO_LARGE;
+}
+
+/** How many bytes the GPU can hold, measured by the worker. */
+class GpuMemory {
+  constructor(engine) {
+    this.engine = engine;
+    this.nbytes = null; // unknown
+    engine.addEventListener("gpu_memory", ({ detail }) => { this.nbytes = detail.nbytes; });
+  }
+
+  /** Measure up to the size of the largest of these models, and wait for the result. */
+  async probe(models) {
+    const maxNbytes = Math.max(0, ...models.map((model) => model.gpu_nbytes ?? 0));
+    if (!maxNbytes) return;
+    const measured = new Promise((resolve) => this.engine.addEventListener("gpu_memory", resolve, { once: true }));
+    this.engine.probeGpuMemory(maxNbytes);
+    await measured;
+  }
+}
+
+/** The dialog; calls `choose({name, source})`. */
+export class ModelDialog {
   constructor(engine, choose) {
     this.engine = engine;
-    this.current = null; // {name, source} of the model that is loaded
-    this.ollama = []; // what the server listed last
+    this.current = null; // {name, source} of the loaded model
+    this.ollama = []; // the models that the server listed last
     this.dialog = byId("models-dialog");
     this.choose = (model) => {
       this.dialog.close();
-      choose({ name: model.name, source: this.stored.best(model.source) });
+      choose({ name: model.name, source: this.stored.preferCopy(model.source) });
     };
-    const tell = (sentence, isProblem = false) => this.tell(sentence, isProblem);
-    this.stored = new Stored(engine);
-    this.room = new Room(engine);
-    this.keeping = new Keeping(engine, this.stored, tell);
-    this.files = new Files({
-      take: (file) => this.choose(this.fromFile(file)),
-      addEyes: (file) => this.addEyes(file),
-      tell,
+    const notify = (message, isProblem = false) => this.notify(message, isProblem);
+    this.stored = new StoredModels(engine);
+    this.gpuMemory = new GpuMemory(engine);
+    this.copy = new ModelCopy(engine, this.stored, notify);
+    this.files = new ModelFiles({
+      load: (file) => this.choose(this.fromFile(file)),
+      addMmproj: (file) => this.addMmproj(file),
+      notify,
     });
-    for (const part of [this.stored, this.keeping]) part.addEventListener("change", () => this.render());
+    for (const part of [this.stored, this.copy]) part.addEventListener("change", () => this.render());
     byId("model-button").addEventListener("click", () => this.open());
-    this.dialog.addEventListener("close", () => this.keeping.moveTo(byId("keeping")));
+    this.dialog.addEventListener("close", () => this.copy.moveTo(byId("storing")));
   }
 
   fromFile(file) {
-    return fromFile(file, this.files.eyes.get(file));
+    return fromFile(file, this.files.mmprojs.get(file));
   }
 
-  /** Load the model that is there once more, with eyes. */
-  addEyes(file) {
+  /** Load the current model again, with this file as its mmproj. */
+  addMmproj(file) {
     if (!this.current) {
-      this.tell(`${file.name} holds what a model sees and hears with: load the model first, or drop both at once.`, true);
+      this.notify(`${file.name} holds the encoders of a model: load the model first, or drop both files together.`, true);
       return;
     }
     const { name, source } = this.current;
-    if (source.kind === "file") this.files.eyes.set(source.file, file);
-    this.choose({ name, source: { ...source, eyes: { kind: "file", file } } });
+    if (source.kind === "file") this.files.mmprojs.set(source.file, file);
+    this.choose({ name, source: { ...source, mmproj: { kind: "file", file } } });
   }
 
-  /** Say something where the user looks. */
-  tell(sentence, isProblem) {
+  /** Show a message in the dialog if it is open, else above the conversation. */
+  notify(message, isProblem) {
     if (!this.dialog.open) {
-      showNotice(sentence, isProblem ? { name: "Show the models", act: () => this.open() } : null);
+      showNotice(message, isProblem ? { name: "Show the models", act: () => this.open() } : null);
       return;
     }
-    byId("models-news").textContent = sentence;
-    byId("models-news").classList.toggle("problem", isProblem);
+    byId("models-status").textContent = message;
+    byId("models-status").classList.toggle("problem", isProblem);
   }
 
   async open() {
     if (!this.dialog.open) this.dialog.showModal();
-    this.keeping.moveTo(byId("keeping-in-picker"));
-    byId("models-news").textContent = "";
-    byId("ollama-state").textContent = this.ollama.length ? "" : "Looking for models of Ollama …";
+    this.copy.moveTo(byId("storing-in-dialog"));
+    byId("models-status").textContent = "";
+    byId("ollama-state").textContent = this.ollama.length ? "" : "Reading Ollama’s models …";
     this.render();
-    await this.look();
+    await this.refresh();
   }
 
-  /** Look at what there is, then at what of it fits. */
-  async look() {
-    await Promise.all([this.lookAtOllama(), this.stored.ask()]);
-    await this.room.ask([...this.ollama, ...this.stored.models]);
+  /** List all models, then measure which of them fit. */
+  async refresh() {
+    await Promise.all([this.refreshOllama(), this.stored.refresh()]);
+    await this.gpuMemory.probe([...this.ollama, ...this.stored.models]);
     this.render();
   }
 
-  async lookAtOllama() {
+  async refreshOllama() {
     let [models, problems, state] = [[], [], NO_SERVER];
     try {
       const response = await fetch("/api/models");
       if (response.ok) ({ models, problems } = await response.json());
       else problems = [await response.text()];
       state = models.length || problems.length ? "" : NO_MODELS;
-    } catch { /* there is no server */ }
+    } catch { /* the server is not running */ }
     this.ollama = models;
     byId("problems").replaceChildren(...problems.map((text) => element("li", "", text)));
     byId("ollama-state").textContent = state;
     this.render();
   }
 
-  /** The names of the models that this GPU has room for. */
-  async fitting() {
-    await this.look();
-    const models = [...this.stored.models.filter((model) => model.whole), ...this.ollama.filter((model) => !model.problem)];
-    const fitting = models.filter((model) => ![TOO_LARGE, ""].includes(fitOf(model, this.room.nbytes)));
+  /** Return the names of the models that fit the GPU. */
+  async fittingNames() {
+    await this.refresh();
+    const models = [...this.stored.models.filter((model) => model.complete), ...this.ollama.filter((model) => !model.problem)];
+    const fitting = models.filter((model) => ![TOO_LARGE, ""].includes(fitOf(model, this.gpuMemory.nbytes)));
     return [...new Set([...fitting.map((model) => model.name), BUNDLED.name])];
   }
 
-  /** Show everything as it is now; the focus stays where it is, if that is still there. */
+  /** Show the current lists; the focus stays on its control if that still exists. */
   render() {
     if (!this.dialog.open) return;
     const key = document.activeElement?.closest("[data-key]")?.dataset.key;
     byId("stored").replaceChildren(
-      this.item(BUNDLED, { facts: ["small, comes with webgemma"] }),
-      ...this.stored.models.filter((model) => !this.isEyes(model)).map((model) => this.storedItem(model)),
+      this.item(BUNDLED, { facts: ["small, included in webgemma"] }),
+      ...this.stored.models.filter((model) => !this.isMmproj(model)).map((model) => this.storedItem(model)),
     );
     const { freeNbytes } = this.stored;
     byId("stored-state").textContent = freeNbytes === null ? "" : `${humanSize(freeNbytes)} more can be stored here.`;
     byId("ollama").replaceChildren(...this.ollama.map((model) => this.ollamaItem(model)));
-    byId("files").replaceChildren(...this.files.visited.map((file) => this.fileItem(file)));
+    byId("files").replaceChildren(...this.files.chosen.map((file) => this.fileItem(file)));
     if (key && !this.dialog.contains(document.activeElement)) {
       const again = [...this.dialog.querySelectorAll("[data-key]")].find((other) => other.dataset.key === key);
       (again && !again.disabled ? again : byId("models-title")).focus();
     }
   }
 
-  /** Whether a stored file is no model, but belongs to one. */
-  isEyes({ id, digest }) {
-    const ofOllama = this.ollama.flatMap(({ projectors }) => projectors ?? []);
-    return this.stored.models.some(({ eyes }) => eyes === id)
-      || (digest !== null && ofOllama.some((projector) => projector.digest === digest));
+  /** Whether a stored file is not a model, but the mmproj file of one. */
+  isMmproj({ id, digest }) {
+    const projectors = this.ollama.flatMap((model) => model.projectors ?? []);
+    return this.stored.models.some(({ mmproj }) => mmproj === id)
+      || (digest !== null && projectors.some((projector) => projector.digest === digest));
   }
 
   storedItem(stored) {
-    const { id, name, nbytes, have, whole } = stored;
-    const isComing = this.keeping.now?.id === id;
+    const { id, name, nbytes, stored_nbytes, complete } = stored;
+    const isCopying = this.copy.current?.id === id;
     const remove = namedButton("Delete", name, "quiet", () => this.remove(stored));
-    const goOn = namedButton("Go on", name, "", () => this.goOn(stored));
-    goOn.disabled = this.keeping.now !== null;
-    const part = whole ? [] : [isComing ? "on its way" : `${humanSize(have)} of ${humanSize(nbytes)} has come`];
-    return this.item(fromBrowser(stored), {
+    const resume = namedButton("Resume", name, "", () => this.resume(stored));
+    resume.disabled = this.copy.current !== null;
+    const progress = isCopying ? "being stored" : `${humanSize(stored_nbytes)} of ${humanSize(nbytes)} stored`;
+    return this.item(fromStored(stored), {
       size: humanSize(nbytes),
-      facts: part,
-      fit: fitOf(stored, this.room.nbytes),
-      isDisabled: !whole,
-      actions: isComing ? [] : [...(whole ? [] : [goOn]), remove],
+      facts: complete ? [] : [progress],
+      fit: fitOf(stored, this.gpuMemory.nbytes),
+      isDisabled: !complete,
+      actions: isCopying ? [] : [...(complete ? [] : [resume]), remove],
     });
   }
 
@@ -163,11 +189,11 @@ export class ModelPicker {
     const { source } = fromOllama(model);
     return this.item(fromOllama(model), {
       size: model.problem ? "" : humanSize(model.nbytes),
-      facts: [model.family, model.parameters, model.quantisation, this.stored.copyOf(source)?.whole && "kept"],
-      fit: fitOf(model, this.room.nbytes),
+      facts: [model.family, model.parameters, model.quantisation, this.stored.copyOf(source)?.complete && "stored"],
+      fit: fitOf(model, this.gpuMemory.nbytes),
       isDisabled: Boolean(model.problem),
       problem: model.problem,
-      actions: model.problem ? [] : this.keepButton(source, model.name),
+      actions: model.problem ? [] : this.storeButton(source, model.name),
     });
   }
 
@@ -175,18 +201,18 @@ export class ModelPicker {
     const { source } = this.fromFile(file);
     return this.item(this.fromFile(file), {
       size: humanSize(file.size),
-      facts: ["of this visit", source.eyes && `with ${source.eyes.file.name}`, this.stored.copyOf(source)?.whole && "kept"],
-      actions: this.keepButton(source, file.name),
+      facts: ["chosen in this visit", source.mmproj && `with ${source.mmproj.file.name}`, this.stored.copyOf(source)?.complete && "stored"],
+      actions: this.storeButton(source, file.name),
     });
   }
 
-  /** Keep, unless it is kept or half of it has come, which stands among the stored ones. */
-  keepButton(source, name) {
+  /** Return a Store button, unless a copy exists; a partial one has its Resume button in the stored list. */
+  storeButton(source, name) {
     if (this.stored.copyOf(source)) return [];
-    const keep = namedButton("Keep", name, "quiet", () => this.keep(source));
-    keep.title = "Keep it in this browser: it loads faster, and also offline";
-    keep.disabled = this.keeping.now !== null;
-    return [keep];
+    const store = namedButton("Store", name, "quiet", () => this.store(source));
+    store.title = "Store it in this browser: it then loads faster, also offline";
+    store.disabled = this.copy.current !== null;
+    return [store];
   }
 
   item(model, { size = "", facts = [], fit = "", isDisabled = false, problem = null, actions = [] }) {
@@ -204,25 +230,54 @@ export class ModelPicker {
     return item;
   }
 
-  /** The rest of a copy comes from where its first part came from. */
-  goOn(stored) {
+  /** Resume a partial copy, from where its first bytes came from. */
+  resume(stored) {
     const model = this.ollama.find(({ digest, problem }) => digest && digest === stored.digest && !problem);
-    if (model) this.keep(fromOllama(model).source);
-    else if (isModelFile(stored)) this.files.again(stored.name, stored.nbytes, (file) => this.keep(fromFile(file).source));
-    else this.tell(`The rest of ${stored.name} comes from Ollama, where it is not found now: ${GET_IT}`, true);
+    if (model) this.store(fromOllama(model).source);
+    else if (isModelFile(stored)) this.files.request(stored.name, stored.nbytes, (file) => this.store(fromFile(file).source));
+    else this.notify(`The rest of ${stored.name} is in Ollama’s store, where it is not found: start \`webgemma web\`, or pull the model again.`, true);
   }
 
-  keep(source) {
-    byId("models-news").textContent = "";
-    this.keeping.start(source);
+  store(source) {
+    byId("models-status").textContent = "";
+    this.copy.start(source);
   }
 
   async remove(stored) {
     const { id, name } = stored;
-    const isLoaded = this.current !== null && isSame(fromBrowser(stored).source, this.current.source);
-    const warning = isLoaded ? " It is loaded now: the bundled model takes its place." : "";
+    const isLoaded = this.current !== null && isSame(fromStored(stored).source, this.current.source);
+    const warning = isLoaded ? " It is loaded: the bundled model will be loaded instead." : "";
     if (!await confirmed(`Delete ${name} from this browser?${warning}`, "Delete")) return;
     if (isLoaded) this.choose(BUNDLED);
-    this.engine.forget(id);
+    this.engine.deleteStored(id);
   }
+}
+
+// The model of the last visit, in localStorage: {model, isLoaded}.
+
+const LAST_MODEL_KEY = "webgemma-model";
+
+function writeLastModel(value) {
+  try {
+    localStorage.setItem(LAST_MODEL_KEY, JSON.stringify(value));
+  } catch { /* the next visit starts with the bundled model */ }
+}
+
+/** Return {model, wasLoading} of the last visit, or null; wasLoading: it was not loaded when the page was closed. */
+export function lastModel() {
+  try {
+    const { model, isLoaded } = JSON.parse(localStorage.getItem(LAST_MODEL_KEY)) ?? {};
+    const isKnown = typeof model?.name === "string" && ["url", "stored"].includes(model.source?.kind);
+    if (!isKnown) return null;
+    const { eyes, mmproj = eyes, ...source } = model.source; // entries in a browser may name it `eyes`
+    return { model: { name: model.name, source: mmproj ? { ...source, mmproj } : source }, wasLoading: !isLoaded };
+  } catch {
+    return null;
+  }
+}
+
+/** Remember a model that starts to load or is loaded; a file must be chosen again at each visit. */
+export function rememberModel({ name, source: { mmproj, ...source } }, isLoaded) {
+  if (source.kind === "file") writeLastModel(null);
+  else writeLastModel({ model: { name, source: mmproj?.kind === "url" ? { ...source, mmproj } : source }, isLoaded });
 }

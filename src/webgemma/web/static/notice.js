@@ -1,15 +1,15 @@
-// One notice above the conversation: a sentence, and perhaps one thing to do about it.
+// The notice above the conversation: a message, and an optional action.
 
 import { byId } from "./dom.js";
 
-/** Things a user can do that the worker's sentence cannot know of. */
+/** What the user can do on the page about an error, by its kind. */
 const ADVICE = {
   "no-webgpu": "",
-  "device-lost": "Your conversation is kept.",
-  storage: "Make room on this device, or choose a smaller model.",
+  "device-lost": "Your conversation is saved.",
+  storage: "Free disk space on this device, or choose a smaller model.",
   file: "Choose another model.",
   memory: "",
-  senses: "If there is such a file (mmproj….gguf), drop it on this page.",
+  "no-encoder": "If you have the model’s mmproj file (mmproj….gguf), drop it on this page.",
   other: "",
 };
 
@@ -19,21 +19,21 @@ export function hideNotice() {
   byId("notice").hidden = true;
 }
 
-/** What is shown now, if anything is. */
+/** Return the message that is shown, or "". */
 export const noticeText = () => (byId("notice").hidden ? "" : byId("notice-text").textContent);
 
-/** Show a sentence; `action` is {name, act}. */
-export function showNotice(sentence, action = null) {
+/** Show a message; `action` is {name, act}. */
+export function showNotice(message, action = null) {
   byId("notice").hidden = false;
-  byId("notice-text").textContent = sentence;
+  byId("notice-text").textContent = message;
   byId("notice-action").hidden = action === null;
   byId("notice-action").textContent = action?.name ?? "";
   act = action?.act ?? (() => {});
 }
 
-/** The sentence of an error and what to do, for a person. */
-export function errorSentence({ sentence, kind }) {
-  return [sentence, ADVICE[kind] ?? ""].filter(Boolean).join(" ");
+/** Return the message of an error with advice. */
+export function errorMessage({ message, kind }) {
+  return [message, ADVICE[kind] ?? ""].filter(Boolean).join(" ");
 }
 
 byId("notice-close").addEventListener("click", hideNotice);

@@ -1,45 +1,41 @@
-// Joins the parts of the page: the worker's messages, the conversation, the dialogs.
+// The page: connects the engine, the conversation and the dialogs.
 
 import { exportFile, importFile } from "./archive.js";
 import { Chat } from "./chat.js";
-import { Composer } from "./composer.js";
+import { Composer, Tray } from "./composer.js";
 import { Conversations } from "./conversations.js";
 import { byId, humanSize, saveBlob } from "./dom.js";
-import { takeDrops } from "./drops.js";
 import { Engine } from "./engine.js";
-import { lastModel, rememberModel } from "./last.js";
-import { endLoading, showProgress, startLoading } from "./loading.js";
-import { MessageList } from "./messages.js";
+import { handleDrops } from "./files.js";
+import { MessageList, Scroller } from "./messages.js";
 import { Microphone } from "./microphone.js";
-import { BUNDLED, ModelPicker } from "./models.js";
-import { errorSentence, hideNotice, noticeText, showNotice } from "./notice.js";
-import { keepPage } from "./offline.js";
-import { Scroller } from "./scroller.js";
-import { loadOptions, readSettings, SettingsDialog } from "./settings.js";
+import { BUNDLED, lastModel, ModelDialog, rememberModel } from "./models.js";
+import { errorMessage, hideNotice, noticeText, showNotice } from "./notice.js";
+import { endLoading, showLoading, startLoading } from "./progress.js";
+import { loadFields, loadOptions, readSettings, SettingsDialog } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
-import { Tray } from "./tray.js";
 import { TuneDialog } from "./tune.js";
 
 const conversations = new Conversations();
-const unkept = await conversations.open();
-if (unkept) showNotice(unkept);
+const [storageProblem] = await Promise.all([conversations.open(), loadFields()]);
+if (storageProblem) showNotice(storageProblem);
 
 const engine = new Engine();
 const settings = new SettingsDialog(readSettings(), (now, before) => {
   if (now.context === before.context || engine.state === "empty") return;
-  showNotice("The new context counts once the model is loaded again.", actions.again);
+  showNotice("The new context applies when the model is loaded again.", actions.reload);
 });
-const picker = new ModelPicker(engine, load);
+const models = new ModelDialog(engine, load);
 const scroller = new Scroller(byId("scroller"), byId("to-end"));
 const messages = new MessageList(byId("messages"), {
-  regenerate: () => mayAsk() && chat.regenerate(settings.settings),
-  edit: (message, text, attachments) => mayAsk() && chat.edit(message, text, attachments, settings.settings),
-  sensing: () => chat.reply?.sensing,
+  regenerate: () => checkCanSend() && chat.regenerate(settings.settings),
+  edit: (message, text, attachments) => checkCanSend() && chat.edit(message, text, attachments, settings.settings),
+  encoding: () => chat.reply?.encoding,
   canvas: () => chat.reply?.canvas,
 });
 const composer = new Composer({
   send(text) {
-    if (!mayAsk()) return false;
+    if (!checkCanSend()) return false;
     chat.send(text, tray.take(), settings.settings);
     return true;
   },
@@ -48,9 +44,9 @@ const composer = new Composer({
 const tray = new Tray(() => composer.show(chat.reply !== null, canSend()), showNotice);
 const microphone = new Microphone((file) => tray.add([file]), showNotice);
 const tune = new TuneDialog(engine, () => refresh(), showNotice);
-takeDrops({
-  models: (files) => picker.files.hear(files),
-  examples: ([file]) => tune.take(file),
+handleDrops({
+  models: (files) => models.files.add(files),
+  examples: ([file]) => tune.read(file),
   others: (files) => tray.add(files),
 });
 const sidebar = new Sidebar({
@@ -59,10 +55,10 @@ const sidebar = new Sidebar({
   remove: (id) => chat.remove(id),
 });
 
-let frame = 0; // the next one that shows what has grown
+let frame = 0; // the request of the next animation frame, which shows the grown reply
 const chat = new Chat(engine, conversations, {
   changed() {
-    byId("announcer").textContent = ""; // so that the same reply is news again
+    byId("announcer").textContent = ""; // so that an equal reply is announced again
     refresh();
     scroller.toEnd();
     composer.focus();
@@ -75,26 +71,26 @@ const chat = new Chat(engine, conversations, {
     });
   },
   finished(message) {
-    byId("announcer").textContent = `The model says: ${message.content}`;
+    byId("announcer").textContent = `The model replied: ${message.content}`;
     refresh();
     scroller.follow();
   },
   notSent: (error) => showNotice(error.message),
-  notKept: (error) => showNotice(`This conversation could not be kept (${error.message}): export it.`),
+  notSaved: (error) => showNotice(`This conversation could not be saved (${error.message}): export it.`),
 });
 
 function canSend() {
-  return engine.state === "loaded" && !engine.isLearning && chat.reply === null && !tray.reading;
+  return engine.state === "loaded" && !engine.isTuning && chat.reply === null && !tray.decoding;
 }
 
-/** Whether the model can be asked; says so where there is none and nothing on the page tells why. */
-function mayAsk() {
-  if (engine.state === "empty" && byId("notice").hidden) showNotice("There is no model to answer.", actions.again);
-  if (engine.isLearning) showNotice("The model is learning: it answers again when that has ended.", actions.tune);
+/** Return whether a message can be sent; if not, show the reason unless the page shows it already. */
+function checkCanSend() {
+  if (engine.state === "empty" && byId("notice").hidden) showNotice("No model is loaded.", actions.reload);
+  if (engine.isTuning) showNotice("The model is being fine-tuned: it can reply again afterwards.", actions.tune);
   return canSend();
 }
 
-/** Show the state as it is. */
+/** Show the current state. */
 function refresh() {
   const { conversation } = chat;
   messages.show(conversation.messages, chat.replying);
@@ -106,16 +102,16 @@ function refresh() {
 
 // Models
 
-let wanted = BUNDLED; // the model that was chosen last
-let computer = ""; // what the worker computes on
+let selected = BUNDLED; // the model that was chosen last
+let deviceName = ""; // of the GPU
 const actions = {
-  again: { name: "Load the model again", act: () => { engine.restart(); load(wanted); } },
-  choose: { name: "Choose a model", act: () => picker.open() },
-  tune: { name: "Look at it", act: () => tune.open() },
+  reload: { name: "Load the model again", act: () => { engine.restart(); load(selected); } },
+  choose: { name: "Choose a model", act: () => models.open() },
+  tune: { name: "Show fine-tuning", act: () => tune.open() },
 };
 
 function load(model) {
-  wanted = model;
+  selected = model;
   rememberModel(model, false);
   chat.stop();
   chat.finish({ finish: "stopped" });
@@ -127,52 +123,62 @@ function load(model) {
 }
 
 function showModel(name, device, hint = "") {
-  picker.current = engine.state === "loaded" ? wanted : null;
+  models.current = engine.state === "loaded" ? selected : null;
   byId("model-name").textContent = name;
   byId("model-button").title = hint;
   byId("device").textContent = device;
 }
 
 engine.addEventListener("ready", ({ detail }) => {
-  computer = detail.device + (detail.software ? " (software, slow)" : "");
+  deviceName = detail.device + (detail.software ? " (software, slow)" : "");
 });
-engine.addEventListener("progress", ({ detail }) => showProgress(detail));
+engine.addEventListener("progress", ({ detail }) => showLoading(detail));
 engine.addEventListener("loaded", ({ detail }) => {
   endLoading();
-  rememberModel(wanted, true);
+  rememberModel(selected, true);
   const hint = `${detail.name}: context of ${detail.context} tokens, ${humanSize(detail.nbytes)} of memory`;
-  showModel(wanted.name, `${computer || detail.device} · ${humanSize(detail.nbytes)}`, hint);
+  showModel(selected.name, `${deviceName || detail.device} · ${humanSize(detail.nbytes)}`, hint);
   refresh();
 });
-engine.addEventListener("loaded", keepPage, { once: true });
-engine.addEventListener("adapted", ({ detail }) => {
-  if (engine.state === "loaded") byId("model-name").textContent = wanted.name + (detail.name ? ` + ${detail.name}` : "");
+engine.addEventListener("loaded", storePage, { once: true });
+engine.addEventListener("adapter_applied", ({ detail }) => {
+  if (engine.state === "loaded") byId("model-name").textContent = selected.name + (detail.name ? ` + ${detail.name}` : "");
 });
 engine.addEventListener("error", ({ detail }) => {
-  if (detail.keep !== undefined) return; // keeping.js tells
-  if (detail.tune !== undefined && engine.state !== "empty") return; // tune.js tells
+  if (detail.store !== undefined) return; // stored.js shows it
+  if (detail.tune !== undefined && engine.state !== "empty") return; // tune.js shows it
   if (engine.state === "empty") {
     endLoading();
     showModel("no model", "");
-    showNotice(errorSentence(detail), ["file", "storage", "memory"].includes(detail.kind) ? actions.choose : actions.again);
-    if (detail.kind === "memory") offerFitting(errorSentence(detail));
+    showNotice(errorMessage(detail), ["file", "storage", "memory"].includes(detail.kind) ? actions.choose : actions.reload);
+    if (detail.kind === "memory") suggestModels(errorMessage(detail));
   } else {
-    showNotice(errorSentence(detail));
+    showNotice(errorMessage(detail));
   }
   chat.finish({ finish: "error" });
   refresh();
 });
 
-/** Add to the notice what would fit, once that is known. */
-async function offerFitting(sentence) {
-  const names = (await picker.fitting()).filter((name) => name !== wanted.name);
-  if (noticeText() === sentence) showNotice(`${sentence} These would fit: ${names.join(", ")}.`, actions.choose);
+/** Add the models that fit the GPU to a notice, once they are known. */
+async function suggestModels(message) {
+  const names = (await models.fittingNames()).filter((name) => name !== selected.name);
+  if (noticeText() === message) showNotice(`${message} These would fit: ${names.join(", ")}.`, actions.choose);
+}
+
+/** Store the page for visits without its server; only after a model is loaded, so as not to slow the first visit. */
+async function storePage() {
+  if (!navigator.serviceWorker) return;
+  try {
+    await navigator.serviceWorker.register("/sw.js");
+    const { active } = await navigator.serviceWorker.ready;
+    active.postMessage("refresh");
+  } catch { /* forbidden, or the storage is full: the page works while its server runs */ }
 }
 
 byId("loading-cancel").addEventListener("click", () => {
   engine.restart();
   endLoading();
-  showNotice(`${wanted.name} was not loaded.`, actions.choose);
+  showNotice(`Loading ${selected.name} was cancelled.`, actions.choose);
 });
 
 // Conversations
@@ -192,34 +198,34 @@ byId("import").addEventListener("click", () => byId("import-file").click());
 byId("import-file").addEventListener("change", async ({ target }) => {
   const [file] = target.files;
   try {
-    const fresh = await importFile(file, conversations.byId);
-    await conversations.keepAll(fresh);
-    showNotice(fresh.length === 1 ? "One conversation was imported." : `${fresh.length} conversations were imported.`);
+    const imported = await importFile(file, conversations.byId);
+    await conversations.saveAll(imported);
+    showNotice(imported.length === 1 ? "One conversation was imported." : `${imported.length} conversations were imported.`);
     refresh();
   } catch (error) {
     showNotice(error.message);
   }
   target.value = ""; // the same file may be chosen again
 });
-addEventListener("pagehide", () => chat.keepNow());
+addEventListener("pagehide", () => chat.saveNow());
 
 for (const close of document.querySelectorAll("[data-close]")) {
   close.addEventListener("click", () => close.closest("dialog").close());
 }
-fetch("/api/about").then((answer) => answer.json()).then(
+fetch("/api/about").then((response) => response.json()).then(
   (about) => { byId("version").textContent = `webgemma ${about.version}`; },
-  () => {}, // offline: the page works without
+  () => {}, // offline: the version is not shown
 );
 
-/** Begin with the model of the last visit; one that may have ended that visit waits to be asked for. */
-function begin() {
+/** Load the model of the last visit; one that was still loading then may have crashed the page, so it is offered. */
+function start() {
   const last = lastModel();
-  load(last && !last.isSuspect ? last.model : BUNDLED);
-  if (!last?.isSuspect) return;
-  const again = { name: `Load ${last.model.name}`, act: () => load(last.model) };
-  showNotice(`${last.model.name} was not there yet when the last visit ended.`, again);
+  load(last && !last.wasLoading ? last.model : BUNDLED);
+  if (!last?.wasLoading) return;
+  const loadLast = { name: `Load ${last.model.name}`, act: () => load(last.model) };
+  showNotice(`${last.model.name} was still loading when the last visit ended.`, loadLast);
 }
 
-begin();
+start();
 scroller.toEnd();
 composer.focus();

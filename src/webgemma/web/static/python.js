@@ -1,48 +1,48 @@
-// Python with our wheel in it. The first visit takes a picture of its memory once all is imported; the
-// next ones begin with that, which takes a tenth of the time.
+// Pyodide with webgemma's wheel. The first visit stores a snapshot of Python's memory after all imports; later
+// visits start from the snapshot, which takes a tenth of the time.
 
-const PICTURES = "webgemma-python"; // a cache; its one entry is named after the build it belongs to
-// All that a picture has in it: to be imported before it is taken, and without touching JavaScript.
+const SNAPSHOTS = "webgemma-python"; // a cache with one entry, named after its build
+// The modules in a snapshot: imported before it is taken, so they must not use JavaScript on import.
 const MODULES = ["webgemma.web.tab", "webgemma.device.browser", "webgemma.javascript"];
 
-const pictureUrl = (build) => `/python-${build}`;
+const snapshotUrl = (build) => `/python-${build}`;
 
-async function keptPicture(build) {
+async function readSnapshot(build) {
   try {
-    const kept = await (await caches.open(PICTURES)).match(pictureUrl(build));
-    return kept && new Uint8Array(await kept.arrayBuffer());
+    const stored = await (await caches.open(SNAPSHOTS)).match(snapshotUrl(build));
+    return stored && new Uint8Array(await stored.arrayBuffer());
   } catch {
-    return undefined; // this browser keeps nothing here
+    return undefined; // caches are not available
   }
 }
 
-async function keepPicture(build, picture) {
+async function storeSnapshot(build, snapshot) {
   try {
-    const cache = await caches.open(PICTURES);
-    for (const old of await cache.keys()) await cache.delete(old);
-    await cache.put(pictureUrl(build), new Response(picture));
-  } catch { /* no room: the next visit begins like this one */ }
+    const cache = await caches.open(SNAPSHOTS);
+    for (const outdated of await cache.keys()) await cache.delete(outdated);
+    await cache.put(snapshotUrl(build), new Response(snapshot));
+  } catch { /* the storage is full: the next visit starts without a snapshot */ }
 }
 
-/** Python, ready to import the wheel; `build` names what the wheel and Pyodide are. */
+/** Start Python, ready to import the wheel; `build` identifies the wheel and Pyodide. */
 export async function startPython({ build, pyodide, wheel }) {
-  const files = fetch(wheel).then((answer) => answer.arrayBuffer());
-  files.catch(() => {}); // told when it is awaited
+  const wheelBytes = fetch(wheel).then((response) => response.arrayBuffer());
+  wheelBytes.catch(() => {}); // the error is thrown where it is awaited
   const { loadPyodide } = await import(`${pyodide}pyodide.mjs`);
-  const picture = await keptPicture(build);
-  if (picture) {
+  const snapshot = await readSnapshot(build);
+  if (snapshot) {
     try {
-      const python = await loadPyodide({ indexURL: pyodide, _loadSnapshot: picture });
-      python.unpackArchive(await files, "whl"); // a picture has no files
+      const python = await loadPyodide({ indexURL: pyodide, _loadSnapshot: snapshot });
+      python.unpackArchive(await wheelBytes, "whl"); // a snapshot has no files
       return python;
     } catch (error) {
-      console.warn(`the picture of Python does not work: ${error.message}`);
-      await caches.delete(PICTURES);
+      console.warn(`the snapshot of Python cannot be used: ${error.message}`);
+      await caches.delete(SNAPSHOTS);
     }
   }
   const python = await loadPyodide({ indexURL: pyodide, _makeSnapshot: true });
-  python.unpackArchive(await files, "whl");
+  python.unpackArchive(await wheelBytes, "whl");
   python.runPython(`import ${MODULES.join(", ")}`);
-  keepPicture(build, python.makeMemorySnapshot()); // nobody waits for that
+  storeSnapshot(build, python.makeMemorySnapshot()); // not awaited: the page can start meanwhile
   return python;
 }

@@ -1,18 +1,18 @@
-// A question in a dialog: yes or no, or a line of text.
+// The question dialog: to confirm something, or to enter a line of text.
 
 import { byId } from "./dom.js";
 
 async function ask(text, yes, value) {
   const dialog = byId("question");
   const answer = byId("question-answer");
-  const wantsText = value !== null;
+  const hasInput = value !== null;
   byId("question-text").textContent = text;
   byId("question-yes").textContent = yes;
-  byId("question-answer-label").hidden = !wantsText;
+  byId("question-answer-label").hidden = !hasInput;
   answer.value = value ?? "";
   dialog.returnValue = "no";
   dialog.showModal();
-  if (wantsText) answer.select();
+  if (hasInput) answer.select();
   await new Promise((resolve) => dialog.addEventListener("close", resolve, { once: true }));
   return dialog.returnValue === "yes" ? answer.value : null;
 }
@@ -23,8 +23,8 @@ byId("question-answer").addEventListener("keydown", (event) => {
   byId("question").close("yes");
 });
 
-/** Whether the user agrees; `yes` names the button that does. */
+/** Return whether the user confirms; `yes` is the label of the button. */
 export const confirmed = async (text, yes) => (await ask(text, yes, null)) !== null;
 
-/** The line the user has written, or null. */
+/** Return the line that the user enters, or null if the dialog is cancelled. */
 export const askLine = (text, yes, value) => ask(text, yes, value);

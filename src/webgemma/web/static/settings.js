@@ -1,70 +1,78 @@
-// What the user has set, kept in localStorage, and the dialog that changes it. Null: the model's choice.
+// The settings, stored in localStorage, and their dialog. A setting that is null is the model's default.
+// The server lists the generation settings with their ranges, from webgemma/settings.py.
 
 import { byId, element } from "./dom.js";
 
 const KEY = "webgemma.settings";
-const NUMBERS = [
-  { name: "temperature", label: "Temperature", least: 0, most: 5, hint: "0 is the likeliest word" },
-  { name: "top_k", label: "Top-k", least: 0, most: 100000, whole: true, hint: "0 is no limit" },
-  { name: "top_p", label: "Top-p", least: 0, most: 1, hint: "0 to 1" },
-  { name: "min_p", label: "Min-p", least: 0, most: 1, hint: "0 to 1" },
-  { name: "seed", label: "Seed", least: 0, most: 4294967295, whole: true, hint: "repeats a reply", empty: "random" },
-  { name: "context", label: "Context", least: 16, most: 1048576, whole: true, hint: "tokens in all" },
-  { name: "max_tokens", label: "Most tokens", least: 1, most: 1048576, whole: true, hint: "in one reply" },
-];
+const CONTEXT = { name: "context", label: "Context", min: 16, max: 1048576, integer: true, help: "Tokens of prompt and reply together." };
 
-const defaults = () => ({
-  system: "", think: false, ...Object.fromEntries(NUMBERS.map(({ name }) => [name, null])),
-});
+let fields = [CONTEXT];
 
-function allowed({ least, most, whole }, value) {
-  return value === null
-    || (typeof value === "number" && value >= least && value <= most && (!whole || Number.isInteger(value)));
+/** Fetch the generation settings; without them, the dialog has the context only. */
+export async function loadFields() {
+  try {
+    const response = await fetch("/api/settings");
+    if (response.ok) fields = [...(await response.json()).settings.map(field), CONTEXT];
+  } catch { /* the server does not respond, and nothing is cached */ }
 }
 
-/** What is kept, without what does not belong there. */
+function field({ name, min, max, integer, help, random }) {
+  const label = name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
+  return { name, label, min, max: Math.min(max ?? Infinity, Number.MAX_SAFE_INTEGER), integer, help, empty: random ? "random" : "default" };
+}
+
+const defaults = () => ({
+  system: "", think: false, ...Object.fromEntries(fields.map(({ name }) => [name, null])),
+});
+
+function isAllowed({ min, max, integer }, value) {
+  return value === null
+    || (typeof value === "number" && value >= min && value <= max && (!integer || Number.isInteger(value)));
+}
+
+/** Return the stored settings; missing and invalid ones are the defaults. */
 export function readSettings() {
   const settings = defaults();
   try {
-    const kept = JSON.parse(localStorage.getItem(KEY)) ?? {};
-    if (typeof kept.system === "string") settings.system = kept.system;
-    settings.think = kept.think === true;
-    for (const field of NUMBERS) {
-      if (field.name in kept && allowed(field, kept[field.name])) settings[field.name] = kept[field.name];
+    const stored = JSON.parse(localStorage.getItem(KEY)) ?? {};
+    if (typeof stored.system === "string") settings.system = stored.system;
+    settings.think = stored.think === true;
+    for (const field of fields) {
+      if (field.name in stored && isAllowed(field, stored[field.name])) settings[field.name] = stored[field.name];
     }
-  } catch { /* nothing is kept, or it cannot be read */ }
+  } catch { /* nothing is stored, or it cannot be read */ }
   return settings;
 }
 
-function keep(settings) {
+function store(settings) {
   try {
     localStorage.setItem(KEY, JSON.stringify(settings));
-  } catch { /* storage is forbidden: they last as long as the page */ }
+  } catch { /* storage is forbidden: they last until the page is closed */ }
 }
 
-/** For the worker: how to load. */
+/** Return the options of a load request. */
 export const loadOptions = ({ context }) => ({ context, precision: "auto" });
 
-/** For the worker: how to choose the words of a reply. */
+/** Return the settings of a chat request. */
 export function chatSettings(settings) {
-  const { temperature, top_k, top_p, min_p, seed, max_tokens, think } = settings;
-  return { temperature, top_k, top_p, min_p, seed, max_tokens, think };
+  const { system, context, ...chat } = settings;
+  return chat;
 }
 
-function numberField({ name, label, least, most, whole, hint, empty = "model’s own" }) {
+function numberField({ name, label, min, max, integer, help, empty = "default" }) {
   const input = element("input");
-  Object.assign(input, { type: "number", name, min: least, max: most, step: whole ? 1 : "any", placeholder: empty });
-  return element("label", "", label, input, element("small", "", hint));
+  Object.assign(input, { type: "number", name, min, max, step: integer ? 1 : "any", placeholder: empty });
+  return element("label", "", label, input, element("small", "", help));
 }
 
-/** The dialog; calls `changed(settings, before)` when it is saved. */
+/** The dialog; calls `changed(settings, before)` when the settings are saved. */
 export class SettingsDialog {
   constructor(settings, changed) {
     this.settings = settings;
     this.changed = changed;
     this.dialog = byId("settings-dialog");
     this.form = byId("settings-form");
-    byId("number-fields").append(...NUMBERS.map(numberField));
+    byId("number-fields").append(...fields.map(numberField));
     byId("settings-button").addEventListener("click", () => this.open());
     byId("settings-reset").addEventListener("click", () => this.fill(defaults()));
     this.form.addEventListener("submit", (event) => {
@@ -82,22 +90,22 @@ export class SettingsDialog {
     const { elements } = this.form;
     elements.system.value = settings.system;
     elements.think.checked = settings.think;
-    for (const { name } of NUMBERS) elements[name].value = settings[name] ?? "";
-    this.complain("");
+    for (const { name } of fields) elements[name].value = settings[name] ?? "";
+    this.showProblem("");
   }
 
-  complain(sentence) {
-    byId("settings-problem").textContent = sentence;
+  showProblem(message) {
+    byId("settings-problem").textContent = message;
   }
 
   save() {
     const { elements } = this.form;
     const settings = { system: elements.system.value, think: elements.think.checked };
-    for (const field of NUMBERS) {
+    for (const field of fields) {
       const input = elements[field.name];
       const value = input.value === "" ? null : input.valueAsNumber;
-      if (input.validity.badInput || !allowed(field, value)) {
-        this.complain(`${field.label} is a ${field.whole ? "whole " : ""}number from ${field.least} to ${field.most}, or empty.`);
+      if (input.validity.badInput || !isAllowed(field, value)) {
+        this.showProblem(`${field.label} must be a ${field.integer ? "whole " : ""}number from ${field.min} to ${field.max}, or empty.`);
         input.focus();
         return;
       }
@@ -105,7 +113,7 @@ export class SettingsDialog {
     }
     const before = this.settings;
     this.settings = settings;
-    keep(settings);
+    store(settings);
     this.dialog.close();
     this.changed(settings, before);
   }

@@ -1,18 +1,18 @@
-// The list of conversations, and on a phone the drawer it lives in.
+// The sidebar with the list of conversations; on small screens it is a drawer.
 
 import { byId, button, element } from "./dom.js";
 import { askLine, confirmed } from "./question.js";
 
-/** `acts` has open(id), rename(id, title) and remove(id). */
+/** `actions` has open(id), rename(id, title) and remove(id). */
 export class Sidebar {
-  constructor(acts) {
-    this.acts = acts;
+  constructor(actions) {
+    this.actions = actions;
     byId("sidebar-open").addEventListener("click", () => this.drawer(true));
     byId("sidebar-close").addEventListener("click", () => this.drawer(false));
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !document.querySelector("dialog[open]")) this.drawer(false);
     });
-    // The room behind an open drawer is inert, so that a click beside the drawer lands on the page.
+    // The content beside an open drawer is inert, so a click there reaches the document only.
     document.addEventListener("click", (event) => {
       if (this.isOpen && !event.target.closest("#sidebar, dialog")) this.drawer(false);
     }, { capture: true });
@@ -26,7 +26,7 @@ export class Sidebar {
   drawer(open) {
     if (open === this.isOpen) return;
     byId("sidebar").classList.toggle("open", open);
-    byId("room").inert = open;
+    byId("content").inert = open;
     byId(open ? "sidebar-close" : "sidebar-open").focus();
   }
 
@@ -38,18 +38,18 @@ export class Sidebar {
   item({ id, title }, isCurrent) {
     const open = button(title, "conversation", () => {
       this.drawer(false);
-      this.acts.open(id);
+      this.actions.open(id);
     });
     open.title = title;
     const item = element("li", isCurrent ? "current" : "", open);
     if (!isCurrent) return item;
     open.setAttribute("aria-current", "true");
     const rename = button("Rename", "quiet", async () => {
-      const line = (await askLine("A new title for this conversation", "Rename", title))?.trim();
-      if (line) this.acts.rename(id, line);
+      const line = (await askLine("Title of this conversation", "Rename", title))?.trim();
+      if (line) this.actions.rename(id, line);
     });
     const remove = button("Delete", "quiet", async () => {
-      if (await confirmed(`Delete “${title}”? It cannot be brought back.`, "Delete")) this.acts.remove(id);
+      if (await confirmed(`Delete “${title}”? This cannot be undone.`, "Delete")) this.actions.remove(id);
     });
     item.append(element("div", "row", rename, remove));
     return item;

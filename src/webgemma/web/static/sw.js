@@ -1,52 +1,52 @@
-// The service worker: starts the page without its server, and never keeps an old page before a new one.
+// The service worker: serves the page without its server, and never serves an outdated page while the server runs.
 //
-// One cache holds one version of everything, as /api/offline lists it. Each visit first asks the server
-// for its version: the same, or no server, and all comes from the cache; another, and all comes from
-// the server until the page (once its model is loaded) has the new version copied as a whole.
+// One cache holds one version of all files that /api/offline lists. Each visit first requests the server's version.
+// If it is the cached one, or the server does not respond, all files come from the cache. Otherwise they come from
+// the server until the page, after its model is loaded, requests a refresh, which caches that version as a whole.
 
 const PREFIX = "webgemma-page-";
-const PATIENCE_MILLISECONDS = 2000; // with a server that is there and says nothing
-const UNKEPT = /^\/(models\/|api\/(models|offline)$)/;
+const TIMEOUT_MILLISECONDS = 2000; // for a server that accepts connections and does not respond
+const UNCACHED = /^\/(models\/|api\/(models|offline)$)/;
 
-let choice = null; // the promise of a cache, or of null: from the server
+let cacheChoice = null; // a promise of the cache to serve from, or of null: the server
 let refreshing = null;
 
-const offer = (signal) => fetch("/api/offline", { cache: "no-store", signal });
+const fetchListing = (signal) => fetch("/api/offline", { cache: "no-store", signal });
 
-/** The names of the caches that are whole, the newest last. */
-async function wholeNames() {
+/** Return the names of the complete caches, the latest last. */
+async function completeNames() {
   const names = (await caches.keys()).filter((name) => name.startsWith(PREFIX));
-  const known = await Promise.all(names.map((name) => caches.match("/", { cacheName: name })));
-  return names.filter((_, at) => known[at]);
+  const pages = await Promise.all(names.map((name) => caches.match("/", { cacheName: name })));
+  return names.filter((_, at) => pages[at]);
 }
 
-/** The cache to serve from, or null. */
-async function choose() {
-  const name = (await wholeNames()).at(-1);
+/** Return the cache to serve from, or null. */
+async function chooseCache() {
+  const name = (await completeNames()).at(-1);
   if (!name) return null;
-  let answer;
+  let response;
   try {
-    answer = await offer(AbortSignal.timeout(PATIENCE_MILLISECONDS));
+    response = await fetchListing(AbortSignal.timeout(TIMEOUT_MILLISECONDS));
   } catch {
     return caches.open(name); // no server
   }
-  // Another program may live at this address by now: then all is its own.
-  const { version } = answer.ok ? await answer.json().catch(() => ({})) : {};
+  // Another program may use this address: then everything comes from that.
+  const { version } = response.ok ? await response.json().catch(() => ({})) : {};
   return name === PREFIX + version ? caches.open(name) : null;
 }
 
-/** Copy what the server has now, all of it or nothing, and let older copies go. */
+/** Cache the server's version, all of it or nothing, and delete other versions. */
 async function refresh() {
-  const { version, files } = await (await offer()).json();
+  const { version, files } = await (await fetchListing()).json();
   const name = PREFIX + version;
-  if (!(await wholeNames()).includes(name)) {
+  if (!(await completeNames()).includes(name)) {
     const cache = await caches.open(name);
     await cache.addAll(files.map((url) => new Request(url, { cache: "no-cache" })));
   }
   for (const other of await caches.keys()) {
     if (other.startsWith(PREFIX) && other !== name) await caches.delete(other);
   }
-  choice = null;
+  cacheChoice = null;
 }
 
 function refreshOnce() {
@@ -54,7 +54,7 @@ function refreshOnce() {
   return refreshing;
 }
 
-async function answer(request, path, cache) {
+async function respond(request, path, cache) {
   return (await (await cache)?.match(path)) ?? fetch(request);
 }
 
@@ -64,13 +64,13 @@ addEventListener("install", (event) => {
 });
 addEventListener("activate", (event) => event.waitUntil(clients.claim()));
 addEventListener("message", (event) => {
-  if (event.data === "refresh") event.waitUntil(refreshOnce().catch(() => {})); // offline, or no room
+  if (event.data === "refresh") event.waitUntil(refreshOnce().catch(() => {})); // offline, or the storage is full
 });
 addEventListener("fetch", (event) => {
   const { request } = event;
   const { origin, pathname } = new URL(request.url);
   if (request.method !== "GET" || origin !== location.origin || request.headers.has("Range")) return;
-  if (UNKEPT.test(pathname)) return;
-  if (request.mode === "navigate" || choice === null) choice = choose();
-  event.respondWith(answer(request, pathname, choice));
+  if (UNCACHED.test(pathname)) return;
+  if (request.mode === "navigate" || cacheChoice === null) cacheChoice = chooseCache();
+  event.respondWith(respond(request, pathname, cacheChoice));
 });

@@ -1,4 +1,4 @@
-// Light or dark: runs before the first paint (so it is no module), and serves the choice in the page.
+// The theme: applied before the first paint (so this is not a module), and chosen in the sidebar.
 "use strict";
 
 {
@@ -11,15 +11,15 @@
       return "system"; // storage is forbidden
     }
   };
-  const show = () => { document.documentElement.dataset.theme = chosen(); };
-  show();
-  addEventListener("storage", show); // chosen in another tab
+  const apply = () => { document.documentElement.dataset.theme = chosen(); };
+  apply();
+  addEventListener("storage", apply); // changed in another tab
   document.addEventListener("DOMContentLoaded", () => {
     const choice = document.getElementById("theme");
     choice.value = chosen();
     choice.addEventListener("change", () => {
       document.documentElement.dataset.theme = choice.value;
-      try { localStorage.setItem(KEY, choice.value); } catch { /* it lasts as long as the page */ }
+      try { localStorage.setItem(KEY, choice.value); } catch { /* it lasts until the page is closed */ }
     });
   });
 }

@@ -1,96 +1,98 @@
-// The page's engine: Python with our wheel, which computes on this browser's GPU. What it is asked and
-// what it tells is said in engine.js.
-import "/package/device/replay.js"; // offers Python this browser's GPU,
-import "/package/gguf/files.js"; // its files,
-import "/package/media/browser.js"; // and its decoders
+// The page's worker: Python with webgemma's wheel, which computes on this browser's GPU. engine.js lists the
+// requests that it handles and the messages that it sends.
+import "/package/device/replay.js"; // defines the GPU functions that Python uses,
+import "/package/gguf/files.js"; // those for files,
+import "/package/media/browser.js"; // and those for images and audio
 import { startPython } from "./python.js";
 
-const NO_PYODIDE = "This server has no Pyodide, which runs Python here: see what it said when it started.";
+const NO_PYODIDE = "This server has no Pyodide, which runs Python in the browser: see what `webgemma web` printed when it started.";
 
-const post = (text) => self.postMessage(JSON.parse(text));
+const post = (json) => self.postMessage(JSON.parse(json));
 
 const started = (async () => {
-  navigator.gpu?.requestAdapter().catch(() => {}); // wakes the GPU up while Python starts
+  navigator.gpu?.requestAdapter().catch(() => {}); // starts the GPU process while Python starts
   const about = await (await fetch("/api/about")).json();
   if (!about.pyodide) throw new Error(NO_PYODIDE);
   const python = await startPython(about);
   const tab = python.pyimport("webgemma.web.tab").Tab(post);
-  await tab.greet();
+  await tab.report_device();
   return tab;
 })();
 
-// A source as Python sees it: what is not said is undefined, which Python knows as None.
-function given({ kind, id, file, url, name, digest, nbytes, eyes }) {
-  const said = file ? { name: file.name, nbytes: file.size } : { name, nbytes };
-  return { kind, id, file, url, digest: digest ?? undefined, eyes: eyes && given(eyes), ...said };
+/** Return a source as Python reads it: missing fields are undefined, which becomes None. */
+function sourceSpec({ kind, id, file, url, name, digest, nbytes, mmproj }) {
+  const facts = file ? { name: file.name, nbytes: file.size } : { name, nbytes };
+  return { kind, id, file, url, digest: digest ?? undefined, mmproj: mmproj && sourceSpec(mmproj), ...facts };
 }
 
-// A chat as Python reads it: JSON, in which pictures and sounds are numbers of those in a list.
-function written(messages) {
+/** Return messages as JSON, in which images and audio are indices into the list that is returned beside it. */
+function withoutMedia(messages) {
   const media = [];
   const isMedia = (value) => value instanceof Blob || ArrayBuffer.isView(value);
   return [JSON.stringify(messages, (_, value) => (isMedia(value) ? media.push(value) - 1 : value)), media];
 }
 
-// An adapter's file: bytes of Python's become a Blob.
-async function tellAdapter(tab, { id }) {
-  const bytes = await tab.tuning.adapter(id);
-  if (!bytes) return; // why has been told
+/** Send an adapter's file: Python's bytes become a Blob. */
+async function sendAdapter(tab, { id }) {
+  const bytes = await tab.tuning.read_adapter(id);
+  if (!bytes) return; // the error has been reported
   const view = bytes.getBuffer("u8");
-  self.postMessage({ type: "adapter", id, blob: new Blob([view.data]) });
+  self.postMessage({ type: "adapter_file", id, blob: new Blob([view.data]) });
   view.release();
   bytes.destroy();
 }
 
-// These wait for each other.
-const inTurn = {
-  load: (tab, { source, options }) => tab.load(given(source), options.context ?? undefined, options.precision),
+// Requests that are handled one after the other.
+const queuedHandlers = {
+  load: (tab, { source, options }) => tab.load(sourceSpec(source), options.context ?? undefined, options.precision),
+  unload: (tab) => tab.unload(),
   chat: (tab, { id, messages, settings }) => {
-    const [json, media] = written(messages);
+    const [json, media] = withoutMedia(messages);
     return tab.chat(id, json, JSON.stringify(settings), media);
   },
-  unload: (tab) => tab.unload(),
   examine: (tab, { data, options }) => tab.tuning.examine(data, JSON.stringify(options)),
   tune: (tab, { data, options }) => tab.tuning.tune(data, JSON.stringify(options)),
-  put_on: (tab, { id }) => tab.tuning.put_on(id),
-  take_off: (tab) => tab.tuning.take_off(),
+  apply_adapter: (tab, { id }) => tab.tuning.apply_adapter(id),
+  detach_adapter: (tab) => tab.tuning.detach_adapter(),
 };
-// These do not.
-const atOnce = {
+// Requests that are handled at once.
+const immediateHandlers = {
   stop: (tab, { id }) => tab.stop(id),
-  room: (tab, { nbytes }) => tab.room(nbytes),
-  keep: (tab, { source }) => tab.keep(given(source)),
-  leave: (tab, { id }) => tab.leave(id),
-  forget: (tab, { id }) => tab.forget(id),
-  stored: (tab) => tab.stored(),
-  enough: (tab) => tab.tuning.enough(),
-  adapters: (tab) => tab.tuning.adapters(),
-  adapter: tellAdapter,
-  forget_adapter: (tab, { id }) => tab.tuning.forget_adapter(id),
+  probe_gpu_memory: (tab, { nbytes }) => tab.probe_gpu_memory(nbytes),
+  store: (tab, { source }) => tab.store(sourceSpec(source)),
+  cancel_store: (tab, { id }) => tab.cancel_store(id),
+  delete: (tab, { id }) => tab.delete(id),
+  list_stored: (tab) => tab.list_stored(),
+  stop_tuning: (tab) => tab.tuning.stop_tuning(),
+  list_adapters: (tab) => tab.tuning.list_adapters(),
+  read_adapter: sendAdapter,
+  delete_adapter: (tab, { id }) => tab.tuning.delete_adapter(id),
 };
-const ofTuning = ["examine", "tune", "enough", "put_on", "take_off", "adapters", "adapter", "forget_adapter"];
+const TUNING_REQUESTS = [
+  "examine", "tune", "stop_tuning", "apply_adapter", "detach_adapter", "list_adapters", "read_adapter", "delete_adapter",
+];
 
-let turn = started.catch((error) => {
-  self.postMessage({ type: "error", kind: "other", sentence: String(error.message ?? error) });
+let queue = started.catch((error) => {
+  self.postMessage({ type: "error", kind: "other", message: String(error.message ?? error) });
 });
 
-// What an error belongs to.
-function about({ type, id }) {
-  if (ofTuning.includes(type)) return { tune: type };
-  return type in atOnce ? { keep: id ?? null } : { id };
+/** Return the fields of an error that name the request it belongs to. */
+function requestFields({ type, id }) {
+  if (TUNING_REQUESTS.includes(type)) return { tune: type };
+  return type in immediateHandlers ? { store: id ?? null } : { id };
 }
 
-async function answer(act, data) {
-  const tab = await started.catch(() => null); // why there is none has been told
+async function handle(handler, request) {
+  const tab = await started.catch(() => null); // the error has been reported
   try {
-    if (tab) await act(tab, data);
+    if (tab) await handler(tab, request);
   } catch (error) {
-    const sentence = String(error.message ?? error).trim().split("\n").at(-1);
-    self.postMessage({ type: "error", kind: "other", sentence, ...about(data) });
+    const message = String(error.message ?? error).trim().split("\n").at(-1);
+    self.postMessage({ type: "error", kind: "other", message, ...requestFields(request) });
   }
 }
 
 self.onmessage = ({ data }) => {
-  if (data.type in atOnce) answer(atOnce[data.type], data);
-  else if (data.type in inTurn) turn = turn.then(() => answer(inTurn[data.type], data));
+  if (data.type in immediateHandlers) handle(immediateHandlers[data.type], data);
+  else if (data.type in queuedHandlers) queue = queue.then(() => handle(queuedHandlers[data.type], data));
 };
