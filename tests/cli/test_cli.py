@@ -1,4 +1,4 @@
-"""The command line as a person or a script uses it: answers, JSON, sentences and exit codes."""
+"""The command line as a person or a script uses it: replies, JSON, errors and exit codes."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ import pytest
 from conftest import FIXTURES
 from helpers.store import add_model
 from helpers.tiny import SMALL, tiny_gguf
-from helpers.tiny_eyes import SMALL_EYES, eyes_gguf
+from helpers.tiny_vision import SMALL_VISION, vision_gguf
 from PIL import Image
 from tolerance import LOGITS_OF_TRANSFORMERS
 
@@ -23,7 +23,7 @@ DATA = tiny_gguf(SMALL)
 def webgemma(
     *args: object, stdin: str | bytes = "", env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, as a shell would."""
+    """Run the command in its own process, as a shell does."""
     data = stdin.encode() if isinstance(stdin, str) else stdin
     result = subprocess.run(
         [sys.executable, "-m", "webgemma", *map(str, args)],
@@ -39,7 +39,7 @@ def webgemma(
 
 
 def refused(*args: object, **options: object) -> str:
-    """The one sentence on standard error of a command that must leave with 1."""
+    """Return the one sentence on standard error of a command that must exit with 1."""
     result = webgemma(*args, **options)
     assert result.returncode == 1, result.stderr
     assert result.stderr.startswith("error: ")
@@ -63,14 +63,14 @@ def store(tmp_path: Path) -> dict[str, str]:
     return {"OLLAMA_MODELS": str(tmp_path)}
 
 
-def test_from_a_pipe_it_answers_and_ends() -> None:
+def test_from_a_pipe_it_replies_and_ends() -> None:
     result = webgemma("run", "--temperature", 0, stdin="What are you?\n")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("I am a very small language model: a tiny demo")
     assert result.stderr == ""
 
 
-def test_an_answer_as_json_with_a_seed(model: Path) -> None:
+def test_a_reply_as_json_with_a_seed(model: Path) -> None:
     options = ("--seed", 4, "--max-tokens", 6, "--temperature", 1.5, "--json")
     first, second = (
         json.loads(webgemma("run", model, "in the", *options).stdout) for _ in range(2)
@@ -83,12 +83,12 @@ def test_an_answer_as_json_with_a_seed(model: Path) -> None:
 def test_the_likeliest_tokens_as_json(model: Path) -> None:
     options = ("run", model, "in the", "--temperature", 0, "--max-tokens", 3, "--json")
     plain = json.loads(webgemma(*options).stdout)
-    asked = json.loads(webgemma(*options, "--top-logprobs", 4).stdout)
-    top = asked.pop("top_logprobs")
-    assert asked | {"seconds": 0} == plain | {"seconds": 0}
+    facts = json.loads(webgemma(*options, "--top-logprobs", 4).stdout)
+    top = facts.pop("top_logprobs")
+    assert facts | {"seconds": 0} == plain | {"seconds": 0}
     assert [len(step) for step in top] == [4] * 3
-    assert [step[0]["token"] for step in top] == asked["tokens"]
-    assert [step[0]["logprob"] for step in top] == asked["logprobs"]
+    assert [step[0]["token"] for step in top] == facts["tokens"]
+    assert [step[0]["logprob"] for step in top] == facts["logprobs"]
     assert all(isinstance(entry["text"], str) for step in top for entry in step)
 
 
@@ -102,7 +102,7 @@ def test_the_likeliest_tokens_are_for_scripts(model: Path) -> None:
     assert "--top-logprobs needs --json" in refused("run", model, "in", "--top-logprobs", 2)
 
 
-def test_prompt_and_pipe_come_together(model: Path) -> None:
+def test_prompt_and_standard_input_are_joined(model: Path) -> None:
     options = ("--temperature", 0, "--max-tokens", 3, "--json")
     joined = webgemma("run", model, "the\n\ninner", *options)
     piped = webgemma("run", model, "the", *options, stdin="inner\n")
@@ -121,28 +121,30 @@ def test_raw_continues_the_text(model: Path) -> None:
     assert raw["tokens"] != chat["tokens"]
 
 
-def test_run_with_pictures(model: Path, tmp_path: Path) -> None:
-    """Each answer depends on its picture; what cannot be seen is said in a sentence."""
-    eyes, cat, dog = (tmp_path / name for name in ("eyes.gguf", "cat.png", "dog.png"))
-    eyes.write_bytes(eyes_gguf(replace(SMALL_EYES, positions=96)))
+def test_run_with_images(model: Path, tmp_path: Path) -> None:
+    """Each reply depends on its image; what cannot be encoded gets a sentence."""
+    mmproj, cat, dog = (tmp_path / name for name in ("mmproj.gguf", "cat.png", "dog.png"))
+    mmproj.write_bytes(vision_gguf(replace(SMALL_VISION, positions=96)))
     Image.new("RGB", (30, 20), "orange").save(cat)
     Image.radial_gradient("L").save(dog)
     options = ("run", model, "the?", "--device", "cpu", "--max-tokens", 4, "--temperature", 0)
-    answers = [
-        json.loads(webgemma(*options, "--json", "--mmproj", eyes, *more).stdout)["logprobs"]
+    replies = [
+        json.loads(webgemma(*options, "--json", "--mmproj", mmproj, *more).stdout)["logprobs"]
         for more in ([], ["--image", cat], ["--image", dog], ["--image", cat])
     ]
-    assert [answers.index(answer) for answer in answers] == [0, 1, 2, 1]
-    assert "small.gguf cannot see: there is no vision" in refused(*options, "--image", cat)
+    assert [replies.index(reply) for reply in replies] == [0, 1, 2, 1]
+    assert "small.gguf cannot read images: there is no vision encoder" in refused(
+        *options, "--image", cat
+    )
     missing = refused(*options, "--image", cat, "--image", tmp_path / "missing.png")
     assert f"There is no file {tmp_path / 'missing.png'}." in missing
-    assert "holds nothing that Pillow knows" in refused(*options, "--image", eyes)
+    assert "is not an image that Pillow can decode" in refused(*options, "--image", mmproj)
     assert "There is no file" in refused(*options, "--mmproj", tmp_path / "none.gguf")
-    assert "need a chat" in refused(*options, "--image", cat, "--raw")
-    assert "at most one of 70, 140" in refused(*options, "--image", cat, "--image-budget", 71)
+    assert "need the chat template" in refused(*options, "--image", cat, "--raw")
+    assert "must be one of 70, 140" in refused(*options, "--image", cat, "--image-budget", 71)
 
 
-def test_an_ollama_model_brings_its_settings(store: dict[str, str]) -> None:
+def test_an_ollama_model_has_its_own_defaults(store: dict[str, str]) -> None:
     first, second = (
         json.loads(webgemma("run", "gemma4:tiny", "in", "--json", env=store).stdout)
         for _ in range(2)
@@ -151,7 +153,7 @@ def test_an_ollama_model_brings_its_settings(store: dict[str, str]) -> None:
     assert len(first["tokens"]) == 5  # and its num_predict 5
 
 
-def test_list_names_what_there_is(store: dict[str, str]) -> None:
+def test_list(store: dict[str, str]) -> None:
     table = webgemma("list", env=store)
     assert table.returncode == 0
     assert "gemma4:tiny" in table.stdout
@@ -167,7 +169,7 @@ def test_list_of_an_empty_store(tmp_path: Path) -> None:
     assert "ollama pull" in result.stdout
 
 
-def test_show_tells_sizes_layers_and_memory(model: Path) -> None:
+def test_show_prints_sizes_layers_and_memory(model: Path) -> None:
     shown = webgemma("show", model).stdout
     assert "320 tokens" in shown
     assert "sliding window 8" in shown
@@ -192,9 +194,9 @@ def test_verify_finds_a_changed_byte(store: dict[str, str], tmp_path: Path) -> N
     blob.write_bytes(damaged)
     assert "is damaged" in refused("verify", "gemma4:tiny", env=store)
     assert "is damaged" in refused("verify", blob)
-    asked = webgemma("verify", "gemma4:tiny", "--json", env=store)
-    assert asked.returncode == 1
-    assert not json.loads(asked.stdout)["ok"]
+    result = webgemma("verify", "gemma4:tiny", "--json", env=store)
+    assert result.returncode == 1
+    assert not json.loads(result.stdout)["ok"]
 
 
 def test_verify_a_plain_file(model: Path) -> None:
@@ -230,7 +232,7 @@ def test_render(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_logits_are_transformers(tmp_path: Path, model: Path, as_json: bool) -> None:
+def test_logits_equal_those_of_transformers(tmp_path: Path, model: Path, as_json: bool) -> None:
     truth = np.load(FIXTURES / "tiny" / "small.npz")
     ids = tmp_path / "ids.txt"
     tokens = truth["ids"].tolist()
@@ -241,7 +243,7 @@ def test_logits_are_transformers(tmp_path: Path, model: Path, as_json: bool) -> 
     np.testing.assert_allclose(made, truth["logits"], rtol=0, atol=LOGITS_OF_TRANSFORMERS)
 
 
-def test_a_missing_model_names_what_exists(store: dict[str, str]) -> None:
+def test_a_missing_model_lists_what_exists(store: dict[str, str]) -> None:
     sentence = refused("run", "gemma4:e2b", "hi", env=store)
     assert "gemma4:tiny" in sentence
     assert "ollama pull gemma4:e2b" in sentence
@@ -265,7 +267,7 @@ def test_another_architecture(tmp_path: Path) -> None:
         assert "'llama', not Gemma 4" in refused(*command)
 
 
-def test_ids_that_cannot_be(tmp_path: Path, model: Path) -> None:
+def test_wrong_ids_get_a_sentence(tmp_path: Path, model: Path) -> None:
     for text, sentence in (
         ("2 320", "the id 320"),
         ("2 x", "token ids"),
@@ -289,17 +291,17 @@ def test_ids_that_cannot_be(tmp_path: Path, model: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "stdin", "sentence"),
     [
-        (["run"], "", "nothing to answer"),
+        (["run"], "", "There is no prompt"),
         (["run"], b"\xff\xfe", "not UTF-8"),
         (["run", "-", "hi", "--temperature", "-1"], "", "temperature"),
         (["run", "-", "hi", "--max-tokens", "-1"], "", "max_tokens"),
-        (["run", "-", "hi", "--adapter", "no such thing"], "", "no GPU that is called"),
+        (["run", "-", "hi", "--gpu", "no such thing"], "", "no GPU named"),
         (["run", "-", "hi", "--context", "0"], "", "context"),
         (["run", "-", "hi", "--stop", ""], "", "stop string"),
         (["run", "-", "no " * 2000], "", "tokens, but the context holds 1024"),
         (["run", "a//b", "hi"], "", "model name"),
         (["verify", "https://example.org/x.gguf"], "", "is on a server"),
-        (["verify", "-"], "", "nothing says which digest"),
+        (["verify", "-"], "", "its digest is not known"),
         (["show", "-", "--context", "0"], "", "context"),
         (["render"], "not json", "is not JSON"),
         (["render"], "{}", "messages"),
@@ -326,15 +328,15 @@ def test_a_damaged_manifest_is_named_and_the_rest_listed(
     assert "broken" in result.stderr
 
 
-def test_towers_in_a_layer_of_their_own(tmp_path: Path) -> None:
+def test_encoders_in_their_own_layer(tmp_path: Path) -> None:
     from webgemma.gguf.writer import NewTensor, gguf_bytes
 
     tensors = [NewTensor("mm.a.input_projection.weight", (640, 64), "F32", bytes(4 * 640 * 64))]
     projector = gguf_bytes({"general.architecture": "clip"}, tensors)
-    add_model(tmp_path, "gemma4:ears", gguf=DATA, layers=[("projector", projector)])
-    shown = webgemma("show", "gemma4:ears", "--json", env={"OLLAMA_MODELS": str(tmp_path)})
+    add_model(tmp_path, "gemma4:audio", gguf=DATA, layers=[("projector", projector)])
+    shown = webgemma("show", "gemma4:audio", "--json", env={"OLLAMA_MODELS": str(tmp_path)})
     facts = json.loads(shown.stdout)
-    assert facts["towers"] == {"vision": None, "audio": {"layers": 0, "width": 640}}
+    assert facts["encoders"] == {"vision": None, "audio": {"layers": 0, "width": 640}}
 
 
 def test_output_into_a_closed_pipe_is_quiet(model: Path) -> None:
@@ -345,6 +347,42 @@ def test_output_into_a_closed_pipe_is_quiet(model: Path) -> None:
     )
     assert "Traceback" not in result.stderr
     assert "Exception" not in result.stderr
+
+
+def test_kernels_are_listed_and_printed() -> None:
+    listed = json.loads(webgemma("kernels", "--json").stdout)
+    assert {"norm", "matmul", "sample"} < {entry["op"] for entry in listed}
+    assert "rms(x[t]) * w" in webgemma("kernels").stdout
+    facts = json.loads(webgemma("kernels", "matvec/Q6_K", "epilogue=geglu", "--json").stdout)
+    assert facts["name"].startswith("matvec/Q6_K epilogue=geglu")
+    assert facts["slots"]["epilogue"]["providers"] == ["clamp", "geglu", "lora", "none"]
+    assert facts["parameters"]["up_stride"] == "u32"
+    assert "fn main(" in facts["wgsl"]
+    program = webgemma("kernels", "norm", "THREADS=64").stdout
+    assert program.startswith("// norm")
+    assert "// parameters: width: u32, eps: f32" in program
+    assert "const THREADS: u32 = 64u;" in program
+    with_shuffles = webgemma("kernels", "norm", "--feature", "shuffle32").stdout
+    assert "subgroupShuffle" in with_shuffles
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["nothing"], "There is no op 'nothing'"),
+        (["norm", "store"], "must be SLOT=PROVIDER or CONSTANT=VALUE"),
+        (["norm", "store=paper"], "the slot store needs a provider, float or integer"),
+        (["norm", "kv=f16"], "norm has no slot kv"),
+        (["norm", "LANES=4"], "has no constant LANES"),
+        (["norm", "THREADS=many"], "a constant is a number"),
+        (["norm", "THREADS=1.5"], "THREADS is u32, and 1.5 is of type float"),
+        (["norm/Q4_K"], "norm reads no weights"),
+        (["matvec/Q9"], "needs the format 'Q9'"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_wrong_kernels_get_a_sentence(args: list[str], sentence: str) -> None:
+    assert sentence in refused("kernels", *args)
 
 
 def test_help_and_version() -> None:

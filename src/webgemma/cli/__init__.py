@@ -1,4 +1,4 @@
-"""The command line: `webgemma run`, `list`, `show`, `check`, `bench` and the others."""
+"""The command line: `webgemma run`, `list`, `show`, `check`, `bench` and others."""
 
 import os
 import sys
@@ -14,9 +14,10 @@ from webgemma.cli import (
     convert,
     files,
     gpus,
+    kernels,
     merge,
-    options,
     run,
+    tokens,
     train,
     web,
 )
@@ -35,20 +36,21 @@ app.command("list")(files.list_models)
 app.command("ls", hidden=True)(files.list_models)
 app.command("show")(files.show)
 app.command("verify")(files.verify)
-app.command("tokenize")(options.tokenize)
-app.command("render")(options.render)
-app.command("logits")(options.logits)
+app.command("tokenize")(tokens.tokenize)
+app.command("render")(tokens.render)
+app.command("logits")(tokens.logits)
 app.command("check")(check.check)
 app.command("bench")(bench.bench)
 app.command("convert")(convert.convert)
 app.command("train")(train.train)
 app.command("merge")(merge.merge_command)
-app.command("adapters")(gpus.adapters)
+app.command("gpus")(gpus.gpus)
+app.command("kernels")(kernels.kernels)
 app.command("web")(web.web)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"webgemma {__version__}")
         raise typer.Exit
 
@@ -58,15 +60,15 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version, is_eager=True, help="Say which version this is."
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
 ) -> None:
-    del version  # its callback has spoken
+    del version  # its callback prints it
 
 
 def main() -> None:
-    """The entry point of the `webgemma` command."""
-    if sys.platform == "linux":  # without one, Vulkan complains on standard error
+    """Run the `webgemma` command."""
+    if sys.platform == "linux":  # without one, Vulkan prints an error
         os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     app()

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: questions with pictures and sounds, answers as they come."""
+"""A chat in the terminal: messages with images and audio, replies as they are generated."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from webgemma.api import Gemma
-from webgemma.cli.terminal import StepsBar, err, out, steps_bar, write_json
+from webgemma.cli.terminal import StepsBar, out, print_error, steps_bar, write_json
 from webgemma.cli.watch import watched
-from webgemma.defaults import Settings
 from webgemma.errors import InputError
-from webgemma.pieces import Piece, TopToken
+from webgemma.replies import Piece, TopToken
+from webgemma.settings import Settings
 
-HELP = """/clear    forget the conversation
-/image    show it a picture with the next message: /image cat.jpg
-/audio    play it a sound with the next message: /audio note.wav
-/think    let the model think before it answers, or not
+HELP = """/clear    start a new conversation
+/image    attach an image to the next message: /image cat.jpg
+/audio    attach audio to the next message: /audio note.wav
+/think    let the model think before it replies, or not
 /bye      leave (also Ctrl-D)
 \"\"\"       begin and end a message of several lines
-Ctrl-C    stop the answer"""
+Ctrl-C    stop the reply"""
 
 
-class Talk:
+class TerminalChat:
     """A conversation in the terminal."""
 
     def __init__(
@@ -38,27 +38,27 @@ class Talk:
         self.think = think
         self.system = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, Any]] = list(self.system)
-        self.media = list(media)  # parts of the next question
+        self.media = list(media)  # parts of the next message
 
-    def ask(self, question: str) -> Iterator[Piece]:
-        """The answer's pieces; question and answer become part of the conversation."""
-        parts = [*self.media, {"type": "text", "text": question}]
-        self.messages.append({"role": "user", "content": parts if self.media else question})
+    def reply(self, message: str) -> Iterator[Piece]:
+        """Yield the reply to a message; both become part of the conversation."""
+        parts = [*self.media, {"type": "text", "text": message}]
+        self.messages.append({"role": "user", "content": parts if self.media else message})
         self.media = []
-        answer = ""
+        text = ""
         try:
-            with steps_bar("looking and listening") as bar:
+            with steps_bar("encoding images and audio") as bar:
                 pieces = self.gemma.chat(
                     self.messages, think=self.think, progress=bar.show, **self.settings
                 )
                 for piece in watched(_hiding(bar, pieces), self.gemma):
-                    answer += piece.text
+                    text += piece.text
                     yield piece
         finally:
-            self.messages.append({"role": "assistant", "content": answer})
+            self.messages.append({"role": "assistant", "content": text})
 
-    def go_on(self) -> None:
-        """Read, answer, again, until the user leaves."""
+    def loop(self) -> None:
+        """Read messages and print replies until the user leaves."""
         _enable_line_editing()
         out.print(f"{self.gemma.name} · /help for help, Ctrl-D to leave", style="dim", markup=False)
         while (line := _read_message()) is not None:
@@ -67,12 +67,12 @@ class Talk:
             command, _, rest = line.partition(" ")
             if not line.startswith("/"):
                 if line:
-                    self._answer(line)
+                    self._print_reply(line)
             elif command in ("/image", "/audio"):
                 self._attach(command[1:], rest.strip().strip("'\""))
             elif line == "/clear":
                 self.messages, self.media = list(self.system), []
-                out.print("The conversation is forgotten.", style="dim")
+                out.print("This is a new conversation.", style="dim")
             elif line == "/think":
                 self.think = not self.think
                 out.print(f"Thinking is {'on' if self.think else 'off'}.", style="dim")
@@ -81,31 +81,31 @@ class Talk:
 
     def _attach(self, kind: str, path: str) -> None:
         if not Path(path).expanduser().is_file():
-            err.print(f"[bold red]error:[/] There is no file {path!r}.", soft_wrap=True)
+            print_error(f"There is no file {path!r}.")
             return
         self.media.append({"type": kind, "path": Path(path).expanduser()})
-        out.print(f"{path} goes with your next message.", style="dim", markup=False)
+        out.print(f"{path} is attached to your next message.", style="dim", markup=False)
 
-    def _answer(self, question: str) -> None:
+    def _print_reply(self, message: str) -> None:
         before = len(self.messages)
         try:
-            print_reply(self.ask(question), as_json=False)
+            print_reply(self.reply(message), as_json=False)
         except KeyboardInterrupt:
             out.print()
-        except InputError as error:  # the conversation has outgrown the context, say
+        except InputError as error:  # such as a conversation that is longer than the context
             del self.messages[before:]
-            err.print(f"[bold red]error:[/] {error}", soft_wrap=True)
+            print_error(str(error))
 
 
 def _hiding(bar: StepsBar, pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """The pieces; with the first one the bar goes."""
+    """Yield the pieces; the bar disappears with the first one."""
     for piece in pieces:
         bar.hide()
         yield piece
 
 
 def _read_message() -> str | None:
-    """A line, or several between triple quotes; None at the end of input."""
+    """Read a line, or several between triple quotes; None at the end of input."""
     try:
         line = input(">>> ").strip()
         if not line.startswith('"""'):
@@ -129,12 +129,12 @@ def _enable_line_editing() -> None:
 
 
 def print_reply(pieces: Iterator[Piece], as_json: bool) -> None:
-    """Show an answer as it comes, or all of it as JSON at the end."""
+    """Print a reply as it is generated, or all of it as JSON at the end."""
     start = time.perf_counter()
-    got: list[Piece] = []
+    received: list[Piece] = []
     thinking = False
     for piece in pieces:
-        got.append(piece)
+        received.append(piece)
         if as_json:
             continue
         if piece.thinking:
@@ -149,7 +149,7 @@ def print_reply(pieces: Iterator[Piece], as_json: bool) -> None:
             )
         out.file.flush()
     if as_json:
-        write_json(_reply_facts(got, time.perf_counter() - start))
+        write_json(_reply_facts(received, time.perf_counter() - start))
     else:
         out.print()
 

@@ -1,4 +1,4 @@
-"""`webgemma convert`: a model in Hugging Face's layout becomes a GGUF file."""
+"""`webgemma convert`: a Hugging Face folder becomes a GGUF file."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from webgemma.cli.terminal import human_nbytes, out, progress, sentences
+from webgemma.cli.terminal import bytes_bar, format_nbytes, out, reported_errors
 from webgemma.convert import convert as convert_folder
 from webgemma.errors import InputError
 
@@ -28,15 +28,15 @@ def convert(
     ] = Format.stored,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
-    """Turn a DiffusionGemma or Gemma 4 of Hugging Face's layout into a GGUF file.
+    """Convert a DiffusionGemma or Gemma 4 folder of Hugging Face to a GGUF file.
 
-    Only the text model is converted. Without a tokenizer.json the file has no words and takes ids.
+    Only the text model is converted. Without a tokenizer.json the file has no vocabulary.
 
     Example: webgemma convert ./diffusiongemma-26B-A4B-it diffusiongemma.gguf
     """
-    with sentences():
+    with reported_errors():
         if to.exists() and not force:
-            raise InputError(f"{to} is there already; --force replaces it.")
-        with progress("converting") as show:
+            raise InputError(f"{to} already exists; --force replaces it.")
+        with bytes_bar("converting") as show:
             convert_folder(folder, to, format=format.value, progress=show)
-        out.print(f"{to}: {human_nbytes(to.stat().st_size)}", markup=False, soft_wrap=True)
+        out.print(f"{to}: {format_nbytes(to.stat().st_size)}", markup=False, soft_wrap=True)

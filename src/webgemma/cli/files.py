@@ -1,4 +1,4 @@
-"""Commands about model files: `list`, `show`, `verify`."""
+"""`webgemma list`, `show` and `verify`: the model files of this machine."""
 
 from collections import Counter
 from datetime import datetime
@@ -10,13 +10,13 @@ from rich.table import Table
 
 from webgemma.cli.options import JsonOption, ModelArgument
 from webgemma.cli.terminal import (
-    complain,
+    bytes_bar,
     err,
-    human_count,
-    human_nbytes,
+    fail,
+    format_count,
+    format_nbytes,
     out,
-    progress,
-    sentences,
+    reported_errors,
     write_json,
 )
 from webgemma.errors import InputError
@@ -25,7 +25,7 @@ from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gemma.tensors import canonical_tensors
 from webgemma.gguf.ollama import OllamaStore, parse_digest, sha256_file
 from webgemma.gguf.reader import Gguf
-from webgemma.models import FoundModel, find_model, not_at_once
+from webgemma.models import FoundModel, find_model, needs_await
 
 
 def list_models(as_json: JsonOption = False) -> None:
@@ -33,7 +33,7 @@ def list_models(as_json: JsonOption = False) -> None:
 
     Example: webgemma list
     """
-    with sentences():
+    with reported_errors():
         store = OllamaStore()
         models = store.list()
         if as_json:
@@ -62,29 +62,29 @@ def list_models(as_json: JsonOption = False) -> None:
                 str(config.get("model_family", "")),
                 str(config.get("model_type", "")),
                 str(config.get("file_type", "")),
-                human_nbytes(model.nbytes),
+                format_nbytes(model.nbytes),
                 f"{_time(model.modified_seconds):%Y-%m-%d %H:%M}",
             )
         if models:
             out.print(table)
         else:
-            out.print(
-                f"No models in {store.root}. Get one with: ollama pull gemma4:e2b", markup=False
-            )
+            out.print(f"No models in {store.root}. Pull one: ollama pull gemma4:e2b", markup=False)
         for problem in store.problems:
             err.print(f"[yellow]note:[/] {problem}", markup=True, soft_wrap=True)
 
 
 def show(
     model: ModelArgument,
-    context: Annotated[int, typer.Option(help="The context length to count memory for.")] = 8192,
+    context: Annotated[
+        int, typer.Option(help="The context length for the memory of the cache.")
+    ] = 8192,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a model is: sizes, layers, quantisation, the memory it will need.
+    """Show the sizes, layers and formats of a model, and the memory it needs.
 
     Example: webgemma show gemma4:e2b
     """
-    with sentences():
+    with reported_errors():
         if context < 1:
             raise InputError(f"A context of {context} is not possible.")
         found = find_model(model)
@@ -97,12 +97,12 @@ def show(
 
 
 def describe(found: FoundModel, gguf: Gguf, context: int) -> dict[str, Any]:
-    """All that `show` says, as plain values."""
+    """Return the facts that `show` prints."""
     config = Config.from_gguf(gguf)
     context = min(context, config.context)
     tensors = canonical_tensors(gguf)
     projector = _projector(found)
-    towers = EncoderConfigs.from_gguf(projector) if projector else EncoderConfigs.from_gguf(gguf)
+    encoders = EncoderConfigs.from_gguf(projector) if projector else EncoderConfigs.from_gguf(gguf)
     formats: Counter[str] = Counter()
     for tensor in gguf.tensors.values():
         formats[tensor.format.name] += tensor.nbytes
@@ -128,17 +128,18 @@ def describe(found: FoundModel, gguf: Gguf, context: int) -> dict[str, Any]:
             "used": config.experts.used,
             "ffn": config.experts.ffn,
         },
-        "towers": {
-            "vision": towers.vision
-            and {"layers": towers.vision.layers, "width": towers.vision.width},
-            "audio": towers.audio and {"layers": towers.audio.layers, "width": towers.audio.width},
+        "encoders": {
+            "vision": encoders.vision
+            and {"layers": encoders.vision.layers, "width": encoders.vision.width},
+            "audio": encoders.audio
+            and {"layers": encoders.audio.layers, "width": encoders.audio.width},
         },
         "file_nbytes": gguf.nbytes,
         "formats_nbytes": dict(formats.most_common()),
         "memory_nbytes": {
             "weights": text_nbytes - table_nbytes,
             "per_layer_table": table_nbytes,
-            "towers": towers.nbytes,
+            "encoders": encoders.nbytes,
             "kv_cache": kv_nbytes,
             "kv_context": context,
         },
@@ -158,10 +159,10 @@ def verify(
 
     Example: webgemma verify gemma4:e2b
     """
-    with sentences():
+    with reported_errors():
         results = []
         for label, path, digest in _to_verify(find_model(model), sha256):
-            with progress(label, path.stat().st_size) as advance:
+            with bytes_bar(label, path.stat().st_size) as advance:
                 actual = sha256_file(path, advance)
             results.append({"file": str(path), "label": label, "digest": digest, "actual": actual})
         bad = [r for r in results if r["digest"] != r["actual"]]
@@ -172,16 +173,16 @@ def verify(
             mark = "[red]damaged[/]" if result in bad else "[green]ok[/]"
             out.print(f"{mark}  {result['label']}  sha256:{result['actual']}", soft_wrap=True)
         if bad:
-            complain(
+            fail(
                 f"{bad[0]['label']} is damaged: its digest should be sha256:{bad[0]['digest']}. "
-                "Get the model again."
+                "Pull the model again."
             )
 
 
 def _to_verify(found: FoundModel, sha256: str | None) -> list[tuple[str, Path, str]]:
-    """(label, file, digest) of each file to check; an Ollama model has one for each layer."""
+    """Return (label, file, digest) of each file to check: of an Ollama model, each layer."""
     if found.path is None:
-        raise not_at_once(found.label)
+        raise needs_await(found.label)
     if found.ollama is not None:
         return [
             (layer.kind, layer.path, parse_digest(layer.digest)) for layer in found.ollama.layers
@@ -192,8 +193,8 @@ def _to_verify(found: FoundModel, sha256: str | None) -> list[tuple[str, Path, s
         digest = parse_digest(found.path.name)
     else:
         raise InputError(
-            f"{found.path.name} is a plain file: nothing says which digest it should have. "
-            "Give one with --sha256."
+            f"{found.path.name} is not from Ollama's store, so its digest is not known; "
+            "give it with --sha256."
         )
     return [(found.path.name, found.path, digest)]
 
@@ -219,13 +220,13 @@ def _layer_facts(layer: Layer) -> dict[str, Any]:
 def _print_facts(facts: dict[str, Any]) -> None:
     memory = facts["memory_nbytes"]
     experts = facts["experts"]
-    towers = [f"{kind} ({t['layers']} layers)" for kind, t in facts["towers"].items() if t]
+    encoders = [f"{kind} ({e['layers']} layers)" for kind, e in facts["encoders"].items() if e]
     rows = [
         (
             "architecture",
             facts["architecture"] + (f" ({facts['title']})" if facts["title"] else ""),
         ),
-        ("parameters", human_count(facts["parameters"])),
+        ("parameters", format_count(facts["parameters"])),
         ("vocabulary", f"{facts['vocabulary']} tokens"),
         ("width", str(facts["width"])),
         ("context", f"{facts['context']} tokens, sliding window {facts['window']}"),
@@ -234,21 +235,21 @@ def _print_facts(facts: dict[str, Any]) -> None:
             f"{experts['used']} of {experts['count']}, width {experts['ffn']}" if experts else "",
         ),
         ("per-layer embedding", str(facts["per_layer_embedding"] or "")),
-        ("towers", ", ".join(towers)),
-        ("file", human_nbytes(facts["file_nbytes"])),
+        ("encoders", ", ".join(encoders)),
+        ("file", format_nbytes(facts["file_nbytes"])),
         (
             "formats",
-            ", ".join(f"{k} {human_nbytes(v)}" for k, v in facts["formats_nbytes"].items()),
+            ", ".join(f"{k} {format_nbytes(v)}" for k, v in facts["formats_nbytes"].items()),
         ),
-        ("memory: weights", human_nbytes(memory["weights"])),
+        ("memory: weights", format_nbytes(memory["weights"])),
         (
             "memory: per-layer table",
-            human_nbytes(memory["per_layer_table"]) if memory["per_layer_table"] else "",
+            format_nbytes(memory["per_layer_table"]) if memory["per_layer_table"] else "",
         ),
-        ("memory: towers", human_nbytes(memory["towers"]) if memory["towers"] else ""),
+        ("memory: encoders", format_nbytes(memory["encoders"]) if memory["encoders"] else ""),
         (
             "memory: KV cache",
-            f"{human_nbytes(memory['kv_cache'])} at {memory['kv_context']} tokens (f16)",
+            f"{format_nbytes(memory['kv_cache'])} at {memory['kv_context']} tokens (f16)",
         ),
     ]
     out.print(facts["name"], style="bold", markup=False)
@@ -261,7 +262,7 @@ def _print_facts(facts: dict[str, Any]) -> None:
 
 
 def _layer_table(layers: list[dict[str, Any]]) -> Table:
-    """One row for each run of layers that are alike."""
+    """Return a table with one row for each layer."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in (
         "layers",

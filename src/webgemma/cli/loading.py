@@ -1,6 +1,6 @@
-"""Loading a model for the commands that look inside the engine: `check` and `bench`."""
+"""Loading a model for the commands that use the engine's parts: check, bench and train."""
 
-from webgemma.cli.terminal import progress
+from webgemma.cli.terminal import bytes_bar
 from webgemma.device import Device
 from webgemma.engine.selftest import selftest
 from webgemma.gemma.config import Config
@@ -10,10 +10,10 @@ from webgemma.sync import run_sync
 
 
 def load_model(gguf: Gguf, config: Config, device: Device) -> Model:
-    """The weights on a device that has passed its self-test, with a progress bar."""
+    """Load the weights on a device that passes its self-test, with a progress bar."""
     run_sync(selftest(device))
     loaded = 0
-    with progress(gguf.name, gguf.nbytes) as show:
+    with bytes_bar(gguf.name, gguf.nbytes) as show:
 
         def advance(nbytes: int) -> None:
             nonlocal loaded

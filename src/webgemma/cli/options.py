@@ -1,19 +1,14 @@
-"""Commands about words and numbers: `tokenize`, `render`, `logits`."""
+"""Arguments and options that several commands share."""
 
-import json
-import sys
+import inspect
+from collections.abc import Callable
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any
+from functools import wraps
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from webgemma.api import Gemma
-from webgemma.cli.terminal import out, sentences, write_json
-from webgemma.errors import InputError
-from webgemma.models import find_model
-from webgemma.text.chat import Chat
-from webgemma.text.tokenizer import Tokenizer
+from webgemma.settings import SETTINGS, Setting
 
 ModelArgument = Annotated[
     str | None,
@@ -35,14 +30,14 @@ class Device(StrEnum):
 
 
 class Kv(StrEnum):
-    """How the GPU keeps keys and values."""
+    """How the GPU stores keys and values."""
 
     f16 = "f16"
     f32 = "f32"
 
 
 class Precision(StrEnum):
-    """How exact activations are on the GPU."""
+    """The precision of activations on the GPU."""
 
     auto = "auto"
     exact = "exact"
@@ -50,166 +45,61 @@ class Precision(StrEnum):
     int8 = "int8"
 
 
-class Size(StrEnum):
-    """Which of the two chat templates."""
-
-    small = "small"
-    large = "large"
-
-
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute.")]
-AdapterOption = Annotated[
+GpuOption = Annotated[
     str | None,
-    typer.Option(
-        "--adapter", metavar="NAME", help="The GPU whose name holds this (see webgemma adapters)."
-    ),
+    typer.Option("--gpu", metavar="NAME", help="Use the GPU whose name contains this."),
 ]
 LoraOption = Annotated[
     list[str] | None,
     typer.Option(
         "--lora",
         metavar="PATH[:SCALE]",
-        help="A low-rank adapter: a folder of PEFT's or a GGUF file; may repeat.",
+        help="Apply a LoRA adapter: a PEFT folder or a GGUF file; may repeat.",
     ),
 ]
-KvOption = Annotated[Kv, typer.Option("--kv", help="How the GPU keeps keys and values.")]
+KvOption = Annotated[Kv, typer.Option("--kv", help="How the GPU stores keys and values.")]
 PrecisionOption = Annotated[
-    Precision, typer.Option("--precision", help="How exact activations are on the GPU.")
+    Precision, typer.Option("--precision", help="The precision of activations on the GPU.")
 ]
 
-
-def gpu_and_lora(
-    adapter: str | None, lora: list[str] | None
-) -> tuple[str | None, list[str] | None]:
-    """Both things that are called adapters: --adapter with the path of one is a --lora."""
-    if adapter is not None and Path(adapter).expanduser().exists():
-        return None, [adapter, *(lora or [])]
-    return adapter, lora
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def tokenize(
-    model: ModelArgument,
-    text: Annotated[
-        str | None, typer.Argument(help="The text; standard input when left out.")
-    ] = None,
-    special: Annotated[
-        bool, typer.Option("--special", help="Read spelled-out special tokens as such.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Show how a text falls into tokens.
+def with_settings(command: F) -> F:
+    """Give a command an option for every generation setting that one value can express.
 
-    Example: webgemma tokenize gemma4:e2b "Hello world"
-    """
-    with sentences():
-        with find_model(model).open() as gguf:
-            tokenizer = Tokenizer.from_gguf(gguf)
-        ids = tokenizer.encode(read_stdin() if text is None else text, special=special)
-        if as_json:
-            write_json([{"id": token, "piece": tokenizer.piece(token)} for token in ids])
-            return
-        width = len(str(tokenizer.size))
-        for token in ids:
-            out.print(f"{token:>{width}}  {tokenizer.piece(token)!r}", markup=False, soft_wrap=True)
-        out.print(f"{len(ids)} tokens", style="dim")
+    The command receives them as one dictionary, `settings`, of those that were given."""
+    own = inspect.signature(command)
+    options = [_option(setting) for setting in SETTINGS.values() if _has_option(setting)]
+
+    @wraps(command)
+    def run(**arguments: Any) -> Any:
+        settings = {option.name: arguments.pop(option.name) for option in options}
+        given = {
+            n: value for n, value in settings.items() if value is not None and value is not False
+        }
+        return command(**arguments, settings=given)
+
+    kept = [p for p in own.parameters.values() if p.name != "settings"]
+    parameters = [*kept, *options]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run  # type: ignore[return-value]
 
 
-def render(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[MESSAGES.json]", help="A list of messages; - or nothing: standard input."
-        ),
-    ] = None,
-    size: Annotated[Size, typer.Option(help="small: E2B, E4B; large: 12B and up.")] = Size.small,
-    think: Annotated[bool, typer.Option("--think", help="Let the model think first.")] = False,
-    tools: Annotated[Path | None, typer.Option(help="A JSON file with a list of tools.")] = None,
-    continue_last: Annotated[
-        bool, typer.Option("--continue", help="Leave the last model message open, to be continued.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the prompt that a conversation becomes.
-
-    Example: echo '[{"role": "user", "content": "Hi"}]' | webgemma render
-    """
-    with sentences():
-        messages = _load_json(file)
-        declared = None if tools is None else _load_json(tools)
-        prompt = Chat(size.value).render(messages, declared, think, continue_last=continue_last)
-        if as_json:
-            write_json({"prompt": prompt})
-        else:
-            sys.stdout.write(prompt)
-            sys.stdout.flush()
+def _has_option(setting: Setting) -> bool:
+    return setting.type in (int, float, bool) or setting.name == "stop"
 
 
-def logits(
-    model: ModelArgument,
-    ids: Annotated[
-        Path, typer.Option(help="A file of token ids: numbers apart by spaces, or a JSON list.")
-    ],
-    to: Annotated[Path, typer.Option("--out", help="Where to write [T, vocab] float32 (.npy).")],
-    device: DeviceOption = Device.auto,
-    adapter: AdapterOption = None,
-    kv: KvOption = Kv.f16,
-    as_json: JsonOption = False,
-) -> None:
-    """Compute the logits after each token of a prompt.
-
-    Example: webgemma logits gemma4:e2b --ids ids.txt --out logits.npy
-    """
-    with sentences():
-        import numpy as np
-
-        tokens = _load_ids(ids)
-        with Gemma.load(model, device.value, adapter=adapter, kv=kv.value) as gemma:
-            values = gemma.logits(tokens)
-        with to.open("wb") as file:
-            np.save(file, values)
-        best = [int(token) for token in values.argmax(axis=-1)]
-        if as_json:
-            write_json({"out": str(to), "shape": list(values.shape), "argmax": best})
-        else:
-            out.print(f"{to}: {values.shape[0]} x {values.shape[1]} float32", markup=False)
-
-
-def read_stdin() -> str:
-    data = sys.stdin.buffer.read()
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"Standard input is not UTF-8 text (byte {error.start}).") from None
-
-
-def _load_json(path: Path | None) -> Any:
-    name = "standard input" if path is None or str(path) == "-" else str(path)
-    text = read_stdin() if name == "standard input" else _read_text(Path(name))
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is not JSON: {error}.") from None
-
-
-def _load_ids(path: Path) -> list[int]:
-    text = _read_text(path).strip()
-    try:
-        if text.startswith("["):
-            ids = json.loads(text)
-            if isinstance(ids, list) and all(type(token) is int for token in ids):
-                return ids
-            raise ValueError
-        return [int(word) for word in text.replace(",", " ").split()]
-    except (ValueError, RecursionError):
-        raise InputError(
-            f"{path} holds something else than token ids: whole numbers, or a JSON list of them."
-        ) from None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except FileNotFoundError:
-        raise InputError(f"There is no file {path}.") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text.") from None
+def _option(setting: Setting) -> inspect.Parameter:
+    help = setting.help
+    if setting.applies == "diffusion":
+        help = f"DiffusionGemma: {help[0].lower()}{help[1:]}"
+    type_: Any = (setting.type if setting.type in (int, float) else list[str]) | None
+    option, default = typer.Option(help=help), None
+    if setting.type is bool:  # --watch, without --no-watch
+        type_, option, default = bool, typer.Option(f"--{setting.name}", help=help), False
+    annotation = Annotated[type_, option]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(setting.name, kind, default=default, annotation=annotation)

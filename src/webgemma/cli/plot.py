@@ -1,4 +1,4 @@
-"""The loss of a training: a line of bars for the terminal, a picture for a file."""
+"""The loss of a training: a line of bars for the terminal, an image for a file."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ from PIL import Image, ImageDraw
 from webgemma.errors import InputError
 
 BARS = " ▁▂▃▄▅▆▇█"
-SIZE, EDGE = (960, 540), 60  # of the picture, in pixels
+SIZE, EDGE = (960, 540), 60  # of the image, in pixels
 INK, FAINT, LINE = "#222222", "#bbbbbb", "#1f5fd0"
 
 
 def bars(values: list[float], width: int = 60) -> str:
-    """A line of bars, one for every so many values."""
+    """Return a line of at most `width` bars, each the mean of several values."""
     size = -(-len(values) // width)
     means = [sum(part) / len(part) for part in _runs(values, size)]
     low, high = min(means), max(means)
@@ -21,17 +21,17 @@ def bars(values: list[float], width: int = 60) -> str:
 
 
 def check_plot(path: Path) -> None:
-    """InputError for what cannot become a picture, before hours of training."""
+    """Raise InputError if no image can be written there, before hours of training."""
     if path.suffix.lower() not in Image.registered_extensions():
-        raise InputError(f"{path} ends like no kind of picture; write one like loss.png.")
+        raise InputError(f"{path} has no known image ending; use a name like loss.png.")
     if not path.parent.is_dir():
         raise InputError(f"The plot cannot be written to {path}: there is no {path.parent}.")
 
 
 def draw_losses(losses: list[float], path: Path) -> None:
-    """A picture (PNG, or what else the name says) of the loss, step by step."""
-    picture = Image.new("RGB", SIZE, "white")
-    pen = ImageDraw.Draw(picture)
+    """Draw the loss of each step to an image file, whose ending decides its format."""
+    image = Image.new("RGB", SIZE, "white")
+    pen = ImageDraw.Draw(image)
     left, top, right, bottom = EDGE, EDGE // 2, SIZE[0] - EDGE // 2, SIZE[1] - EDGE
     highest = max([*losses, 1e-9])
     for part in range(5):
@@ -47,8 +47,8 @@ def draw_losses(losses: list[float], path: Path) -> None:
     pen.text((left, bottom + 16), "loss of each step", fill=INK)
     pen.text((right - 40, bottom + 16), f"{len(losses)} steps", fill=INK)
     try:
-        picture.save(path)
-    except (OSError, ValueError) as error:  # ValueError: a name that ends like no kind of picture
+        image.save(path)
+    except (OSError, ValueError) as error:  # ValueError: an unknown ending
         raise InputError(f"The plot cannot be written to {path}: {error}.") from None
 
 

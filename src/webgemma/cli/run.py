@@ -1,4 +1,4 @@
-"""`webgemma run`: one answer, or a chat that goes on until the user leaves."""
+"""`webgemma run`: one reply, or a chat until the user leaves."""
 
 import sys
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from webgemma.api import Gemma
-from webgemma.cli.chat import Talk, print_reply
+from webgemma.cli.chat import TerminalChat, print_reply
 from webgemma.cli.options import (
-    AdapterOption,
     Device,
     DeviceOption,
+    GpuOption,
     JsonOption,
     Kv,
     KvOption,
@@ -19,95 +19,57 @@ from webgemma.cli.options import (
     ModelArgument,
     Precision,
     PrecisionOption,
-    gpu_and_lora,
-    read_stdin,
+    with_settings,
 )
-from webgemma.cli.terminal import err, progress, sentences
+from webgemma.cli.terminal import bytes_bar, err, reported_errors
+from webgemma.cli.tokens import read_stdin
 from webgemma.cli.watch import watched
 from webgemma.errors import InputError
 from webgemma.images import BUDGET, check_budget
 
 
+@with_settings
 def run(
     model: ModelArgument = None,
     prompt: Annotated[
-        str | None, typer.Argument(help="What to ask; without it a chat begins.")
+        str | None, typer.Argument(metavar="PROMPT", help="The message; without it a chat begins.")
     ] = None,
+    *,
     device: DeviceOption = Device.auto,
-    adapter: AdapterOption = None,
+    gpu: GpuOption = None,
+    lora: LoraOption = None,
     kv: KvOption = Kv.f16,
     precision: PrecisionOption = Precision.auto,
-    system: Annotated[str | None, typer.Option(help="What the model should be or know.")] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Positions of prompt and reply together, at most.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     think: Annotated[
-        bool, typer.Option("--think", help="Let the model think before it answers.")
+        bool, typer.Option("--think", help="Let the model think before it replies.")
     ] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the text as it is, without a chat.")
+        bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")
     ] = False,
-    max_tokens: Annotated[int | None, typer.Option(help="The longest answer.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="0: always the likeliest token.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Choose among the k likeliest; 0: all.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Choose among those that hold this share.")
-    ] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Drop what is less likely than this share of the best.")
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1: avoid recent tokens.")
-    ] = None,
-    presence_penalty: Annotated[
-        float | None, typer.Option(help="Above 0: avoid recent tokens.")
-    ] = None,
-    top_logprobs: Annotated[
-        int | None,
-        typer.Option(help="With --json: report the n likeliest tokens of each step, 20 at most."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="DiffusionGemma: denoising steps of a block, at most.")
-    ] = None,
-    entropy_bound: Annotated[
-        float | None, typer.Option(help="DiffusionGemma: how much doubt a step may settle.")
-    ] = None,
-    t_min: Annotated[
-        float | None, typer.Option(help="DiffusionGemma: temperature of a block's end.")
-    ] = None,
-    t_max: Annotated[
-        float | None, typer.Option(help="DiffusionGemma: temperature of a block's beginning.")
-    ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="DiffusionGemma: show blocks coming into focus.")
-    ] = False,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End the answer before this text; may repeat.")
-    ] = None,
-    context: Annotated[
-        int | None, typer.Option(help="Positions at most, prompt and answer together.")
-    ] = None,
     image: Annotated[
-        list[Path] | None, typer.Option(help="A picture to ask about; may repeat.")
+        list[Path] | None, typer.Option(help="An image for the message; may repeat.")
     ] = None,
     audio: Annotated[
-        list[Path] | None, typer.Option(help="A sound to ask about; may repeat.")
+        list[Path] | None, typer.Option(help="Audio for the message; may repeat.")
     ] = None,
     video: Annotated[
         list[Path] | None,
-        typer.Option(help="A film to ask about: an animated GIF, WebP or PNG; may repeat."),
+        typer.Option(help="A video for the message: an animated GIF, WebP or PNG; may repeat."),
     ] = None,
     image_budget: Annotated[
-        int, typer.Option(help="Soft tokens of a picture at most: 70, 140, 280, 560 or 1120.")
+        int, typer.Option(help="Soft tokens of an image, at most: 70, 140, 280, 560 or 1120.")
     ] = BUDGET,
     mmproj: Annotated[
-        Path | None,
-        typer.Option(help="The file of the model's eyes and ears, where that is another one."),
+        Path | None, typer.Option(help="The file of the vision and audio encoders.")
     ] = None,
-    lora: LoraOption = None,
     as_json: JsonOption = False,
+    settings: Any,
 ) -> None:
-    """Chat with a model, or get one answer.
+    """Chat with a model, or get one reply.
 
     Examples:
       webgemma run
@@ -117,40 +79,21 @@ def run(
       cat letter.txt | webgemma run gemma4:e2b "Summarise this:"
       webgemma run gemma4:e2b "Is ice cold? Yes or no." --max-tokens 1 --top-logprobs 5 --json
     """
-    given = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "presence_penalty": presence_penalty,
-        "top_logprobs": top_logprobs,
-        "seed": seed,
-        "steps": steps,
-        "entropy_bound": entropy_bound,
-        "t_min": t_min,
-        "t_max": t_max,
-        "watch": watch or None,
-        "stop": stop or None,
-    }
-    settings: Any = {name: value for name, value in given.items() if value is not None}
-    with sentences():
-        if top_logprobs and not as_json:
-            raise InputError("--top-logprobs needs --json, which is where they are printed.")
+    with reported_errors():
+        if settings.get("top_logprobs") and not as_json:
+            raise InputError("--top-logprobs needs --json, which prints them.")
         media = _media(image, audio, video, image_budget)
         if media and raw:
-            raise InputError("Pictures and sounds need a chat, and --raw is none.")
-        question = _question(prompt)
-        adapter, lora = gpu_and_lora(adapter, lora)
-        with progress("loading") as show:
+            raise InputError("Images and audio need the chat template; leave --raw out.")
+        message = _message(prompt)
+        with bytes_bar("loading") as show:
             gemma = Gemma.load(
                 model,
                 device.value,
                 context=context,
                 kv=kv.value,
                 precision=precision.value,
-                adapter=adapter,
+                gpu=gpu,
                 progress=show,
                 mmproj=mmproj,
                 lora=lora,
@@ -158,39 +101,37 @@ def run(
         with gemma:
             if device == Device.auto and gemma.device.startswith("CPU") and err.is_terminal:
                 err.print("No GPU found: computing on the CPU, in numpy.", style="dim")
-            talk = Talk(gemma, settings, system, think, media)
-            if question is None and not as_json:
-                talk.go_on()
-            elif question is None:
+            chat = TerminalChat(gemma, settings, system, think, media)
+            if message is None and not as_json:
+                chat.loop()
+            elif message is None:
                 raise InputError("--json needs a prompt, as an argument or on standard input.")
             elif raw:
-                print_reply(watched(gemma.generate(question, **settings), gemma), as_json)
+                print_reply(watched(gemma.generate(message, **settings), gemma), as_json)
             else:
-                print_reply(talk.ask(question), as_json)
+                print_reply(chat.reply(message), as_json)
 
 
 def _media(
-    images: list[Path] | None, sounds: list[Path] | None, films: list[Path] | None, budget: int
+    images: list[Path] | None, audio: list[Path] | None, videos: list[Path] | None, budget: int
 ) -> list[dict[str, Any]]:
-    """Parts of the question; what is wrong is said before a model is loaded."""
+    """Return the media as parts of a message; InputError before a model is loaded."""
     check_budget(budget)
-    kinds = {"image": images or [], "audio": sounds or [], "video": films or []}
+    kinds = {"image": images or [], "audio": audio or [], "video": videos or []}
     for paths in kinds.values():
         for path in paths:
             if not path.is_file():
                 raise InputError(f"There is no file {path}.")
-    parts = [{"type": kind, "path": path} for kind, some in kinds.items() for path in some]
+    parts = [{"type": kind, "path": path} for kind, paths in kinds.items() for path in paths]
     return [{**part, "budget": budget} for part in parts]
 
 
-def _question(prompt: str | None) -> str | None:
-    """The prompt and, when it is no terminal, standard input; None begins a chat."""
+def _message(prompt: str | None) -> str | None:
+    """Return the prompt and, unless that is a terminal, standard input; None begins a chat."""
     if sys.stdin is None or sys.stdin.isatty():
         return prompt
     piped = read_stdin()
     parts = [part for part in (prompt, piped.strip("\n")) if part]
     if not parts:
-        raise InputError(
-            "There is nothing to answer: standard input is empty and no prompt was given."
-        )
+        raise InputError("There is no prompt: none was given, and standard input is empty.")
     return "\n\n".join(parts)

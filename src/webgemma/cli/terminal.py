@@ -1,4 +1,4 @@
-"""How the command line speaks: a console for words, one for complaints, JSON for scripts."""
+"""Output of the command line: text and errors for people, JSON for scripts, progress bars."""
 
 import json
 import sys
@@ -25,42 +25,47 @@ out = Console(highlight=False)  # rich honours NO_COLOR and a missing terminal b
 err = Console(stderr=True, highlight=False)
 
 
-def complain(sentence: str) -> NoReturn:
-    """Say what is wrong, and leave with 1."""
-    err.print(f"[bold red]error:[/] {escape(sentence)}", soft_wrap=True)
+def print_error(message: str) -> None:
+    """Print an error."""
+    err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+
+
+def fail(message: str) -> NoReturn:
+    """Print an error and exit with 1."""
+    print_error(message)
     raise typer.Exit(1)
 
 
 @contextmanager
-def sentences() -> Iterator[None]:
-    """Turn what a user can cause into a sentence and exit code 1, never a traceback."""
+def reported_errors() -> Iterator[None]:
+    """Turn every error that a user can cause into a sentence and an exit code."""
     try:
         yield
     except WebgemmaError as error:
-        complain(str(error))
+        fail(str(error))
     except KeyboardInterrupt:
         err.print("stopped")
         raise typer.Exit(130) from None
-    except BrokenPipeError:  # the reader of our output has gone, as in `webgemma list | head -1`
+    except BrokenPipeError:  # as in `webgemma list | head -1`
         sys.stderr.close()
         raise typer.Exit(0) from None
     except MemoryError:
-        complain("The memory of this machine is full; take a smaller model or a shorter prompt.")
+        fail("The memory of this machine is full; use a smaller model or a shorter prompt.")
     except OSError as error:
-        complain(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
+        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
 
 
 def write_json(value: Any) -> None:
-    """One JSON value on standard output."""
+    """Write one JSON value to standard output."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
     sys.stdout.flush()
 
 
 @contextmanager
-def progress(label: str, total_nbytes: int | None = None) -> Iterator[Any]:
-    """A progress bar on standard error; gives the function that moves it to so many bytes.
+def bytes_bar(label: str, total_nbytes: int | None = None) -> Iterator[Any]:
+    """Show a progress bar of bytes on standard error; give the function that moves it.
 
-    It appears when it is first moved, and may be told the total only then."""
+    It appears when it is first moved, and may learn the total only then."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -83,18 +88,18 @@ class StepsBar:
         self._task = bars.add_task(label, total=None, visible=False)
 
     def show(self, done: int, total: int) -> None:
-        """Move it to so many steps of so many."""
+        """Move it."""
         self._bars.start()
         self._bars.update(self._task, completed=done, total=total, visible=True)
 
     def hide(self) -> None:
-        """Take it away."""
+        """Remove it."""
         self._bars.stop()
 
 
 @contextmanager
 def steps_bar(label: str) -> Iterator[StepsBar]:
-    """A progress bar on standard error that counts steps."""
+    """Show a progress bar of steps on standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     bars = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
     try:
@@ -103,8 +108,8 @@ def steps_bar(label: str) -> Iterator[StepsBar]:
         bars.stop()
 
 
-def human_nbytes(nbytes: int) -> str:
-    """Bytes as people write them: 7.2 GB (powers of ten, as Ollama shows them)."""
+def format_nbytes(nbytes: int) -> str:
+    """Format bytes with powers of ten, as Ollama does: 7.2 GB."""
     size = float(nbytes)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 999.5 or unit == "GB":
@@ -113,8 +118,8 @@ def human_nbytes(nbytes: int) -> str:
     raise AssertionError
 
 
-def human_count(count: int) -> str:
-    """Parameters as people write them: 4.65B, 12.5M."""
+def format_count(count: int) -> str:
+    """Format a number of parameters: 4.65B, 12.5M."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if count >= size:
             return f"{count / size:.3g}{unit}"

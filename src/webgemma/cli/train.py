@@ -1,10 +1,10 @@
-"""`webgemma train`: a low-rank adapter learns from examples."""
+"""`webgemma train`: train a LoRA adapter on examples."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,24 +15,30 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 
 from webgemma.cli.loading import load_model
-from webgemma.cli.options import AdapterOption, JsonOption, ModelArgument
+from webgemma.cli.options import GpuOption, JsonOption, ModelArgument
 from webgemma.cli.plot import bars, check_plot, draw_losses
-from webgemma.cli.terminal import err, human_count, human_nbytes, out, sentences, write_json
-from webgemma.defaults import chat_size
+from webgemma.cli.terminal import (
+    err,
+    format_count,
+    format_nbytes,
+    out,
+    reported_errors,
+    write_json,
+)
 from webgemma.device import Device, open_device
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
-from webgemma.lora.adapter import Adapter
-from webgemma.lora.course import Course, Progress, Training
-from webgemma.lora.data import Example, Report, Texts, bucket, split
-from webgemma.lora.estimate import Memory, estimate
-from webgemma.lora.fresh import GROUPS, PARTS, new_adapter
+from webgemma.lora.adapter import TARGET_GROUPS, TARGETS, Adapter, new_adapter
+from webgemma.lora.data import Example, ExampleReader, Report, bucket, split
+from webgemma.lora.estimate import TrainingMemory, estimate
 from webgemma.lora.gguf_file import write_gguf_adapter
+from webgemma.lora.loading import open_adapter
 from webgemma.lora.optimiser import AdamW
 from webgemma.lora.peft_folder import write_peft_folder
-from webgemma.lora.schedule import Shape
-from webgemma.lora.trainer import Options, Trainer
+from webgemma.lora.schedule import Schedule, Shape
+from webgemma.lora.trainer import Trainer, TrainingOptions, TrainingProgress
+from webgemma.lora.trainer import train as train_adapter
 from webgemma.models import FoundModel, find_model
 from webgemma.sync import iterate_sync, run_sync
 from webgemma.text.chat import Chat
@@ -42,240 +48,260 @@ STATE_FILE, GGUF_FILE = "training.safetensors", "adapter.gguf"
 
 
 @dataclass(slots=True)
-class _Task:
-    """What is to be trained on what."""
+class _Training:
+    """What is trained on what, and how it goes."""
 
     found: FoundModel
     gguf: Gguf
     config: Config
     adapter: Adapter
     examples: list[Example]
-    judges: list[Example]
+    held_out: list[Example]
     report: Report
-    options: Options
-    course: Course
+    options: TrainingOptions
+    schedule: Schedule
     folder: Path
     as_gguf: bool
     losses: list[float] = field(default_factory=list)
-    judged: list[float] = field(default_factory=list)
-    began: float | None = None  # when the first step, which compiles, was done
+    held_out_losses: list[float] = field(default_factory=list)
+    started: float | None = None  # when the first step, which compiles, was done
     seconds: float = 0.0  # since then
     tokens: int = 0
 
     @property
     def length(self) -> int:
-        """Of the longest batch."""
-        return bucket(max(len(example.ids) for example in (*self.examples, *self.judges)))
+        """Tokens of the longest sequences, padded."""
+        return bucket(max(len(example.ids) for example in (*self.examples, *self.held_out)))
 
 
 def train(
     model: ModelArgument,
     data: Annotated[Path, typer.Argument(help="JSON lines of chats, questions or texts; or .txt.")],
     folder: Annotated[Path, typer.Option("--out", help="The folder of the adapter.")],
-    rank: Annotated[int, typer.Option(help="Of A and B.")] = 16,
-    alpha: Annotated[float | None, typer.Option(help="Twice the rank, if not given.")] = None,
-    parts: Annotated[
+    rank: Annotated[int, typer.Option(help="The rank of A and B.")] = 16,
+    alpha: Annotated[float | None, typer.Option(help="By default twice the rank.")] = None,
+    targets: Annotated[
         str, typer.Option(help="all, attention, feed-forward, or names: attn_q,attn_v,output,…")
     ] = "all",
     layers: Annotated[
-        str | None, typer.Option(help="Only these layers: 0-5,9; all, if not given.")
+        str | None, typer.Option(help="Only these layers: 0-5,9; by default all.")
     ] = None,
-    rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 2e-4,
-    epochs: Annotated[int, typer.Option(help="How often every example is seen.")] = 3,
-    steps: Annotated[int | None, typer.Option(help="So many, in place of epochs.")] = None,
-    batch: Annotated[int, typer.Option(help="Examples that go through together.")] = 4,
-    accumulate: Annotated[int, typer.Option(help="Batches that make one step.")] = 1,
-    max_length: Annotated[int, typer.Option(help="Tokens of an example; longer are cut.")] = 512,
+    learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 2e-4,
+    epochs: Annotated[int, typer.Option(help="How often every example is read.")] = 3,
+    steps: Annotated[int | None, typer.Option(help="So many steps instead of epochs.")] = None,
+    batch: Annotated[int, typer.Option(help="Examples of a batch.")] = 4,
+    accumulate: Annotated[int, typer.Option(help="Batches of a step.")] = 1,
+    max_length: Annotated[
+        int, typer.Option(help="Tokens of an example; longer ones are truncated.")
+    ] = 512,
     schedule: Annotated[str, typer.Option(help="cosine, linear or constant.")] = "cosine",
-    warmup: Annotated[float, typer.Option(help="Share of the steps.")] = 0.03,
-    dropout: Annotated[float, typer.Option(help="Of what the adapter reads.")] = 0.0,
-    decay: Annotated[float, typer.Option(help="Of the weights.")] = 0.0,
-    evaluation: Annotated[float, typer.Option(help="Share of the rows to judge by.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep what layers compute: faster, more memory.")
+    warmup: Annotated[float, typer.Option(help="The share of the steps that warm up.")] = 0.03,
+    dropout: Annotated[float, typer.Option(help="Dropout of the adapter's input.")] = 0.0,
+    decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
+    held_out: Annotated[
+        float, typer.Option(help="The share of the rows to evaluate on, not to train on.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="The seed of everything random.")] = 0,
+    keep_activations: Annotated[
+        bool,
+        typer.Option("--keep-activations", help="Keep what layers compute: faster, more memory."),
     ] = False,
     as_gguf: Annotated[
         bool, typer.Option("--gguf", help="Write adapter.gguf, too, for llama.cpp and Ollama.")
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="A picture of the loss, to be written at the end.")
+        Path | None, typer.Option(help="Write an image of the loss here, at the end.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder's.")] = False,
-    only_estimate: Annotated[
-        bool, typer.Option("--estimate", help="Say what memory it takes, and stop.")
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the training of the folder.")
     ] = False,
-    adapter: AdapterOption = None,
+    only_estimate: Annotated[
+        bool, typer.Option("--estimate", help="Print the memory it takes, and stop.")
+    ] = False,
+    gpu: GpuOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a low-rank adapter on examples, here. Ctrl-C saves what has been learnt.
+    """Train a LoRA adapter on examples, on this machine. Ctrl-C stops and saves.
 
     Examples:
       webgemma train gemma4:e2b chats.jsonl --out adapter/
       webgemma train gemma4:e2b chats.jsonl --out adapter/ --layers 20-34 --plot loss.png
       webgemma run gemma4:e2b --lora adapter/
     """
-    with sentences():
+    with reported_errors():
         if plot is not None:
             check_plot(plot)
         found = find_model(model)
-        options = Options(batch, dropout, seed, AdamW(decay=decay), checkpoint=not keep)
-        course = Course(rate, epochs, accumulate, warmup, cast(Shape, schedule), seed, steps)
+        optimiser = AdamW(decay=decay)
+        options = TrainingOptions(batch, dropout, seed, optimiser, not keep_activations)
+        shape = cast(Shape, schedule)
+        course = Schedule(learning_rate, epochs, accumulate, warmup, shape, seed, steps)
         with found.open() as gguf:
             config = trainable_config(gguf)
-            texts = Texts(Tokenizer.from_gguf(gguf), Chat(chat_size(found, config)), max_length)
-            examples, report = texts.read(data)
-            learn, judges = split(examples, evaluation, seed)
+            chat = Chat(found.chat_size(config))
+            reader = ExampleReader(Tokenizer.from_gguf(gguf), chat, max_length)
+            examples, report = reader.read(data)
+            train_examples, held_out_examples = split(examples, held_out, seed)
             if resume:
-                pairs = Adapter.open(folder)
+                adapter = open_adapter(folder)
             else:
-                pairs = new_adapter(
-                    config,
-                    _parts(parts),
-                    rank=rank,
-                    alpha=alpha,
-                    layers=_layers(layers),
-                    seed=seed,
-                )
-            task = _Task(
-                *(found, gguf, config, pairs, learn, judges, report, options, course, folder),
+                chosen = {"rank": rank, "alpha": alpha, "layers": _layers(layers), "seed": seed}
+                adapter = new_adapter(config, _targets(targets), **cast(Any, chosen))
+            training = _Training(
+                found,
+                gguf,
+                config,
+                adapter,
+                train_examples,
+                held_out_examples,
+                report,
+                options,
+                course,
+                folder,
                 as_gguf,
             )
-            with closing(open_device(adapter)) as device:
-                memory = run_sync(estimate(gguf, config, pairs, options, task.length, device))
+            with closing(open_device(gpu)) as device:
+                memory = run_sync(estimate(gguf, config, adapter, options, training.length, device))
                 facts = {"model": found.label, "device": device.name, **memory._asdict()}
                 if not as_json:
-                    _introduce(task, device, memory)
+                    _print_plan(training, device, memory)
                 if not only_estimate:
-                    facts |= _train(task, device, resume=resume, quiet=as_json)
-                if plot is not None and task.losses:
-                    draw_losses(task.losses, plot)
+                    facts |= _train(training, device, resume=resume, quiet=as_json)
+                if plot is not None and training.losses:
+                    draw_losses(training.losses, plot)
         if as_json:
             write_json(facts)
 
 
-def _parts(names: str) -> tuple[str, ...]:
-    """The parts of a group, or those that are named."""
+def _targets(names: str) -> tuple[str, ...]:
+    """Return the targets that are named, or those of a group."""
     listed = tuple(name.strip() for name in names.split(",") if name.strip())
-    if unknown := [name for name in listed if name not in (*GROUPS, *PARTS)]:
-        known = ", ".join((*GROUPS, *PARTS))
-        raise InputError(f"There is no part {unknown[0]!r} to adapt; take of {known}.")
-    return tuple(part for name in listed for part in GROUPS.get(name, (name,)))
+    known = (*TARGET_GROUPS, *TARGETS)
+    if unknown := [name for name in listed if name not in known]:
+        raise InputError(f"There is no target {unknown[0]!r}; there are: {', '.join(known)}.")
+    return tuple(target for name in listed for target in TARGET_GROUPS.get(name, (name,)))
 
 
 def _layers(ranges: str | None) -> set[int] | None:
-    """The layers that are named: "0-5,9"."""
+    """Return the layers of a text like "0-5,9"."""
     if ranges is None:
         return None
     found: set[int] = set()
     for part in ranges.split(","):
         match = re.fullmatch(r"\s*(\d{1,4})(?:\s*-\s*(\d{1,4}))?\s*", part, re.ASCII)
         if match is None:
-            raise InputError(f"{part!r} names no layers; write them like 0-5,9.")
+            raise InputError(f"{part!r} is not a range of layers; write them like 0-5,9.")
         found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
     return found
 
 
-def _introduce(task: _Task, device: Device, memory: Memory) -> None:
-    """What will be done, and what it takes."""
-    count = human_count(task.adapter.nbytes // 4)
-    pairs = f"{count} numbers in {len(task.adapter.pairs)} matrices"
-    err.print(f"{task.found.label} on {device.name}: {pairs}", markup=False, soft_wrap=True)
-    err.print(f"  data    {task.report}", markup=False, soft_wrap=True)
+def _print_plan(training: _Training, device: Device, memory: TrainingMemory) -> None:
+    """Print what will be trained, and the memory it takes."""
+    count, pairs = format_count(training.adapter.nbytes // 4), len(training.adapter.pairs)
+    summary = f"{training.found.label} on {device.name}: {count} numbers in {pairs} matrices"
+    err.print(summary, markup=False, soft_wrap=True)
+    err.print(f"  data    {training.report}", markup=False, soft_wrap=True)
+    batch = f"{training.options.batch_size} x {training.length}"
     parts = [
-        f"{human_nbytes(memory.nbytes)}: model {human_nbytes(memory.model_nbytes)}",
-        f"adapter and moments {human_nbytes(memory.adapter_nbytes)}",
-        f"batches of {task.options.sequences} x {task.length} {human_nbytes(memory.work_nbytes)}",
+        f"{format_nbytes(memory.nbytes)}: model {format_nbytes(memory.model_nbytes)}",
+        f"adapter and moments {format_nbytes(memory.adapter_nbytes)}",
+        f"batches of {batch} {format_nbytes(memory.scratch_nbytes)}",
     ]
     err.print("  memory  " + ", ".join(parts), markup=False, soft_wrap=True)
 
 
-def _train(task: _Task, device: Device, *, resume: bool, quiet: bool) -> dict[str, Any]:
-    """Train, save, and say how it went."""
+def _train(training: _Training, device: Device, *, resume: bool, quiet: bool) -> dict[str, Any]:
+    """Train and save; return how it went."""
     stopped = False
     with (
-        load_model(task.gguf, task.config, device) as model,
-        closing(Trainer(model, task.adapter, task.options)) as trainer,
+        load_model(training.gguf, training.config, device) as model,
+        closing(Trainer(model, training.adapter, training.options)) as trainer,
     ):
         if resume:
-            trainer.restore_state(task.folder / STATE_FILE)
-        training = Training(trainer, task.examples, task.judges, task.course)
+            trainer.restore_state(training.folder / STATE_FILE)
+        steps = train_adapter(trainer, training.examples, training.held_out, training.schedule)
         try:
             with _bar(quiet) as show:
-                for progress in iterate_sync(training.run()):
-                    _note(task, trainer, progress)
+                for progress in iterate_sync(steps):
+                    _note(training, trainer, progress)
                     show(progress)
         except KeyboardInterrupt:
             stopped = True
         finally:
-            steps = trainer.steps
-            if steps:
-                _save(trainer, task)
+            count = trainer.steps
+            if count:
+                _save(trainer, training)
     if not quiet:
-        _conclude(task, steps, stopped)
-    speed = task.tokens / task.seconds if task.seconds else 0.0
-    told = {"steps": steps, "stopped": stopped, "tokens_per_second": speed}
-    return {**told, "losses": task.losses, "judged": task.judged, "out": str(task.folder)}
+        _print_result(training, count, stopped)
+    speed = training.tokens / training.seconds if training.seconds else 0.0
+    return {
+        "steps": count,
+        "stopped": stopped,
+        "tokens_per_second": speed,
+        "losses": training.losses,
+        "held_out_losses": training.held_out_losses,
+        "out": str(training.folder),
+    }
 
 
-def _note(task: _Task, trainer: Trainer, progress: Progress) -> None:
-    """Keep a step's figures, and the best adapter there was."""
+def _note(training: _Training, trainer: Trainer, progress: TrainingProgress) -> None:
+    """Note the figures of a step, and save the best adapter so far."""
     now = time.perf_counter()
-    if task.began is None:
-        task.began = now
+    if training.started is None:
+        training.started = now
     else:
-        task.seconds = now - task.began
-        task.tokens += progress.found.tokens
-    task.losses.append(progress.found.loss)
-    if progress.judged is not None:
-        task.judged.append(progress.judged)
+        training.seconds = now - training.started
+        training.tokens += progress.result.tokens
+    training.losses.append(progress.result.loss)
+    if progress.held_out_loss is not None:
+        training.held_out_losses.append(progress.held_out_loss)
     if progress.best:
-        write_peft_folder(run_sync(trainer.adapter()), task.folder / "best")
+        write_peft_folder(run_sync(trainer.adapter()), training.folder / "best")
 
 
-def _save(trainer: Trainer, task: _Task) -> None:
-    """The adapter as it is now, and what is needed to go on."""
-    learnt = run_sync(trainer.adapter())
-    write_peft_folder(learnt, task.folder)
-    if task.as_gguf:
-        write_gguf_adapter(learnt, task.folder / GGUF_FILE)
-    run_sync(trainer.save_state(task.folder / STATE_FILE))
+def _save(trainer: Trainer, training: _Training) -> None:
+    """Write the adapter as it is now, and what is needed to continue."""
+    adapter = run_sync(trainer.adapter())
+    write_peft_folder(adapter, training.folder)
+    if training.as_gguf:
+        write_gguf_adapter(adapter, training.folder / GGUF_FILE)
+    run_sync(trainer.save_state(training.folder / STATE_FILE))
 
 
 def trainable_config(gguf: Gguf) -> Config:
-    """The blueprint of a model that can be trained."""
+    """Return the configuration of a model; InputError if it cannot be trained."""
     config = Config.from_gguf(gguf)
     if config.diffusion:
-        raise InputError(f"{gguf.name}: DiffusionGemma cannot be trained here.")
+        raise InputError(f"{gguf.name}: DiffusionGemma cannot be trained yet.")
     return config
 
 
 @contextmanager
-def _bar(quiet: bool) -> Iterator[Any]:
-    """A bar with the loss; gives the function that moves it."""
+def _bar(quiet: bool) -> Iterator[Callable[[TrainingProgress], None]]:
+    """Show a bar with the loss; give the function that moves it."""
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn())
-    said = TextColumn("{task.description}")
+    text = TextColumn("{task.description}")
     hidden = quiet or not err.is_terminal
-    with Bars(*columns, said, TimeRemainingColumn(), console=err, disable=hidden) as bars:
-        task = bars.add_task("", total=None)
+    with Bars(*columns, text, TimeRemainingColumn(), console=err, disable=hidden) as shown:
+        task = shown.add_task("", total=None)
 
-        def show(progress: Progress) -> None:
-            words = f"loss {progress.found.loss:.3f}, rate {progress.rate:.1e}"
-            if progress.judged is not None:
-                words += f", judged {progress.judged:.3f}"
-            bars.update(task, completed=progress.step, total=progress.steps, description=words)
+        def show(progress: TrainingProgress) -> None:
+            facts = f"loss {progress.result.loss:.3f}, learning rate {progress.learning_rate:.1e}"
+            if progress.held_out_loss is not None:
+                facts += f", held-out {progress.held_out_loss:.3f}"
+            shown.update(task, completed=progress.step, total=progress.steps, description=facts)
 
         yield show
 
 
-def _conclude(task: _Task, steps: int, stopped: bool) -> None:
-    if task.losses:
-        line = f"{bars(task.losses)}  loss {task.losses[0]:.3f} to {task.losses[-1]:.3f}"
+def _print_result(training: _Training, steps: int, stopped: bool) -> None:
+    losses, held_out, folder = training.losses, training.held_out_losses, training.folder
+    if losses:
+        line = f"{bars(losses)}  loss {losses[0]:.3f} to {losses[-1]:.3f}"
         out.print(line, markup=False, soft_wrap=True)
-    for judged in task.judged[-1:]:
-        best = min(task.judged)
-        out.print(f"judged {judged:.3f}, at best {best:.3f} ({task.folder / 'best'})", markup=False)
-    speed = f", {task.tokens / task.seconds:.0f} tokens/s" if task.seconds else ""
-    how = "stopped" if stopped else "done"
-    said = f"{how} after {steps} steps{speed}: {task.folder}"
-    out.print(said + ("; --resume goes on" if stopped else ""), markup=False, soft_wrap=True)
+    if held_out:
+        best = f"held-out loss {held_out[-1]:.3f}, at best {min(held_out):.3f} ({folder / 'best'})"
+        out.print(best, markup=False, soft_wrap=True)
+    speed = f", {training.tokens / training.seconds:.0f} tokens/s" if training.seconds else ""
+    line = f"{'stopped' if stopped else 'done'} after {steps} steps{speed}: {folder}"
+    out.print(line + ("; --resume continues" if stopped else ""), markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`webgemma run --watch`: a block comes into focus, settled text bright and noise dim."""
+"""`webgemma run --watch`: the canvas after each step, accepted text bright and noise dim."""
 
 from collections.abc import Iterator
 
@@ -9,12 +9,12 @@ from rich.text import Text
 from webgemma.api import Gemma
 from webgemma.cli.terminal import out
 from webgemma.denoising import Canvas
-from webgemma.pieces import Piece, spelled
+from webgemma.replies import Piece, canvas_runs
 from webgemma.text.tokenizer import Tokenizer
 
 
 def watched(pieces: Iterator[Piece], gemma: Gemma, console: Console = out) -> Iterator[Piece]:
-    """The pieces of a reply; on a terminal, the canvas is drawn over and over until it is done."""
+    """Yield the pieces of a reply; on a terminal, draw the canvas between them."""
     live: Live | None = None
     try:
         for piece in pieces:
@@ -26,7 +26,7 @@ def watched(pieces: Iterator[Piece], gemma: Gemma, console: Console = out) -> It
             if live is None:
                 live = Live(console=console, transient=True, auto_refresh=False)
                 live.start()
-            live.update(picture(piece.canvas, gemma.tokenizer), refresh=True)
+            live.update(canvas_text(piece.canvas, gemma.tokenizer), refresh=True)
             if piece.canvas.done:
                 live.stop()
                 live = None
@@ -35,14 +35,12 @@ def watched(pieces: Iterator[Piece], gemma: Gemma, console: Console = out) -> It
             live.stop()
 
 
-def picture(canvas: Canvas, tokenizer: Tokenizer) -> Text:
-    """The canvas as text, and how far it is."""
+def canvas_text(canvas: Canvas, tokenizer: Tokenizer) -> Text:
+    """Return the canvas as text, with its number and step."""
     text = Text(overflow="fold")
-    for run, is_settled in spelled(canvas, tokenizer):
-        text.append(run, style="bold" if is_settled else "dim")
-    settled = sum(canvas.accepted)
-    facts = (
-        f"\nblock {canvas.block + 1}, step {canvas.step}: {settled} of {len(canvas.ids)} settled"
-    )
+    for run, is_accepted in canvas_runs(canvas, tokenizer):
+        text.append(run, style="bold" if is_accepted else "dim")
+    accepted, count = sum(canvas.accepted), len(canvas.ids)
+    facts = f"\ncanvas {canvas.number + 1}, step {canvas.step}: {accepted} of {count} accepted"
     text.append(facts, style="dim italic")
     return text

@@ -1,4 +1,4 @@
-"""`webgemma web`: the page in the browser, from a server that only this machine can reach."""
+"""`webgemma web`: serve the page to this machine only, and open it in the browser."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from webgemma.cli.options import JsonOption
-from webgemma.cli.terminal import err, out, sentences
+from webgemma.cli.terminal import err, out, reported_errors
 from webgemma.web.server import DEFAULT_PORT, Server
 from webgemma.web.site import Site, no_pyodide
 
@@ -22,7 +22,7 @@ def web(
             help=f"The port; if not given, {DEFAULT_PORT} or the next free one; 0 takes any.",
         ),
     ] = None,
-    opens: Annotated[
+    open_page: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the page in the browser.")
     ] = True,
     as_json: JsonOption = False,
@@ -31,15 +31,15 @@ def web(
 
     Example: webgemma web
     """
-    with sentences():
+    with reported_errors():
         site = Site()
         server = Server(site, port)
         try:
             _announce(server, site, port, as_json)
-            if opens:  # some browsers keep the caller until they are closed
+            if open_page:  # some browsers block the caller until they are closed
                 threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
             server.run()
-        except KeyboardInterrupt:  # the way to end it, not a failure
+        except KeyboardInterrupt:  # the usual end
             err.print("stopped")
 
 
@@ -50,11 +50,11 @@ def _announce(server: Server, site: Site, port: int | None, as_json: bool) -> No
     notes = []
     if port is None and server.port != DEFAULT_PORT:
         notes.append(
-            f"Port {DEFAULT_PORT} is taken, so it is {server.port}. What the browser has stored "
-            "for one port is not seen from another."
+            f"Port {DEFAULT_PORT} is in use, so this is {server.port}. What the browser stores for "
+            "one port is not visible from another."
         )
     if not site.has_pyodide():
         notes.append(no_pyodide(site.pyodide))
     for note in notes:
         err.print(f"note: {note}", markup=False, soft_wrap=True)
-    out.print(f"webgemma is at {server.url} · Ctrl-C ends it", markup=False, soft_wrap=True)
+    out.print(f"webgemma is at {server.url} · Ctrl-C stops it", markup=False, soft_wrap=True)

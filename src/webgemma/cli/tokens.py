@@ -1,0 +1,168 @@
+"""`webgemma tokenize`, `render` and `logits`: how text becomes tokens, prompts and logits."""
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from webgemma.api import Gemma
+from webgemma.cli.options import (
+    Device,
+    DeviceOption,
+    GpuOption,
+    JsonOption,
+    Kv,
+    KvOption,
+    LoraOption,
+    ModelArgument,
+    Precision,
+    PrecisionOption,
+)
+from webgemma.cli.terminal import out, reported_errors, write_json
+from webgemma.errors import InputError
+from webgemma.models import find_model
+from webgemma.text.chat import Chat
+from webgemma.text.tokenizer import Tokenizer
+
+
+class Size(StrEnum):
+    """Which of the two chat templates."""
+
+    small = "small"
+    large = "large"
+
+
+def tokenize(
+    model: ModelArgument,
+    text: Annotated[
+        str | None, typer.Argument(help="The text; standard input if left out.")
+    ] = None,
+    special: Annotated[
+        bool, typer.Option("--special", help="Read spelled-out special tokens as such.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the tokens of a text.
+
+    Example: webgemma tokenize gemma4:e2b "Hello world"
+    """
+    with reported_errors():
+        with find_model(model).open() as gguf:
+            tokenizer = Tokenizer.from_gguf(gguf)
+        ids = tokenizer.encode(read_stdin() if text is None else text, special=special)
+        if as_json:
+            write_json([{"id": token, "piece": tokenizer.piece(token)} for token in ids])
+            return
+        width = len(str(tokenizer.size))
+        for token in ids:
+            out.print(f"{token:>{width}}  {tokenizer.piece(token)!r}", markup=False, soft_wrap=True)
+        out.print(f"{len(ids)} tokens", style="dim")
+
+
+def render(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[MESSAGES.json]", help="A list of messages; - or nothing: standard input."
+        ),
+    ] = None,
+    size: Annotated[Size, typer.Option(help="small: E2B, E4B; large: 12B and up.")] = Size.small,
+    think: Annotated[bool, typer.Option("--think", help="Let the model think first.")] = False,
+    tools: Annotated[Path | None, typer.Option(help="A JSON file with a list of tools.")] = None,
+    continue_last: Annotated[
+        bool, typer.Option("--continue", help="Continue the last message of the model.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the prompt that the chat template makes of a conversation.
+
+    Example: echo '[{"role": "user", "content": "Hi"}]' | webgemma render
+    """
+    with reported_errors():
+        messages = _load_json(file)
+        declared = None if tools is None else _load_json(tools)
+        prompt = Chat(size.value).render(messages, declared, think, continue_last=continue_last)
+        if as_json:
+            write_json({"prompt": prompt})
+        else:
+            sys.stdout.write(prompt)
+            sys.stdout.flush()
+
+
+def logits(
+    model: ModelArgument,
+    ids: Annotated[
+        Path, typer.Option(help="A file of token ids: separated by spaces, or a JSON list.")
+    ],
+    to: Annotated[Path, typer.Option("--out", help="Where to write [T, vocab] float32 (.npy).")],
+    device: DeviceOption = Device.auto,
+    gpu: GpuOption = None,
+    lora: LoraOption = None,
+    kv: KvOption = Kv.f16,
+    precision: PrecisionOption = Precision.auto,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute the logits after each token of a prompt.
+
+    Example: webgemma logits gemma4:e2b --ids ids.txt --out logits.npy
+    """
+    with reported_errors():
+        import numpy as np
+
+        tokens = _load_ids(ids)
+        with Gemma.load(
+            model, device.value, gpu=gpu, lora=lora, kv=kv.value, precision=precision.value
+        ) as gemma:
+            values = gemma.logits(tokens)
+        with to.open("wb") as file:
+            np.save(file, values)
+        best = [int(token) for token in values.argmax(axis=-1)]
+        if as_json:
+            write_json({"out": str(to), "shape": list(values.shape), "argmax": best})
+        else:
+            out.print(f"{to}: {values.shape[0]} x {values.shape[1]} float32", markup=False)
+
+
+def read_stdin() -> str:
+    """Read standard input as UTF-8 text."""
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"Standard input is not UTF-8 text (byte {error.start}).") from None
+
+
+def _load_json(path: Path | None) -> Any:
+    name = "standard input" if path is None or str(path) == "-" else str(path)
+    text = read_stdin() if name == "standard input" else _read_text(Path(name))
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is not JSON: {error}.") from None
+
+
+def _load_ids(path: Path) -> list[int]:
+    text = _read_text(path).strip()
+    try:
+        if text.startswith("["):
+            ids = json.loads(text)
+            if isinstance(ids, list) and all(type(token) is int for token in ids):
+                return ids
+            raise ValueError
+        return [int(word) for word in text.replace(",", " ").split()]
+    except (ValueError, RecursionError):
+        raise InputError(
+            f"{path} must hold token ids only: whole numbers, or a JSON list of them."
+        ) from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise InputError(f"There is no file {path}.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text.") from None
