@@ -52,9 +52,9 @@ format: $(VENV)/ready-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/ready-dev  ## times of opening files and tokenising, beside other libraries
+bench: $(VENV)/ready-dev  ## times beside other libraries; of the tokenizer with MODEL=… TEXT=…
 	$(BIN)/python bench/open_gguf.py
-	$(BIN)/python bench/tokenizer.py
+	$(if $(MODEL),$(BIN)/python bench/tokenizer.py $(MODEL) $(TEXT))
 
 wheel: $(VENV)/ready-dev  ## dist/webgemma-*-py3-none-any.whl
 	$(PIP) install build

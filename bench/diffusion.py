@@ -1,9 +1,9 @@
-"""How fast DiffusionGemma denoises: a step, a block, and the bytes of experts that a step reads.
+"""Time DiffusionGemma: a denoising step, a canvas, and the expert bytes that a step reads.
 
-    python bench/diffusion.py FILE.gguf [--prompt 512] [--steps 8] [--blocks 3] [--layers N]
+    python bench/diffusion.py FILE.gguf [--prompt 512] [--steps 8] [--canvases 3] [--layers N]
 
-Without such a file, one of random weights with the true shapes and Q4_K_M's formats is written
-there first (16 GB; fewer with --layers)."""
+If the file does not exist, one of random weights with the real shapes and Q4_K_M's formats is
+written there first (16 GB; less with --layers)."""
 
 import argparse
 import asyncio
@@ -23,34 +23,35 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from blank import diffusion, q4_k_m  # noqa: E402
-from tiny import _SCALES  # noqa: E402
+from helpers.blank import diffusion, q4_k_m  # noqa: E402
+from helpers.tiny import _SCALES  # noqa: E402
 
 from webgemma.denoising import Denoising  # noqa: E402
 from webgemma.device import Device, open_device  # noqa: E402
 from webgemma.engine.diffusion_session import DiffusionSession  # noqa: E402
-from webgemma.gemma.config import Config  # noqa: E402
-from webgemma.gemma.diffusion import CanvasRecorder, some_rows  # noqa: E402
-from webgemma.gemma.moe import TILES  # noqa: E402
-from webgemma.gemma.tensors import text_tensors  # noqa: E402
+from webgemma.engine.plans import PlanKey  # noqa: E402
+from webgemma.gemma.config import Config, text_tensors  # noqa: E402
+from webgemma.gemma.diffusion import CanvasRecorder  # noqa: E402
+from webgemma.gemma.moe import TILE_SLOTS  # noqa: E402
+from webgemma.gemma.record.matmul_backward import MatmulBackward  # noqa: E402
 from webgemma.gemma.weights import Model  # noqa: E402
 from webgemma.gguf.formats import FORMATS  # noqa: E402
 from webgemma.gguf.reader import Gguf  # noqa: E402
 from webgemma.gguf.writer import NewTensor, write_gguf  # noqa: E402
 from webgemma.graph import Recorder, Tensor  # noqa: E402
 
-REPEATED_BLOCKS = 1 << 18  # random blocks of a tensor; then they come again
+DISTINCT_BLOCKS = 1 << 18  # random blocks of a tensor, which then repeat
 
 
 def write_random(path: Path, layers: int) -> None:
-    """A DiffusionGemma of the true shapes; its data is made when it is written."""
-    whole = diffusion()
-    config = replace(whole, layers=whole.layers[:layers])
+    """Write a DiffusionGemma of the real shapes; its data is computed as it is written."""
+    full = diffusion()
+    config = replace(full, layers=full.layers[:layers])
     write_gguf(path, metadata(config), list(tensors(config)))
 
 
 def metadata(config: Config) -> dict[str, object]:
-    """What Config.from_gguf wants to know."""
+    """Return the metadata that Config.from_gguf reads."""
     layers, experts, canvas = config.layers, config.experts, config.diffusion
     assert experts is not None
     assert canvas is not None
@@ -79,7 +80,7 @@ def metadata(config: Config) -> dict[str, object]:
 
 
 def tensors(config: Config) -> Iterator[NewTensor]:
-    """Every tensor: vectors near one, matrices with a spread of about 1/√width."""
+    """Yield every tensor: vectors near one, matrices with a standard deviation near 1/√width."""
     rng = np.random.default_rng(1)
     for name, shape, needed in text_tensors(config):
         if not needed and not name.endswith("scale.weight"):
@@ -94,7 +95,7 @@ def tensors(config: Config) -> Iterator[NewTensor]:
 
 
 def random_blocks(format: str, shape: tuple[int, ...]) -> Callable[[], bytes]:
-    """What gives the bytes of a matrix."""
+    """Return a function that computes the bytes of a random matrix."""
 
     def data() -> bytes:
         width, rows, fmt = shape[0], prod(shape[1:]), FORMATS[format]
@@ -102,122 +103,145 @@ def random_blocks(format: str, shape: tuple[int, ...]) -> Callable[[], bytes]:
         if fmt.block == 1:
             return (rng.standard_normal(width * rows) / math.sqrt(width)).astype("<f4").tobytes()
         count = rows * width // fmt.block
-        made = rng.integers(0, 256, (min(count, REPEATED_BLOCKS), fmt.nbytes), np.uint8)
+        blocks = rng.integers(0, 256, (min(count, DISTINCT_BLOCKS), fmt.nbytes), np.uint8)
         for at, size in _SCALES[format]:
             scale = np.float16(1.4 / math.sqrt(width) / size)
-            made[:, at : at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
-        return np.resize(made, (count, fmt.nbytes)).tobytes()
+            blocks[:, at : at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
+        return np.resize(blocks, (count, fmt.nbytes)).tobytes()
 
     return data
 
 
-async def measure(model: Model, prompt: int, steps: int, blocks: int) -> None:
-    """Read a prompt, denoise some blocks, and say how long it took."""
+async def measure(model: Model, prompt: int, steps: int, canvases: int) -> None:
+    """Read a prompt, denoise some canvases, and print how long that took."""
     vocab, canvas = model.config.vocab, model.config.diffusion
     assert canvas is not None
     ids = random.Random(1).choices(range(vocab), k=prompt)
-    session = DiffusionSession(model, prompt + (blocks + 1) * canvas.canvas)
-    never = Denoising(steps=steps, confidence_threshold=0)
-    await denoise(session, ids[:-1], never, 2)  # the warm-up compiles
+    session = DiffusionSession(model, prompt + (canvases + 1) * canvas.canvas)
+    all_steps = Denoising(steps=steps, confidence_threshold=0)  # no canvas is done early
+    await denoise(session, ids[:-1], all_steps, 2)  # the warm-up compiles the kernels
     start = time.perf_counter()
-    stamps = await denoise(session, ids, never, blocks)
+    stamps = await denoise(session, ids, all_steps, canvases)
     ends = stamps[steps - 1 :: steps]
     inside = [b - a for at, (a, b) in enumerate(pairwise(stamps)) if (at + 1) % steps]
     step_ms = 1000 * statistics.median(inside)
-    block_ms = 1000 * statistics.median(b - a for a, b in pairwise([start, *ends]))
-    size, plan = canvas.canvas, session._plan("denoise", canvas.canvas)
-    print(f"a step of {size} after {prompt}: {step_ms:.1f} ms, {len(plan.dispatches)} dispatches")
-    print(f"a block of {steps} steps: {block_ms:.0f} ms, {1000 * size / block_ms:.0f} tokens/s")
-    for part, seconds in (await part_seconds(session)).items():
-        print(f"  {part}: {1000 * seconds:.1f} ms")
-    explain_experts(model, size, step_ms)
+    canvas_ms = 1000 * statistics.median(b - a for a, b in pairwise([start, *ends]))
+    size, plan = canvas.canvas, session.plans.get(PlanKey("denoise", canvas.canvas))
+    print(
+        f"a denoising step, canvas {size} after a prompt of {prompt}: {step_ms:.1f} ms, "
+        f"{len(plan.dispatches)} dispatches"
+    )
+    print(
+        f"a canvas of {steps} steps, with reading it into the cache: {canvas_ms:.0f} ms, "
+        f"{1000 * size / canvas_ms:.0f} tokens/s"
+    )
+    for stage, seconds in (await stage_seconds(session)).items():
+        print(f"  {stage}: {1000 * seconds:.1f} ms")
+    print_expert_reads(model, size, step_ms)
     session.close()
 
 
-async def part_seconds(session: DiffusionSession) -> dict[str, float]:
-    """How long the parts of a step take by themselves; those after the layers for all rows."""
-    device, found = session.device, {}
+async def stage_seconds(session: DiffusionSession) -> dict[str, float]:
+    """Time each stage of a step by itself; those after the layers, for all rows of the canvas."""
+    device, seconds = session.device, dict[str, float]()
     logits: Tensor | None = None
     h: Tensor | None = None
-    for part in ("layers", "head", "survey", "expect"):
+    for stage in ("layers", "head", "canvas_stats", "expected_embedding"):
         recorder = Recorder(device)
-        kv = "kv_" + session.kv
+        state = session._state
         canvas = CanvasRecorder(
-            session.model, recorder, session._canvas, session._easel, kv, session.precision
+            session.model, recorder, session._canvas, state, session.kv, session.precision
         )
-        if part == "layers":
+        if stage == "layers":
             h = canvas.body()
-        elif part == "head":
+        elif stage == "head":
             assert h is not None
-            logits = canvas.logits(some_rows(h, 0, min(canvas.rows_at_once(), canvas.batch)))
+            logits = canvas.logits(h.rows(0, min(canvas.rows_at_once(), canvas.rows)))
         else:
             assert logits is not None
-            getattr(canvas, part)(logits, 0)
+            if stage == "canvas_stats":
+                canvas.canvas_stats(logits, 0)
+            else:
+                MatmulBackward(canvas.matmul).expected_embedding(
+                    session.model.matrices["token_embd.weight"],
+                    logits,
+                    state.stats,
+                    state.denoising,
+                    0,
+                    state.expected,
+                )
         plan = recorder.plan()
         times = []
         for _ in range(4):
             start = time.perf_counter()
             device.run(plan)
-            await device.read(session._easel.left.buffer, 0, 16).bytes()
+            await device.read(state.result.buffer, 0, 16).bytes()
             times.append(time.perf_counter() - start)
-        rounds = 1 if part == "layers" else -(-canvas.batch // canvas.rows_at_once())
-        found[part] = rounds * min(times[1:])
-    return found
+        rounds = 1 if stage == "layers" else -(-canvas.rows // canvas.rows_at_once())
+        seconds[stage] = rounds * min(times[1:])
+    return seconds
 
 
 async def denoise(
-    session: DiffusionSession, ids: list[int], denoising: Denoising, blocks: int
+    session: DiffusionSession, ids: list[int], denoising: Denoising, canvases: int
 ) -> list[float]:
-    """When each step was done."""
+    """Denoise some canvases after the ids; return the time at which each step was done."""
     session.rewind(0)
     stamps = []
     async for canvas in session.denoise(ids, denoising, 1):
         stamps.append(time.perf_counter())
-        if canvas.done and canvas.block + 1 == blocks:
+        if canvas.done and canvas.number + 1 == canvases:
             break
     return stamps
 
 
-def explain_experts(model: Model, canvas: int, step_ms: float) -> None:
-    """What all positions together read of the experts, if they choose evenly."""
+def print_expert_reads(model: Model, canvas: int, step_ms: float) -> None:
+    """Print how many bytes of experts a step reads, if its positions are routed evenly."""
     experts = model.config.experts
     assert experts is not None
-    whole = sum(w.nbytes for name, w in model.matrices.items() if name.endswith("_exps.weight"))
-    places = canvas * experts.used
-    asked = 1 - (1 - experts.used / experts.count) ** canvas
-    tile = next((n for n in TILES if places <= n * experts.count), TILES[-1])
+    nbytes = sum(w.nbytes for name, w in model.matrices.items() if name.endswith("_exps.weight"))
+    slots = canvas * experts.used
+    routed = 1 - (1 - experts.used / experts.count) ** canvas
+    tile = next((n for n in TILE_SLOTS if slots <= n * experts.count), TILE_SLOTS[-1])
     rng = np.random.default_rng(1)
-    drawn = rng.multinomial(places, [1 / experts.count] * experts.count, size=200)
+    drawn = rng.multinomial(slots, [1 / experts.count] * experts.count, size=200)
     times = (-(-drawn // tile)).sum(axis=1).mean() / experts.count
     print(
-        f"experts: {whole / 1e9:.2f} GB, {asked:.1%} of them asked by some position; "
-        f"{places / experts.count:.0f} places each in tiles of {tile}: read {times:.2f} times, "
-        f"{times * whole / 1e9:.1f} GB a step, {times * whole / step_ms / 1e6:.0f} GB/s"
+        f"experts: {nbytes / 1e9:.2f} GB, {routed:.1%} of them used by some position; "
+        f"{slots / experts.count:.0f} slots each in tiles of {tile}: read {times:.2f} times, "
+        f"{times * nbytes / 1e9:.1f} GB a step, {times * nbytes / step_ms / 1e6:.0f} GB/s"
     )
 
 
 def load(gguf: Gguf, device: Device) -> Model:
-    """The weights on the device."""
+    """Load the weights on the device."""
     return asyncio.run(Model.load(gguf, Config.from_gguf(gguf), device))
 
 
 def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    for name, default in (("prompt", 512), ("steps", 8), ("blocks", 3), ("layers", 30)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    given = parser.parse_args()
-    if not given.file.exists():
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, help="a DiffusionGemma; written if it does not exist")
+    for name, default, help in (
+        ("prompt", 512, "tokens of the prompt"),
+        ("steps", 8, "denoising steps of a canvas"),
+        ("canvases", 3, "canvases to time"),
+        ("layers", 30, "layers of a file that is written"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{help} ({default})")
+    options = parser.parse_args()
+    if not options.file.exists():
         start = time.perf_counter()
-        write_random(given.file, given.layers)
-        print(f"{given.file} written in {time.perf_counter() - start:.0f} s")
+        write_random(options.file, options.layers)
+        print(f"{options.file} written in {time.perf_counter() - start:.0f} s")
     device = open_device(None, software=True)
-    with Gguf.open(given.file) as gguf:
+    with Gguf.open(options.file) as gguf:
         start = time.perf_counter()
         model = load(gguf, device)
         print(f"{device.name}: {model.config.name}, loaded in {time.perf_counter() - start:.1f} s")
-        asyncio.run(measure(model, given.prompt, given.steps, given.blocks))
+        asyncio.run(measure(model, options.prompt, options.steps, options.canvases))
         model.close()
 
 

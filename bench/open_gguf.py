@@ -1,4 +1,4 @@
-"""How long it takes to open a GGUF file and to read its vocabulary, beside the gguf package."""
+"""Time opening a GGUF file and reading its vocabulary, beside the gguf package."""
 
 import argparse
 import lzma
@@ -27,7 +27,7 @@ class Timed(NamedTuple):
 
 
 def timed(opening: Callable[[], T], reading: Callable[[T], list[list[str]]]) -> Timed:
-    """Times both steps once."""
+    """Time opening and reading once."""
     start = time.perf_counter()
     file = opening()
     middle = time.perf_counter()
@@ -36,7 +36,7 @@ def timed(opening: Callable[[], T], reading: Callable[[T], list[list[str]]]) -> 
 
 
 def compare(path: Path, runs: int = 5) -> None:
-    """Prints our best times, the time of the gguf package, and the ratio."""
+    """Print our best times, the time of the gguf package, and the ratio."""
     theirs = timed(
         lambda: gguf.GGUFReader(path),
         lambda reader: [reader.fields[key].contents() for key in KEYS],
@@ -46,7 +46,7 @@ def compare(path: Path, runs: int = 5) -> None:
         ours = timed(lambda: Gguf.open(path), lambda file: [file.metadata[key] for key in KEYS])
         opening, reading = min(opening, ours.opening), min(reading, ours.reading)
     if ours.lists != theirs.lists:
-        raise SystemExit("The two disagree on this file: mend that before timing anything.")
+        raise SystemExit("The two readers disagree on this file: fix that before timing them.")
     print(f"{'':28}{'webgemma':>10}{'gguf':>10}{'ratio':>8}")
     for what, a, b in (
         ("open", opening, theirs.opening),
@@ -57,7 +57,7 @@ def compare(path: Path, runs: int = 5) -> None:
 
 
 def main() -> None:
-    """Takes a file, or Gemma's vocabulary."""
+    """Compare the readers on a file, or on Gemma's vocabulary."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, help="a GGUF file with a vocabulary")
     path = parser.parse_args().file
@@ -65,7 +65,7 @@ def main() -> None:
         compare(path)
         return
     if not VOCABULARY.exists():
-        parser.error("Gemma's vocabulary is not here: name a GGUF file")
+        parser.error(f"{VOCABULARY} does not exist: name a GGUF file")
     with tempfile.TemporaryDirectory() as folder, lzma.open(VOCABULARY) as packed:
         path = Path(folder) / "vocab.gguf"
         path.write_bytes(packed.read())

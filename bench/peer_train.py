@@ -1,10 +1,10 @@
-"""Tokens per second of the same training by PyTorch, transformers and PEFT, in bf16.
+"""Time the same training with PyTorch, transformers and PEFT, in bf16: tokens per second.
 
 usage: peer_train.py [SEQUENCES] [LENGTH] [RANK] [--checkpointing] [--compile] [--tiny]
 
-The shapes, the matrices adapted and the step (AdamW, clipping) are those of train_speed.py e2b.
+The shapes, the adapted matrices and the step (AdamW, clipping) are those of train_speed.py e2b.
 Each adapter is timed with and without gradient checkpointing; --checkpointing: only with;
---compile: torch.compile too; --tiny: a small model, to see on any machine that all of this runs.
+--compile: torch.compile too; --tiny: a small model, to check on any machine that all of this runs.
 Needs torch, transformers with Gemma 4, and peft; nothing is downloaded.
 """
 
@@ -21,17 +21,15 @@ from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # has a `gguf` of its own
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # last: it has a folder `gguf`
 
 import peft
 import torch
 import transformers
-from blank import e2b
+from helpers.blank import e2b
 
-from webgemma.gemma.config import Config
-from webgemma.gemma.tensors import text_tensors
-from webgemma.lora.adapter import LAYER_MODULES, split_layer
-from webgemma.lora.fresh import ALL_LINEAR
+from webgemma.gemma.config import Config, text_tensors
+from webgemma.lora.adapter import ALL_LINEAR, LAYER_MODULES, split_layer
 
 WARM_UP, STEPS = 3, 10
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,8 +37,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to train: bf16 adapters are the fastest; float32 ones, with autocast for the
-    products, are what transformers' Trainer makes of bf16=True, and store what ours store."""
+    """One way to train.
+
+    bf16 adapters are the fastest; float32 ones, with autocast for the products, are what
+    transformers' Trainer uses with bf16=True, and have the precision of ours."""
 
     float32: bool
     checkpointing: bool
@@ -48,49 +48,53 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """What is printed."""
+        """The name that is printed."""
         adapter = "float32 adapter, autocast" if self.float32 else "bf16 adapter"
         checkpointing = "checkpointing" if self.checkpointing else "all kept"
         return f"{adapter}, {checkpointing}{', compiled' if self.compiled else ''}"
 
 
 def main() -> None:
-    """Time every variant; one that fails says so and the next one follows."""
-    asked = arguments()
-    config = tiny() if asked.tiny else e2b()
+    """Time every variant; a failure is printed and the next one follows."""
+    options = arguments()
+    config = tiny() if options.tiny else e2b()
     card = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     print(
         f"torch {torch.__version__}, transformers {transformers.__version__}, "
-        f"peft {peft.__version__} on {card}: {asked.sequences} sequences of {asked.length} tokens, "
-        f"rank {asked.rank}, bf16 weights, sdpa, median of {STEPS} steps; "
-        "{:,} parameters and {:,} trained".format(*sizes(config, asked.rank)),
+        f"peft {peft.__version__} on {card}: {options.sequences} sequences of {options.length} "
+        f"tokens, rank {options.rank}, bf16 weights, sdpa, median of {STEPS} steps; "
+        "{:,} parameters and {:,} trained".format(*sizes(config, options.rank)),
         flush=True,
     )
-    choices = [True] if asked.checkpointing else [False, True]
+    choices = [True] if options.checkpointing else [False, True]
     variants = [Variant(float32, choice) for float32 in (True, False) for choice in choices]
-    if asked.compile:
+    if options.compile:
         variants += [Variant(float32, choices[0], compiled=True) for float32 in (True, False)]
     for variant in variants:
         try:
-            print(f"{variant.name}: {measured(config, variant, asked)}", flush=True)
-        except Exception as error:  # the others are still worth their figures
-            said = (str(error).strip().splitlines() or ["no reason given"])[0]
-            print(f"{variant.name}: failed: {type(error).__name__}: {said[:200]}", flush=True)
-        release()
+            print(f"{variant.name}: {measured(config, variant, options)}", flush=True)
+        except Exception as error:  # the figures of the others are still useful
+            reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+            print(f"{variant.name}: failed: {type(error).__name__}: {reason[:200]}", flush=True)
+        free_memory()
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line asks for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, number in (("sequences", 4), ("length", 512), ("rank", 16)):
         parser.add_argument(name, nargs="?", type=int, default=number)
-    for flag in ("--checkpointing", "--compile", "--tiny"):
-        parser.add_argument(flag, action="store_true")
+    for flag, help in (
+        ("--checkpointing", "only with gradient checkpointing"),
+        ("--compile", "torch.compile too"),
+        ("--tiny", "a small model"),
+    ):
+        parser.add_argument(flag, action="store_true", help=help)
     return parser.parse_args()
 
 
 def tiny() -> Config:
-    """E2B's layers 10 to 19, of which the last five share keys and values, all of them narrow."""
+    """Return E2B's layers 10 to 19, narrower; the last five share keys and values."""
     layers = tuple(
         replace(
             layer,
@@ -105,10 +109,10 @@ def tiny() -> Config:
     return replace(e2b(), layers=layers, width=64, vocab=512, ple=16)
 
 
-def measured(config: Config, variant: Variant, asked: argparse.Namespace) -> str:
-    """Speed, memory and losses of one variant."""
-    model = adapted(config, variant, asked.rank)
-    step = stepper(model, variant, ids_of(config, asked.sequences, asked.length))
+def measured(config: Config, variant: Variant, options: argparse.Namespace) -> str:
+    """Return the speed, memory and losses of one variant."""
+    model = adapted(config, variant, options.rank)
+    step = stepper(model, variant, ids_of(config, options.sequences, options.length))
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()
     losses, times = [], []
@@ -119,14 +123,14 @@ def measured(config: Config, variant: Variant, asked: argparse.Namespace) -> str
     seconds = median(times[WARM_UP:])
     peak = f"{torch.cuda.max_memory_allocated() / 1e9:.2f} GB" if DEVICE == "cuda" else "uncounted"
     return (
-        f"{asked.sequences * asked.length / seconds:.0f} tokens/s ({seconds:.4f} s, "
+        f"{options.sequences * options.length / seconds:.0f} tokens/s ({seconds:.4f} s, "
         f"{min(times[WARM_UP:]):.4f} to {max(times[WARM_UP:]):.4f}, first {times[0]:.1f}), "
         f"memory {peak}, loss {losses[0]:.3f} to {losses[-1]:.3f}"
     )
 
 
 def adapted(config: Config, variant: Variant, rank: int) -> Any:
-    """The model with random weights and a fresh adapter, which must have the sizes of ours."""
+    """Return the model with random weights and a new adapter; ValueError if a size is not ours."""
     torch.manual_seed(1)
     with torch.device(DEVICE):
         model = transformers.AutoModelForCausalLM.from_config(
@@ -139,7 +143,7 @@ def adapted(config: Config, variant: Variant, rank: int) -> Any:
     lora = peft.LoraConfig(
         r=rank,
         lora_alpha=2 * rank,
-        target_modules=[LAYER_MODULES[part] for part in ALL_LINEAR],
+        target_modules=[LAYER_MODULES[target] for target in ALL_LINEAR],
         task_type="CAUSAL_LM",
     )
     model = peft.get_peft_model(model, lora, autocast_adapter_dtype=variant.float32).train()
@@ -148,7 +152,7 @@ def adapted(config: Config, variant: Variant, rank: int) -> Any:
 
 
 def sizes(config: Config, rank: int) -> tuple[int, int]:
-    """How many parameters our model has, and how many its adapter on all linear layers."""
+    """Return the parameters of our model, and of its adapter on all linear layers."""
     shapes = {name: shape for name, shape, needed in text_tensors(config) if needed}
     adapted = [
         shape
@@ -159,7 +163,7 @@ def sizes(config: Config, rank: int) -> tuple[int, int]:
 
 
 def text_config(config: Config) -> transformers.Gemma4TextConfig:
-    """What transformers calls these shapes."""
+    """Return these shapes as a configuration of transformers."""
     first, last = config.layers[0], config.layers[-1]  # sliding, full
     return transformers.Gemma4TextConfig(
         vocab_size=config.vocab,
@@ -184,20 +188,20 @@ def text_config(config: Config) -> transformers.Gemma4TextConfig:
 
 
 def check(what: str, theirs: int, ours: int) -> None:
-    """Speeds of different models say nothing."""
+    """Raise ValueError if the sizes differ: speeds of different models cannot be compared."""
     if theirs != ours:
         raise ValueError(f"transformers' model has {theirs} {what}, ours {ours}.")
 
 
 def ids_of(config: Config, sequences: int, length: int) -> torch.Tensor:
-    """Random tokens after the one that begins a text."""
+    """Return random tokens after <bos>."""
     ids = torch.randint(3, config.vocab, (sequences, length), device=DEVICE)
     ids[:, 0] = 2
     return ids
 
 
 def stepper(model: Any, variant: Variant, ids: torch.Tensor) -> Callable[[], float]:
-    """A function that takes a whole step, waits for it, and returns its loss."""
+    """Return a function that runs one training step, waits for it, and returns its loss."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=1e-4, weight_decay=0.0, fused=True)
     forward = torch.compile(model, dynamic=False) if variant.compiled else model
@@ -217,8 +221,8 @@ def stepper(model: Any, variant: Variant, ids: torch.Tensor) -> Callable[[], flo
     return step
 
 
-def release() -> None:
-    """Give back what the last variant held."""
+def free_memory() -> None:
+    """Free the memory of the last variant."""
     torch.compiler.reset()
     gc.collect()
     if DEVICE == "cuda":

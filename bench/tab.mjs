@@ -1,37 +1,37 @@
-// The browser's stack (V8, Pyodide, Dawn) without a browser: how fast a model runs in it on a real GPU.
+// Times a model in the browser's stack (V8, Pyodide, Dawn) without a browser, on a hardware GPU.
 //
 //   node bench/tab.mjs MODEL.gguf [PRECISIONS [DEPTHS [PROMPT]]]        e.g. int16,int8 0,4088
 //
 // WEBGPU and PYODIDE name the folders of the npm packages `webgpu` and `pyodide`, by default those in
-// node_modules; DAWN may hold switches of Dawn, e.g. enable-dawn-features=disable_robustness. The
-// figures are those of `webgemma bench`; beside them the native engine's should be taken in the same run.
+// node_modules; DAWN may hold options of Dawn, e.g. enable-dawn-features=disable_robustness. The
+// figures are those of `webgemma bench`; to compare, measure the native engine in the same run.
 import { openAsBlob, readdirSync, readFileSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath, pathToFileURL } from "node:url";
 
 const ROOT = resolve(dirname(fileURLToPath(import.meta.url)), "..");
-const modules = (name) => resolve(process.env[name.toUpperCase()] ?? join(ROOT, "node_modules", name));
+const packageFolder = (name) => resolve(process.env[name.toUpperCase()] ?? join(ROOT, "node_modules", name));
 const [, , path, precisions = "int16", depths = "0", prompt = "512"] = process.argv;
-if (!path) {
-  console.error("Name a .gguf file: node bench/tab.mjs MODEL.gguf [PRECISIONS [DEPTHS [PROMPT]]]");
+if (!path || path === "--help") {
+  console.error("No .gguf file is named; usage: node bench/tab.mjs MODEL.gguf [PRECISIONS [DEPTHS [PROMPT]]]");
   process.exit(2);
 }
 
-const { loadPyodide } = await import(pathToFileURL(join(modules("pyodide"), "pyodide.mjs")));
-const python = await loadPyodide({ indexURL: modules("pyodide") });
+const { loadPyodide } = await import(pathToFileURL(join(packageFolder("pyodide"), "pyodide.mjs")));
+const python = await loadPyodide({ indexURL: packageFolder("pyodide") });
 const dawn = process.env.DAWN?.split(" ") ?? [];
-const { create, globals } = await import(pathToFileURL(join(modules("webgpu"), "index.js")));
+const { create, globals } = await import(pathToFileURL(join(packageFolder("webgpu"), "index.js")));
 Object.assign(globalThis, globals);
 Object.defineProperty(globalThis, "navigator", { value: { gpu: create(dawn) }, configurable: true });
 
-const copy = (folder, to) => {
+const copyFolder = (folder, to) => {
   python.FS.mkdirTree(to);
   for (const entry of readdirSync(folder, { withFileTypes: true })) {
-    if (entry.isDirectory()) copy(join(folder, entry.name), `${to}/${entry.name}`);
+    if (entry.isDirectory()) copyFolder(join(folder, entry.name), `${to}/${entry.name}`);
     else python.FS.writeFile(`${to}/${entry.name}`, readFileSync(join(folder, entry.name)));
   }
 };
-copy(join(ROOT, "src"), "/src");
+copyFolder(join(ROOT, "src"), "/src");
 
 const blob = await openAsBlob(path);
 python.globals.set("file", blob);
@@ -51,10 +51,10 @@ from webgemma.gguf.reader import Gguf
 device = await aopen_device()
 print(device.name, " ".join(sorted(device.features)))
 gguf = await Gguf.aopen(await open_file(file))
-begun = time.perf_counter()
+start = time.perf_counter()
 model = await Model.load(gguf, Config.from_gguf(gguf), device)
 await device.read(model.one.buffer, 0, 4).bytes()
-seconds = time.perf_counter() - begun
+seconds = time.perf_counter() - start
 print(f"loaded in {seconds:.1f} s, {gguf.nbytes / seconds / 1e9:.2f} GB/s")
 print(f"copy {await copy_rate(device) / 1e12:.2f} TB/s")
 for precision in precisions.split(","):
@@ -69,7 +69,7 @@ for precision in precisions.split(","):
 try {
   await python.runPythonAsync(program);
 } catch (error) {
-  console.error(error.message); // its stack begins with all of Pyodide
+  console.error(error.message); // the stack would show Pyodide first
   process.exit(1);
 }
 process.exit(0);

@@ -1,9 +1,10 @@
-"""How fast the browser's side is in this Chromium: start-up, submitting, files to the GPU.
+"""Time the browser in this Chromium: start-up, submitting dispatches, uploading files to the GPU.
 
     python bench/tab.py
 
-Needs what `make browser` needs. The speed of models on a real GPU is bench/tab.mjs's."""
+Needs what `make browser` needs. bench/tab.mjs times models on a hardware GPU."""
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -21,30 +22,31 @@ from webgemma.web.site import Site  # noqa: E402
 
 PYODIDE = ROOT / "node_modules" / "pyodide"
 READY = """() => new Promise((resolve) => {
-  const begun = performance.now();
+  const start = performance.now();
   const worker = new Worker("/worker.js", { type: "module" });
   worker.onmessage = ({ data }) => {
-    if (data.type === "ready") resolve(performance.now() - begun);
+    if (data.type === "ready") resolve(performance.now() - start);
   };
 })"""
 
 
 def start_up(browser: Any, profile: Path, visits: int) -> list[float]:
-    """Seconds from the start of the page's worker until its engine has found the GPU, visit by
-    visit: the first has nothing, each is a new browser on the same profile."""
-    found = []
+    """Return the seconds of each visit from the start of the page's worker until it has a GPU.
+
+    The first visit has an empty profile; each is a new browser on the same profile."""
+    seconds = []
     with serving(Site(profile / "store", PYODIDE)) as client:
         for _ in range(visits):
             with storing(browser, profile) as context:
                 page = context.new_page()
                 page.goto(f"http://localhost:{client.port}/manifest.webmanifest")
-                found.append(page.evaluate(READY) / 1000)
-                page.wait_for_timeout(2000)  # what the first visit keeps is kept meanwhile
-    return found
+                seconds.append(page.evaluate(READY) / 1000)
+                page.wait_for_timeout(2000)  # until the first visit has stored its files
+    return seconds
 
 
-def inside(browser: Any, profile: Path) -> None:
-    """What Python measures in the tab."""
+def measure_inside(browser: Any, profile: Path) -> None:
+    """Print what Python measures in the tab."""
     files = {f"pyodide/{path.name}": path for path in PYODIDE.iterdir() if path.is_file()}
     with (
         serving_files({**files, "webgemma.whl": wheel()}) as origin,
@@ -60,15 +62,18 @@ def inside(browser: Any, profile: Path) -> None:
         )
         for _ in range(2):
             chosen, stored = tab.call("inside_bench.rates", 1 << 30)["gb_per_second"]
-            print(f"to the GPU: a chosen file {chosen:.2f} GB/s, a stored one {stored:.2f} GB/s")
+            print(f"to the GPU: chosen file {chosen:.2f} GB/s, stored file {stored:.2f} GB/s")
 
 
 def main() -> None:
-    """Print a line for each."""
+    """Print a line for each measurement."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     with launched() as browser, tempfile.TemporaryDirectory() as folder:
         first, *later = start_up(browser, Path(folder) / "a", 5)
         print(f"Python and engine: {first:.2f} s, then " + ", ".join(f"{s:.2f}" for s in later))
-        inside(browser, Path(folder) / "b")
+        measure_inside(browser, Path(folder) / "b")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Times our tokenizer beside the `tokenizers` library: python bench/tokenizer.py MODEL TEXT."""
+"""Time our tokenizer beside the `tokenizers` library."""
 
 import argparse
 import time
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What the work gives, and the seconds it took."""
+    """Return the result of the work, and the seconds it took."""
     start = time.perf_counter()
     result = work()
     return result, time.perf_counter() - start
 
 
 def library_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """The same vocabulary in the `tokenizers` library."""
+    """Return the same vocabulary in the `tokenizers` library."""
     vocabulary = {token: at for at, token in enumerate(metadata["tokenizer.ggml.tokens"])}
     pairs = [tuple(line.split(" ")) for line in metadata["tokenizer.ggml.merges"]]
     model = models.BPE(vocabulary, pairs, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
@@ -33,7 +33,7 @@ def library_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def main() -> None:
-    """Prints seconds to build and tokens per second; refuses to time what differs."""
+    """Print seconds to build and tokens per second; stop if the two tokenizers differ."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="a GGUF file with Gemma 4's vocabulary")
     parser.add_argument("text", type=Path, help="a UTF-8 text file, best of a megabyte or more")
@@ -56,7 +56,7 @@ def main() -> None:
     encoding = theirs.encode(text, add_special_tokens=False)
     library = min(timed(lambda: theirs.encode(text, add_special_tokens=False))[1] for _ in range(3))
     if encoding.ids != ids or decoded != text.replace("▁", " "):
-        raise SystemExit("The two disagree on this text: mend that before timing anything.")
+        raise SystemExit("The two tokenizers disagree on this text: fix that before timing them.")
     print(f"{len(text)} characters, {len(ids)} tokens; tokens per second:")
     for name, seconds in (
         ("encode, cold", cold),

@@ -1,8 +1,6 @@
-"""Tokens per second of training on true shapes with made-up weights, and where the time goes.
+"""Time training on real shapes with random weights: tokens per second, and the time per kernel."""
 
-usage: train_speed.py [e2b|a4b] [SEQUENCES] [LENGTH] [RANK] [keep]   (keep: no checkpointing)
-"""
-
+import argparse
 import random
 import struct
 import sys
@@ -12,27 +10,28 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from blank import BlankGguf, a4b, e2b, q4_k_m
+from helpers.blank import BlankGguf, a4b, e2b, q4_k_m
 
 from webgemma.device import Plan, open_device
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import TensorInfo
+from webgemma.lora.adapter import new_adapter
 from webgemma.lora.data import Example
-from webgemma.lora.fresh import new_adapter
-from webgemma.lora.trainer import Options, Trainer
+from webgemma.lora.trainer import Trainer, TrainingOptions
 from webgemma.sync import run_sync
 
-REPEATS = 3
+STEPS = 3  # timed, after one that compiles the kernels
+CONFIGS = {"e2b": e2b, "a4b": a4b}
 
 
-class Noise(BlankGguf):
-    """Weights whose bytes are random, but no float among them large."""
+class RandomGguf(BlankGguf):
+    """Weights whose bytes are random, but whose floats are all small."""
 
-    name = "noise.gguf"
+    name = "random.gguf"
     bytes_ = bytes(byte & 0x2F for byte in random.Random(1).randbytes(1 << 20))
 
     async def read(self, tensor: TensorInfo, offset: int = 0, nbytes: int | None = None) -> bytes:
-        """Noise; vectors are ones."""
+        """Return random bytes; ones for a vector."""
         nbytes = tensor.nbytes - offset if nbytes is None else nbytes
         if len(tensor.shape) == 1:
             return struct.pack("<f", 1.0) * (nbytes // 4)
@@ -42,46 +41,56 @@ class Noise(BlankGguf):
 
 
 def main() -> None:
-    """Time whole steps, then every kind of kernel by itself."""
-    name = sys.argv[1] if len(sys.argv) > 1 else "e2b"
-    sequences, length, rank = (int(x) for x in [*sys.argv[2:5], "4", "512", "16"][:3])
-    config = {"e2b": e2b, "a4b": a4b}[name]()
+    """Time some steps, then every kernel by itself."""
+    options = arguments()
+    sequences, length = options.sequences, options.length
+    config = CONFIGS[options.model]()
     device = open_device()
-    gguf = Noise(config, q4_k_m)
-    model = Model.reserve(gguf, config, device)  # type: ignore[arg-type]
-    run_sync(model._derive(gguf, gguf.tensors))  # type: ignore[arg-type]
-    run_sync(model.fill(gguf))  # type: ignore[arg-type]
-    options = Options(sequences=sequences, checkpoint="keep" not in sys.argv)
-    trainer = Trainer(model, new_adapter(config, rank=rank), options)
+    gguf = RandomGguf(config, q4_k_m)
+    model = run_sync(Model.load(gguf, config, device))  # type: ignore[arg-type]
+    training = TrainingOptions(batch_size=sequences, checkpoint=not options.keep)
+    trainer = Trainer(model, new_adapter(config, rank=options.rank), training)
     ids = (2, *random.Random(2).choices(range(3, config.vocab), k=length - 1))
     batch = [Example(ids, (True,) * length, line) for line in range(sequences)]
-    for repeat in range(1 + REPEATS):
+    for step in range(1 + STEPS):
         start = time.perf_counter()
-        found = run_sync(trainer.step([batch], 1e-4))
+        result = run_sync(trainer.step([batch], 1e-4))
         seconds = time.perf_counter() - start
-        speed = sequences * length / seconds
-        said = "compiling" if repeat == 0 else f"{speed:.0f} tokens/s"
-        print(f"{seconds:.3f} s, {said}, loss {found.loss:.3f}", flush=True)
+        speed = f"{sequences * length / seconds:.0f} tokens/s" if step else "compiling"
+        print(f"{seconds:.3f} s, {speed}, loss {result.loss:.3f}", flush=True)
     print(f"memory {device.nbytes / 1e9:.2f} GB on {device.name}")
-    spend(trainer, trainer._rooms[sequences, length].plans[True])
+    (recorded,) = trainer._recorded.values()
+    print_kernel_times(trainer, recorded.plans[True])
 
 
-def spend(trainer: Trainer, plans: list[Plan]) -> None:
-    """The time of every kind of kernel: all its dispatches one after the other."""
+def arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", choices=CONFIGS, default="e2b")
+    for name, default in (("sequences", 4), ("length", 512), ("rank", 16)):
+        parser.add_argument(name, nargs="?", type=int, default=default)
+    parser.add_argument(
+        "keep", nargs="?", choices=["keep"], help="keep all activations: no checkpointing"
+    )
+    return parser.parse_args()
+
+
+def print_kernel_times(trainer: Trainer, plans: list[Plan]) -> None:
+    """Print the time of each kernel: all its dispatches one after the other."""
     dispatches = [dispatch for plan in plans for dispatch in plan.dispatches]
-    device, total, kinds = trainer.device, 0.0, Counter(d.name for d in dispatches)
-    found = []
-    for kind in kinds:
-        some = Plan([dispatch for dispatch in dispatches if dispatch.name == kind])
+    device, total, kernels = trainer.device, 0.0, Counter(d.name for d in dispatches)
+    times = []
+    for kernel in kernels:
+        plan = Plan([dispatch for dispatch in dispatches if dispatch.name == kernel])
         for _ in range(2):
             start = time.perf_counter()
-            device.run(some)
-            run_sync(device.read(trainer._length.buffer, 0, 4).bytes())
+            device.run(plan)
+            run_sync(device.read(trainer._gradient_norm.buffer, 0, 4).bytes())
             seconds = time.perf_counter() - start
-        found.append((seconds, kind))
+        times.append((seconds, kernel))
         total += seconds
-    for seconds, kind in sorted(found, reverse=True):
-        print(f"{kind:24s} {kinds[kind]:5d}  {1e3 * seconds:8.1f} ms  {seconds / total:5.1%}")
+    for seconds, kernel in sorted(times, reverse=True):
+        print(f"{kernel:50s} {kernels[kernel]:5d}  {1e3 * seconds:8.1f} ms  {seconds / total:5.1%}")
 
 
 if __name__ == "__main__":

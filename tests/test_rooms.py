@@ -1,9 +1,11 @@
-"""The plan of the house: one ordered line of rooms, held by reading every import.
+"""The plan of the house: one ordered line of rooms, checked by reading every import.
 
-A room imports only what stands left of it, also inside functions and under TYPE_CHECKING."""
+A room imports only what stands left of it; imports inside functions and for types count."""
 
 import ast
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,54 +13,106 @@ import pytest
 import webgemma
 
 ROOT = Path(webgemma.__file__).parent
+TESTS = Path(__file__).parent
 
 ROOMS = (
     *("errors", "sync", "progress", "javascript"),
-    *("gguf", "text", "sampler", "denoising", "images", "device"),
+    *("gguf", "text", "settings", "sampler", "denoising", "images", "device"),
     *("kernels", "graph", "gemma", "reference", "media", "engine", "lora"),
-    *("models", "defaults", "prompts", "pieces", "rows", "replies", "api"),
-    *("convert", "diagnostics", "web", "cli", "__main__"),
+    *("models", "replies", "api", "convert", "diagnostics", "web", "cli"),
 )
-WAITING = {"engine": {"defaults"}}  # mended when the engine's options are
+LOOSE = {  # modules beside the folders
+    *("__init__", "__main__", "api", "models", "settings", "replies", "sampler", "denoising"),
+    *("images", "graph", "errors", "progress", "javascript", "sync"),
+}
 
-# Packages from outside, and the only files or rooms that may import them.
-GUESTS = {
-    "numpy": {"reference", "engine", "media", "convert", "diagnostics", "cli", "api", "rows"},
+# Packages from outside, and the only rooms or files that may import them.
+PACKAGES = {
+    "numpy": {"reference", "engine/cpu.py", "media", "convert", "diagnostics", "cli", "api"},
     "soundfile": {"media/audio_files.py"},
     "rich": {"cli"},
     "typer": {"cli"},
-    "PIL": {"media/image_files.py", "cli"},
+    "PIL": {"media/image_files.py", "cli/plot.py"},
     "wgpu": {"device/native.py", "device/commands.py"},
     "js": {"javascript.py"},
     "pyodide": {"device/browser.py", "javascript.py"},
 }
 
 
-def modules() -> list[Path]:
-    return sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
-
-
-def imports(path: Path) -> set[str]:
-    """Dotted names of everything a file imports, also inside functions."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}: relative import"
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= names if node.module == "webgemma" else {str(node.module)}
+def modules() -> dict[str, Path]:
+    """Return the files of all modules, by their dotted names."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_only_leftward(path: Path) -> None:
-    file = path.relative_to(ROOT).as_posix()
-    room = path.relative_to(ROOT).parts[0].removesuffix(".py")
-    left = {*ROOMS[: ROOMS.index(room) + 1], "__version__"} | WAITING.get(room, set())
-    for name in imports(path):
-        first, _, rest = name.partition(".")
-        if first == "webgemma":
-            assert rest.split(".")[0] in left, f"{room} imports {name}"
-        elif first not in sys.stdlib_module_names:
-            assert {room, file} & GUESTS.get(first, set()), f"{file} imports {name}"
+MODULES = modules()
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the dotted name of everything that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative import"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in MODULES else str(node.module)
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module; the package itself re-exports the api."""
+    return [*module.split("."), "api"][1]
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.count(".")])
+def test_a_room_imports_only_what_stands_left_of_it(module: str) -> None:
+    room = room_of(module)
+    if room == "__main__":
+        room = ROOMS[-1]
+    file = MODULES[module].relative_to(ROOT).as_posix()
+    for name in imports(MODULES[module]):
+        package = name.split(".")[0]
+        if name in MODULES:
+            assert ROOMS.index(room_of(name)) <= ROOMS.index(room), f"{room} imports {name}"
+        elif package not in sys.stdlib_module_names:
+            assert {room, file} & PACKAGES.get(package, set()), f"{file} imports {name}"
+
+
+def test_no_module_imports_itself_over_others() -> None:
+    """There is no cycle of modules, also not by types."""
+    edges = {
+        module: {name for name in imports(path) if name in MODULES and name != module}
+        for module, path in MODULES.items()
+    }
+    finished: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in finished:
+            for name in sorted(edges[module]):
+                visit(name, [*path, module])
+            finished.add(module)
+
+    for module in edges:
+        visit(module, [])
+
+
+def test_nothing_is_loose_but_the_modules_of_the_plan() -> None:
+    assert {path.stem for path in ROOT.glob("*.py")} == LOOSE
+    folders = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
+    assert folders | LOOSE - {"__init__", "__main__"} == set(ROOMS)
+
+
+def test_the_tests_are_in_the_same_tree() -> None:
+    folders = {path.name for path in TESTS.iterdir() if path.is_dir()} - {"__pycache__"}
+    assert folders <= {*ROOMS, "helpers", "browser", "fixtures", "tools"}
+
+
+def test_importing_webgemma_does_not_import_numpy() -> None:
+    """A browser has none, and natively it takes longer to import than all the rest."""
+    code = "import sys, webgemma; sys.exit('numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

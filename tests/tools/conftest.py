@@ -1,4 +1,4 @@
-"""The recipe's scripts import each other by their plain names."""
+"""Path of the recipe's scripts, which import each other by their plain names."""
 
 import sys
 from pathlib import Path

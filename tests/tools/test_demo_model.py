@@ -1,4 +1,4 @@
-"""The pure parts of the demo model's recipe: documents, rows, filters, scorers, prompts."""
+"""The demo model's recipe, where it needs no GPU: documents, rows, filters, scorers, prompts."""
 
 import random
 from collections import Counter
@@ -25,36 +25,41 @@ def writer():
     return Writer(Tokenizer(tokens, MERGES, kinds, bos=2, eos=1, pad=0, unknown=3))
 
 
-def test_a_chat_is_what_the_chat_format_writes(writer):
-    ids, speaks = writer.conversation(TURNS, None)
+def generated_text(writer, ids, generated):
+    """Return the text of the tokens that the model generates."""
+    own = [token for token, is_own in zip(ids, generated, strict=True) if is_own]
+    return writer.tokenizer.decode(own)
+
+
+def test_a_chat_is_written_by_the_chat_template(writer):
+    ids, generated = writer.conversation(TURNS, None)
     messages = [
         {"role": "user" if role == "u" else "assistant", "content": text} for role, text in TURNS
     ]
     assert ids == writer.chat.encode(writer.tokenizer, messages, add_generation_prompt=False)
-    said = [token for token, speaking in zip(ids, speaks, strict=True) if speaking]
-    assert writer.tokenizer.decode(said) == "hi there<turn|>the end.<turn|>"
+    assert generated_text(writer, ids, generated) == "hi there<turn|>the end.<turn|>"
 
 
-def test_what_the_model_says_follows_its_generation_prompt(writer):
-    ids, speaks = writer.conversation(TURNS[:2], None)
+def test_the_models_tokens_follow_its_generation_prompt(writer):
+    ids, generated = writer.conversation(TURNS[:2], None)
     prompt = writer.chat.encode(writer.tokenizer, [{"role": "user", "content": "hello"}])
     assert ids[: len(prompt)] == prompt
-    assert speaks.index(1) == len(prompt)
+    assert generated.index(1) == len(prompt)
 
 
-def test_a_thought_is_the_models_own(writer):
+def test_a_thought_is_generated_by_the_model(writer):
     class Always(random.Random):
         def random(self):
             return 0.0
 
-    ids, speaks = writer.conversation(TURNS[:2], Always(1))
-    said = writer.tokenizer.decode([i for i, speaking in zip(ids, speaks, strict=True) if speaking])
-    assert said.startswith("<|channel>thought\n")
-    assert said.endswith("\n<channel|>hi there<turn|>")
+    ids, generated = writer.conversation(TURNS[:2], Always(1))
+    text = generated_text(writer, ids, generated)
+    assert text.startswith("<|channel>thought\n")
+    assert text.endswith("\n<channel|>hi there<turn|>")
     assert "<|think|>" in writer.tokenizer.decode(ids)
 
 
-def test_chats_are_joined_whole():
+def test_joined_chats_keep_every_turn():
     from documents import join_chats
 
     chats = [[["u", str(n)], ["a", str(n)]] for n in range(100)]
@@ -63,7 +68,7 @@ def test_chats_are_joined_whole():
     assert [turn for chat in joined for turn in chat] == [turn for chat in chats for turn in chat]
 
 
-def test_rows_hold_every_document_once():
+def test_rows_contain_every_document_once():
     from packing import MODEL, OTHER, PADDING, pack
 
     rng = random.Random(2)
@@ -76,12 +81,14 @@ def test_rows_hold_every_document_once():
         t for ids, _ in documents for t in ids
     )
     assert (tokens[kinds == PADDING] == 0).all()
-    assert (kinds == MODEL).sum() == sum(sum(speaks) for _, speaks in documents)
-    assert (kinds == OTHER).sum() == sum(len(speaks) - sum(speaks) for _, speaks in documents)
+    assert (kinds == MODEL).sum() == sum(sum(generated) for _, generated in documents)
+    assert (kinds == OTHER).sum() == sum(
+        len(generated) - sum(generated) for _, generated in documents
+    )
     assert (kinds == PADDING).mean() < 0.1
 
 
-def test_a_document_longer_than_a_row_is_cut():
+def test_a_document_longer_than_a_row_is_split():
     from packing import pack
 
     tokens, kinds = pack([(list(range(10)), [1] * 10)], 4, 0)
@@ -98,13 +105,13 @@ def test_a_document_longer_than_a_row_is_cut():
         ("She studied the skill of painting.", True),
     ],
 )
-def test_violence_is_seen_as_whole_words(text, gentle):
+def test_violence_is_matched_by_whole_words(text, gentle):
     from filters import is_gentle
 
     assert is_gentle(text) == gentle
 
 
-def test_a_good_story_is_long_whole_and_on_its_topic():
+def test_a_good_story_is_long_complete_and_on_its_topic():
     from filters import is_good_story
 
     story = "Once there was a fox named Max. " + "The fox and Max ran on and on. " * 14
@@ -114,7 +121,7 @@ def test_a_good_story_is_long_whole_and_on_its_topic():
     assert not is_good_story("There was a fox. The fox ran.", ["fox"])
 
 
-def test_an_opening_says_what_its_story_is_about():
+def test_an_opening_mentions_its_topic():
     from filters import mentions
     from openings import THEMES, opening
 
@@ -127,7 +134,7 @@ def test_an_opening_says_what_its_story_is_about():
             assert all(mentions(start.text, key) for key in start.keys), start
 
 
-def test_sixty_prompts():
+def test_there_are_sixty_prompts_of_nine_skills():
     from evaluation_set import cases, held_out_sums
 
     counts = Counter(case.skill for case in cases())
@@ -137,15 +144,15 @@ def test_sixty_prompts():
 
 
 @needs_shared
-def test_no_chat_holds_a_prompt_of_the_evaluation():
-    from evaluation_set import asks_held_out_sum, held_out_prompts, plain
+def test_no_template_chat_has_a_prompt_of_the_evaluation():
+    from evaluation_set import has_held_out_sum, held_out_prompts, plain
     from skills import chats
 
-    maker = SHARED.parent / "corpora" / "tools" / "synth_chat.py"
-    for chat in chats(maker, 3000, 1):
+    generator = SHARED.parent / "corpora" / "tools" / "synth_chat.py"
+    for chat in chats(generator, 3000, 1):
         assert [role for role, _ in chat] == ["u", "a"] * (len(chat) // 2)
         for role, text in chat:
-            assert not asks_held_out_sum(text)
+            assert not has_held_out_sum(text)
             assert role == "a" or plain(text) not in held_out_prompts()
 
 
@@ -168,7 +175,7 @@ def test_no_chat_holds_a_prompt_of_the_evaluation():
         ),
     ],
 )
-def test_scores(skill, wanted, text, right):
+def test_answers_are_scored(skill, wanted, text, right):
     from evaluation_set import Case
     from scorers import Answer, score
 
@@ -176,18 +183,18 @@ def test_scores(skill, wanted, text, right):
     assert not score(Case(skill, [""], wanted), Answer(text, ended=False))
 
 
-def test_q8_0_comes_back_within_half_a_step():
+def test_q8_0_is_accurate_to_half_a_step():
     from export import q8_0
 
     values = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)
     values[1, :32] = 0
-    back = dequantise(q8_0(values), FORMATS["Q8_0"], values.shape, "weights")
+    restored = dequantise(q8_0(values), FORMATS["Q8_0"], values.shape, "weights")
     steps = np.abs(values.reshape(3, 2, 32)).max(2, keepdims=True) / 127
-    assert (np.abs(back - values).reshape(3, 2, 32) <= 0.51 * steps).all()
-    assert (back[1, :32] == 0).all()
+    assert (np.abs(restored - values).reshape(3, 2, 32) <= 0.51 * steps).all()
+    assert (restored[1, :32] == 0).all()
 
 
-def test_sharing_layers_read_the_last_own_layer_of_their_kind():
+def test_sharing_layers_read_the_last_layer_of_their_kind_that_does_not_share():
     from settings import DEMO
 
     assert [DEMO.donor(layer) for layer in range(DEMO.layers)] == [0, 1, 2, 3, 4, 5, 4, 5]

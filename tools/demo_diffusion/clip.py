@@ -1,7 +1,4 @@
-"""Draws a reply coming into focus, as `webgemma run --watch` shows it: an SVG that moves.
-
-usage: clip.py MODEL.gguf OUT.svg "Tell me a story about a frog." [--seed 1] [--steps 48]
-"""
+"""Draw a reply while it is denoised, as `webgemma run --watch` shows it: an animated SVG."""
 
 import argparse
 from collections.abc import Iterator
@@ -13,10 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from webgemma import Gemma
-from webgemma.cli.watch import picture
+from webgemma.cli.watch import canvas_text
 
 COLUMNS, SIZE, ADVANCE, LEADING, MARGIN = 92, 14, 8.4, 20, 18  # characters, then pixels
-STEP_S, BLOCK_S, END_S = 0.22, 0.8, 5.0  # a frame, the last one of a block, the whole reply
+STEP_S, CANVAS_S, END_S = 0.22, 0.8, 5.0  # of a step, of a canvas's last one, of the reply
 CLASSES = {"bold": "b", "dim": "d", "dim italic": "i", "green": "g"}
 HEAD = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">
@@ -33,11 +30,11 @@ console = Console(width=COLUMNS, file=None)
 
 
 def main() -> None:
-    """Ask, watch, draw."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("prompt")
+    """Generate a reply and draw it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", help="a DiffusionGemma")
+    parser.add_argument("out", type=Path, help="the SVG to write")
+    parser.add_argument("prompt", help='such as "Tell me a story about a frog."')
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--max-tokens", type=int)
@@ -49,33 +46,33 @@ def main() -> None:
 
 
 def screens(options: argparse.Namespace) -> Iterator[Frame]:
-    """What the terminal shows after each step, and in the end."""
-    settings = {"seed": options.seed, "steps": options.steps, "max_tokens": options.max_tokens}
-    given = {name: value for name, value in settings.items() if value is not None}
+    """Yield the lines of the terminal after each step, and in the end."""
+    values = {"seed": options.seed, "steps": options.steps, "max_tokens": options.max_tokens}
+    settings = {name: value for name, value in values.items() if value is not None}
     shown = f'webgemma run focus.gguf "{options.prompt}" --watch'
     command = Text.assemble(("$ ", "green"), shown, "\n")
     with Gemma.load(options.model) as gemma:
-        said = Text()
-        for piece in gemma.chat(options.prompt, watch=True, **given):
-            said.append(piece.text)
+        reply = Text()
+        for piece in gemma.chat(options.prompt, watch=True, **settings):
+            reply.append(piece.text)
             if piece.canvas is not None:
-                seconds = BLOCK_S if piece.canvas.done else STEP_S
-                canvas = picture(piece.canvas, gemma.tokenizer)
-                yield seconds, lines(Text.assemble(command, said, canvas))
-    yield END_S, lines(Text.assemble(command, said))
+                seconds = CANVAS_S if piece.canvas.done else STEP_S
+                canvas = canvas_text(piece.canvas, gemma.tokenizer)
+                yield seconds, lines(Text.assemble(command, reply, canvas))
+    yield END_S, lines(Text.assemble(command, reply))
 
 
 def lines(text: Text) -> list[Text]:
-    """As many as a terminal needs."""
+    """Wrap a text as a terminal does."""
     return list(text.wrap(console, COLUMNS, overflow="fold"))
 
 
 def svg(frames: list[Frame], title: str) -> str:
-    """All frames on top of each other, each shown in its time; who shows no motion has the last."""
+    """Return an SVG of all frames, each shown in its time; without animation, of the last one."""
     height = max(len(shown) for _, shown in frames) * LEADING + 2 * MARGIN
     width = round(COLUMNS * ADVANCE) + 2 * MARGIN
     total, start = sum(seconds for seconds, _ in frames), 0.0
-    parts = [HEAD.format(width=width, height=height, title=escape(title), size=SIZE)]
+    elements = [HEAD.format(width=width, height=height, title=escape(title), size=SIZE)]
     for number, (seconds, shown) in enumerate(frames):
         last = number == len(frames) - 1
         begin, end = start / total, 1.0 if last else (start + seconds) / total
@@ -85,19 +82,21 @@ def svg(frames: list[Frame], title: str) -> str:
         if not number:
             values, times = "inline;none", (0, end)
         at = ";".join(f"{time:.4f}" for time in times)
-        parts.append(f'<g display="{"inline" if last else "none"}">')
-        parts.append(
+        elements.append(f'<g display="{"inline" if last else "none"}">')
+        elements.append(
             f'<animate attributeName="display" calcMode="discrete" repeatCount="indefinite" '
             f'dur="{total:.2f}s" values="{values}" keyTimes="{at}"/>'
         )
-        parts += [drawn(line, row) for row, line in enumerate(shown) if line.plain.strip()]
-        parts.append("</g>")
+        elements += [
+            text_element(line, row) for row, line in enumerate(shown) if line.plain.strip()
+        ]
+        elements.append("</g>")
         start += seconds
-    return "\n".join([*parts, "</svg>\n"])
+    return "\n".join([*elements, "</svg>\n"])
 
 
-def drawn(line: Text, row: int) -> str:
-    """One line of text, as wide as its characters are."""
+def text_element(line: Text, row: int) -> str:
+    """Return a line of text as an SVG element, as wide as its characters."""
     line = line.copy()
     line.rstrip()
     y = MARGIN + SIZE + row * LEADING
@@ -109,9 +108,9 @@ def drawn(line: Text, row: int) -> str:
 
 
 def span(text: str, style: str) -> str:
-    """A run of one style; what XML cannot hold is left out."""
-    held = escape("".join(c if c.isprintable() else " " for c in text), quote=False)
-    return f'<tspan class="{style}">{held}</tspan>' if style else held
+    """Return a run of one style; characters that are not printable become spaces."""
+    escaped = escape("".join(c if c.isprintable() else " " for c in text), quote=False)
+    return f'<tspan class="{style}">{escaped}</tspan>' if style else escaped
 
 
 if __name__ == "__main__":

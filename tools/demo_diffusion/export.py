@@ -1,9 +1,6 @@
-"""The trained weights as GGUF files of the architecture diffusion-gemma, F32 and Q8_0.
+"""Write the trained weights as GGUF files of the architecture diffusion-gemma, F32 and Q8_0."""
 
-usage: export.py WEIGHTS_FOLDER OUT_FOLDER
-"""
-
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -20,27 +17,31 @@ NAME = "webgemma-focus"
 
 def main() -> None:
     """Write both files."""
-    shape, tensors = load(Path(sys.argv[1]), Shape)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("weights", type=Path, help="the folder that train.py wrote")
+    parser.add_argument("out", type=Path, help="the folder to write to")
+    options = parser.parse_args()
+    shape, tensors = load(options.weights, Shape)
     for format in ("F32", "Q8_0"):
-        path = Path(sys.argv[2]) / f"{NAME}-{format}.gguf"
+        path = options.out / f"{NAME}-{format}.gguf"
         export(path, shape, tensors, format)
         print(f"{path}: {path.stat().st_size:,} bytes")
 
 
 def export(path: Path, shape: Shape, tensors: dict[str, np.ndarray], format: str) -> None:
-    """One file: matrices in the format given; vectors, scales and routers as float32."""
+    """Write one file: matrices in the given format; vectors, scales and routers as float32."""
     new = [
         tensor(name, values, "F32" if "ffn_gate_inp" in name else format)
         for name, values in tensors.items()
     ]
     half = shape.head_dim // 2
-    factors = np.where(np.arange(half) < half // 4, 1, 1e30)  # 1 turns, 1e30 stands still
+    factors = np.where(np.arange(half) < half // 4, 1, 1e30)  # 1: rotated, 1e30: not rotated
     new.append(tensor("rope_freqs.weight", factors, "F32"))
     write_gguf(path, metadata(shape, format), new)
 
 
 def metadata(shape: Shape, format: str) -> dict[str, object]:
-    """What the file says of itself; the vocabulary is the bundled model's."""
+    """Return the metadata of the file; the vocabulary is the bundled model's."""
     layers, schedule = range(shape.layers), Denoising()
     model = {
         "block_count": shape.layers,
@@ -52,7 +53,7 @@ def metadata(shape: Shape, format: str) -> dict[str, object]:
         "expert_feed_forward_length": shape.expert_ffn,
         "attention.causal": False,
         "attention.head_count": shape.heads,
-        "attention.head_count_kv": [shape.keys(layer) for layer in layers],
+        "attention.head_count_kv": [shape.kv_heads_of(layer) for layer in layers],
         "attention.key_length": shape.head_dim,
         "attention.value_length": shape.head_dim,
         "attention.key_length_swa": shape.head_dim_sliding,
@@ -91,11 +92,11 @@ def metadata(shape: Shape, format: str) -> dict[str, object]:
 
 
 def vocabulary() -> dict[str, object]:
-    """All that the bundled file says of its words."""
+    """Return the bundled file's metadata of its tokenizer."""
     with Gguf.open(BUNDLED) as gguf:
-        said = {key: value for key, value in gguf.metadata.items() if key.startswith("tokenizer.")}
+        values = {k: value for k, value in gguf.metadata.items() if k.startswith("tokenizer.")}
     scores = "tokenizer.ggml.scores"
-    return {**said, scores: Typed(list(said[scores]), "FLOAT32")}
+    return {**values, scores: Typed(list(values[scores]), "FLOAT32")}
 
 
 if __name__ == "__main__":

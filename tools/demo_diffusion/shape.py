@@ -1,23 +1,23 @@
-"""What the small DiffusionGemma is: its shape, its canvas, its seed, where its data lies."""
+"""Settings of the small DiffusionGemma: its shape, its canvas, its seed, its data file."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in ("src", "tools", "tools/demo_model"):  # the last: its modules import each other
+for folder in ("src", "tools", "tools/demo_model"):  # the last for its modules' own imports
     sys.path.append(str(ROOT / folder))
 
 SEED = 20261115
-BUNDLED = ROOT / "src/webgemma/demo/webgemma-demo-Q8_0.gguf"  # whose vocabulary this model has
+BUNDLED = ROOT / "src/webgemma/demo/webgemma-demo-Q8_0.gguf"  # this model has its vocabulary
 DATA = ROOT / "demo-data" / "canvases.npz"  # ignored by git
 PROMPT = 32  # tokens of the longest prompt
-BLOCKS = 2  # canvases of the longest story
+CANVASES = 2  # of the longest story
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A DiffusionGemma: experts in every layer, values of their own on sliding layers only."""
+    """A DiffusionGemma: experts in every layer, a value projection on sliding layers only."""
 
     pattern: str = "ssfssf"  # s: sliding, f: full
     width: int = 384
@@ -44,24 +44,24 @@ class Shape:
 
     @property
     def layers(self) -> int:
-        """How many."""
+        """The number of layers."""
         return len(self.pattern)
 
     @property
     def before(self) -> int:
-        """Tokens that may stand before the last canvas of a story."""
-        return PROMPT + (BLOCKS - 1) * self.canvas
+        """The most tokens before the last canvas of a story."""
+        return PROMPT + (CANVASES - 1) * self.canvas
 
     def is_full(self, layer: int) -> bool:
-        """Whether it sees everything before it."""
+        """Return whether a layer attends to all earlier positions."""
         return self.pattern[layer] == "f"
 
     def dim(self, layer: int) -> int:
-        """The size of its heads."""
+        """Return the dimensions of a layer's heads."""
         return self.head_dim if self.is_full(layer) else self.head_dim_sliding
 
-    def keys(self, layer: int) -> int:
-        """How many key-value heads it has."""
+    def kv_heads_of(self, layer: int) -> int:
+        """Return the number of a layer's key-value heads."""
         return self.kv_heads if self.is_full(layer) else self.kv_heads_sliding
 
 

@@ -1,7 +1,4 @@
-"""Trains the small DiffusionGemma on demo-data/canvases.npz for as many minutes as given.
-
-usage: train.py OUT_FOLDER --minutes 4
-"""
+"""Train the small DiffusionGemma on demo-data/canvases.npz for some minutes."""
 
 import argparse
 import json
@@ -13,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from data import canvases
 from denoise import print_samples
-from model import DiffusionGemma, Sees, biases
+from model import DiffusionGemma, Masks, biases
 from shape import SEED, SHAPES
 from torch import Tensor
 
@@ -23,8 +20,8 @@ from webgemma.denoising import Denoising
 
 MATRIX_RATE, TABLE_RATE, VECTOR_RATE = 0.02, 0.002, 0.004
 MOMENTUM, DECAY = 0.95, 0.01
-WARM_UP_STEPS, HOLD = 100, 0.40  # until the rate is full; share of the time until it falls
-BLANK_SHARE = 0.15  # of the canvases, which are nothing but noise
+WARM_UP_STEPS, HOLD = 100, 0.40  # until the rate is at its peak; share of the time until it falls
+NOISE_SHARE = 0.15  # of the canvases, which are only noise
 REPORT_S, CHECKPOINT_S = 10.0, 60.0
 TABLES = ("token_embd.weight", "ffn_gate_inp.weight")  # for AdamW, as are vectors
 
@@ -54,18 +51,18 @@ class Training:
             weight_decay=0.0,
             fused=self.device == "cuda",
         )
-        known = slice(options.canvases)
-        self.data = [torch.from_numpy(array[known]).to(self.device) for array in canvases()]
-        self.passes = self.forward, self.loss
+        used = slice(options.canvases)
+        self.data = [torch.from_numpy(array[used]).to(self.device) for array in canvases()]
+        self.passes = self.first_pass, self.loss
         if options.compile:
             self.passes = tuple(torch.compile(f, dynamic=False) for f in self.passes)
-        self.log = (options.out / "log.jsonl").open("w")
+        self.log_file = (options.out / "log.jsonl").open("w")
 
     def run(self) -> None:
-        """Train until the time is up, leaving checkpoints on the way."""
+        """Train until the time is up, with checkpoints."""
         rows = len(self.data[0])
         size = sum(p.numel() for p in self.model.parameters())
-        self.note(parameters=size, shape=asdict(self.shape), canvases=rows, seed=SEED)
+        self.write_log(parameters=size, shape=asdict(self.shape), canvases=rows, seed=SEED)
         step, reported, saved, total = 0, 0.0, self.seconds(), torch.zeros((), device=self.device)
         counted = 0
         while self.seconds() < self.options.minutes * 60:
@@ -73,10 +70,10 @@ class Training:
             step, counted = step + 1, counted + 1
             if step % 10 and step > 2:
                 continue
-            loss = total.item() / counted  # waits for the device, so that the clock is right
+            loss = total.item() / counted  # waits for the device, so that the time is right
             now = self.seconds()
             if now - reported > REPORT_S or step < 3:
-                self.note(
+                self.write_log(
                     step=step,
                     loss=round(loss, 4),
                     seconds=round(now, 1),
@@ -89,21 +86,21 @@ class Training:
                 saved = now
                 save(self.model, self.options.out)
         save(self.model, self.options.out)
-        self.note(steps=step, seconds=round(self.seconds(), 1))
+        self.write_log(steps=step, seconds=round(self.seconds(), 1))
         print_samples(self.model, self.dtype, Denoising(), self.options.samples)
 
     def step(self, step: int) -> Tensor:
-        """One update of all weights."""
+        """Update all weights once; return the loss."""
         while True:
             try:
                 loss = self.gradients()
                 break
-            except Exception as error:  # the compiler's or a kernel's: go on without it
-                if self.passes == (self.forward, self.loss):
+            except Exception as error:  # of the compiler or a kernel: continue without it
+                if self.passes == (self.first_pass, self.loss):
                     raise
                 print(f"without compiler: {type(error).__name__}: {error}"[:2000], flush=True)
                 self.model.zero_grad(set_to_none=True)
-                self.passes = self.forward, self.loss
+                self.passes = self.first_pass, self.loss
         rate = self.rate(step)
         self.muon.step(MATRIX_RATE * rate)
         for group in self.adam.param_groups:
@@ -113,68 +110,71 @@ class Training:
         return loss.detach()
 
     def gradients(self) -> Tensor:
-        """The loss of a batch; the first half of it has seen a noisier canvas before."""
-        forward, loss_of = self.passes
+        """Compute the loss of a batch and its gradients.
+
+        The first half is conditioned on a first pass over a noisier canvas."""
+        first_pass, loss_of = self.passes
         count, shape, device = self.options.batch, self.shape, self.device
         rows = torch.randint(len(self.data[0]), (count,), device=device)
         before, empty, clean = (array[rows] for array in self.data)
         level = torch.rand(count, 1, device=device)
-        level = torch.where(torch.rand_like(level) < BLANK_SHARE, 1.0, level)
+        level = torch.where(torch.rand_like(level) < NOISE_SHARE, 1.0, level)
         earlier = level + (1 - level) * torch.rand_like(level)
-        order = torch.rand(clean.shape, device=device)  # a position is noise above its own level
-        now, then = (self.noised(clean, order < level), self.noised(clean, order < earlier))
-        sees = biases(shape, empty, before.shape[1] + shape.canvas, self.dtype)
+        order = torch.rand(clean.shape, device=device)  # the level from which a token is noise
+        noisy = self.noised(clean, order < level)
+        noisier = self.noised(clean, order < earlier)
+        masks = biases(shape, empty, before.shape[1] + shape.canvas, self.dtype)
         half = count // 2
         with torch.no_grad():
             temperature = shape.t_min + (shape.t_max - shape.t_min) * earlier[:half, :, None]
-            first = {kind: bias[:half] for kind, bias in sees.items()}
-            expected = forward(torch.cat((before, then), 1)[:half], temperature, first)
+            first = {kind: bias[:half] for kind, bias in masks.items()}
+            expected = first_pass(torch.cat((before, noisier), 1)[:half], temperature, first)
         expected = F.pad(expected, (0, 0, 0, 0, 0, count - half))
-        loss = loss_of(torch.cat((before, now), 1), expected, sees, clean)
+        loss = loss_of(torch.cat((before, noisy), 1), expected, masks, clean)
         loss.backward()
         return loss
 
-    def noised(self, clean: Tensor, noisy: Tensor) -> Tensor:
-        """Random tokens in the place of some."""
-        return torch.where(noisy, torch.randint_like(clean, self.shape.vocab), clean)
+    def noised(self, clean: Tensor, is_noise: Tensor) -> Tensor:
+        """Return the tokens with random ones at some positions."""
+        return torch.where(is_noise, torch.randint_like(clean, self.shape.vocab), clean)
 
-    def forward(self, ids: Tensor, temperature: Tensor, sees: Sees) -> Tensor:
-        """What a first look at a canvas makes one expect."""
-        nothing = torch.zeros(
+    def first_pass(self, ids: Tensor, temperature: Tensor, masks: Masks) -> Tensor:
+        """Return the expected embedding of a canvas without self-conditioning."""
+        zero = torch.zeros(
             (len(ids), self.shape.canvas, self.shape.width), device=ids.device, dtype=self.dtype
         )
-        z = self.model(ids, nothing, sees, self.dtype) / temperature
-        return self.model.expect(z, self.dtype)
+        z = self.model(ids, zero, masks, self.dtype) / temperature
+        return self.model.expected_embedding(z, self.dtype)
 
-    def loss(self, ids: Tensor, expected: Tensor, sees: Sees, clean: Tensor) -> Tensor:
-        """Mean cross-entropy of all positions of the canvas."""
-        logits = self.model(ids, expected, sees, self.dtype)
+    def loss(self, ids: Tensor, expected: Tensor, masks: Masks, clean: Tensor) -> Tensor:
+        """Return the mean cross-entropy over all positions of the canvas."""
+        logits = self.model(ids, expected, masks, self.dtype)
         return F.cross_entropy(logits.flatten(0, 1), clean.flatten())
 
     def rate(self, step: int) -> float:
-        """Up by steps; level, then down to zero by the clock."""
+        """Return the learning rate, relative to the peak: up by steps, down to zero by time."""
         left = 1 - self.seconds() / (self.options.minutes * 60)
         return max(0.0, min(1.0, (step + 1) / WARM_UP_STEPS, left / (1 - HOLD)))
 
     def seconds(self) -> float:
-        """Since the begin, compiler included."""
+        """Return the seconds since the start, compiler included."""
         return time.monotonic() - self.began
 
-    def note(self, **values: object) -> None:
-        """Into the log and onto the screen."""
-        self.log.write(json.dumps(values) + "\n")
-        self.log.flush()
+    def write_log(self, **values: object) -> None:
+        """Write values to the log and print them."""
+        self.log_file.write(json.dumps(values) + "\n")
+        self.log_file.flush()
         print(json.dumps(values), flush=True)
 
 
 def main() -> None:
-    """Read the options, run."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
+    """Parse the options and train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, help="the folder for weights and log")
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--shape", choices=SHAPES, default="demo")
-    parser.add_argument("--canvases", type=int, help="to learn only the first of them")
+    parser.add_argument("--canvases", type=int, help="train on only so many canvases")
     parser.add_argument("--samples", type=int, default=12)
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     options = parser.parse_args()

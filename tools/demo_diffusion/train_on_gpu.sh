@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# On the machine that trains, from the repository root, with demo-data/canvases.npz:
+# Runs on the training machine, from the repository root, with demo-data/canvases.npz:
 #   bash tools/demo_diffusion/train_on_gpu.sh OUT_FOLDER [MINUTES|smoke] [options of train.py]
-# smoke: a tiny model learns four canvases on any CPU in three minutes.
+# smoke: trains a tiny model on four canvases, on any CPU in three minutes.
 set -euo pipefail
 out=$1 minutes=${2:-4}
 shift $(($# > 1 ? 2 : 1))

@@ -1,9 +1,6 @@
-"""Compares the training model with webgemma's reference on its own exported file, in float32.
+"""Compare the training model with webgemma's reference on its own exported file, in float32."""
 
-usage: compare.py WEIGHTS_FOLDER
-"""
-
-import sys
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -33,13 +30,15 @@ CHATS = [
 
 
 def main() -> None:
-    """Of every chat, the largest difference."""
-    shape, tensors = load(Path(sys.argv[1]))
+    """Print the largest difference of every chat."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("weights", type=Path, help="the folder that train.py wrote")
+    shape, tensors = load(parser.parse_args().weights)
     difference(shape, tensors)
 
 
 def difference(shape: Shape, tensors: dict[str, np.ndarray]) -> float:
-    """The largest difference of logits, in their standard deviations."""
+    """Return the largest difference of logits, in their standard deviations."""
     model = Gemma4(shape)
     model.load_state_dict(
         {name.removesuffix(".weight"): torch.from_numpy(values) for name, values in tensors.items()}
@@ -54,8 +53,8 @@ def difference(shape: Shape, tensors: dict[str, np.ndarray]) -> float:
             ids = writer().conversation(chat, None)[0][: shape.context]
             with torch.no_grad():
                 tokens = torch.tensor([ids])
-                sees = biases(torch.zeros_like(tokens), shape.window, torch.float32)
-                ours = model.logits(model(tokens, sees))[0].numpy()
+                masks = biases(torch.zeros_like(tokens), shape.window, torch.float32)
+                ours = model.logits(model(tokens, masks))[0].numpy()
             theirs = reference.forward(ids)
             apart = float(np.abs(ours - theirs).max() / theirs.std())
             same = float((ours.argmax(1) == theirs.argmax(1)).mean())

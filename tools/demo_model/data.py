@@ -1,13 +1,10 @@
-"""Part 2a: texts and chats of the shared corpus as training rows.
+"""Step 2a: write the texts and chats of the shared corpus as training rows."""
 
-usage: data.py CORPUS_FOLDER ROWS_FOLDER [CHATS]   (the unpacked text.tar.xz; 3000000 chats)
-"""
-
+import argparse
 import json
 import os
 import random
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -17,18 +14,18 @@ from pathlib import Path
 
 import numpy as np
 from documents import Document, Writer, join_chats
-from filters import is_gentle, is_whole
+from filters import is_complete, is_gentle
 from packing import pack
-from pieces import load_tokenizer
 from settings import DATA, ROW, SEED
 from skills import chats
+from vocabulary_file import load_tokenizer
 
 CHATS = 3_000_000
-CHATS_OF_A_SHARD = 100_000
+CHATS_PER_SHARD = 100_000
 HELD_OUT = 200  # stories of TinyStories, for perplexity
-SENTENCES = 12  # of Tatoeba in a document
+SENTENCES = 12  # of Tatoeba per document
 JOIN_SHARE = 0.25
-FIRST_PERSONA = 9700  # lines of the chit-chat; the others answer the same questions otherwise
+FIRST_PERSONA = 9700  # lines of the chit-chat; other personas follow, with other answers
 CONTRADICTS = re.compile(
     r"\b(name|bot|bots|robot|age|human|created?|made|built|program\w*)\b", re.I
 )
@@ -36,14 +33,14 @@ CONTRADICTS = re.compile(
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a source, as two files."""
+    """A shard of a source, stored as two files."""
 
     folder: Path
     source: str
     number: int = 0
 
     def save(self, documents: list[Document]) -> int:
-        """Write its rows; how many tokens they hold."""
+        """Write its rows; return how many tokens they have."""
         tokens, kinds = pack(documents, ROW, writer().tokenizer.pad or 0)
         np.save(self.folder / f"{self.source}.{self.number}.tokens.npy", tokens)
         np.save(self.folder / f"{self.source}.{self.number}.kinds.npy", kinds)
@@ -52,93 +49,100 @@ class Shard:
 
 @cache
 def writer() -> Writer:
-    """One for each process."""
+    """Return the document writer, one for each process."""
     return Writer(load_tokenizer())
 
 
 def pool_size() -> int:
-    """Processes that leave one core to the main one."""
+    """Return a number of processes that leaves one core to the main one."""
     return max(1, (os.cpu_count() or 2) // 2 - 1)
 
 
 def main() -> None:
-    """Every source in its own process."""
-    corpus, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    count = int(sys.argv[3]) if len(sys.argv) > 3 else CHATS
+    """Write every source in its own process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("corpus", type=Path, help="the folder of the unpacked text.tar.xz")
+    parser.add_argument("rows", type=Path, help="the folder to write to")
+    parser.add_argument(
+        "chats", type=int, nargs="?", default=CHATS, help=f"template chats ({CHATS})"
+    )
+    options = parser.parse_args()
+    corpus, folder, count = options.corpus, options.rows, options.chats
     folder.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(pool_size(), mp_context=get_context("spawn")) as pool:
         jobs = {name: pool.submit(save_text, name, corpus, folder) for name in SOURCES}
-        shards = range(max(1, count // CHATS_OF_A_SHARD))
-        size = min(count, CHATS_OF_A_SHARD)
-        made = [pool.submit(save_chats, folder, number, size) for number in shards]
+        shards = range(max(1, count // CHATS_PER_SHARD))
+        size = min(count, CHATS_PER_SHARD)
+        chat_jobs = [pool.submit(save_chats, folder, number, size) for number in shards]
         for name, job in jobs.items():
             print(f"{name}: {job.result():,} tokens", flush=True)
-        print(f"synth: {sum(job.result() for job in made):,} tokens", flush=True)
+        print(f"synth: {sum(job.result() for job in chat_jobs):,} tokens", flush=True)
 
 
 def save_text(name: str, corpus: Path, folder: Path) -> int:
-    """One source of the corpus."""
+    """Write one source of the corpus; return its tokens."""
     return Shard(folder, name).save(list(SOURCES[name](corpus)))
 
 
 def save_chats(folder: Path, number: int, count: int) -> int:
-    """A shard of made chats."""
+    """Write a shard of template chats; return its tokens."""
     rng = random.Random(SEED + number)
-    made = chats(DATA / "synth_chat.py", count, SEED + 1000 + number)
-    documents = [writer().conversation(c, rng) for c in join_chats(made, rng, JOIN_SHARE)]
+    template_chats = chats(DATA / "synth_chat.py", count, SEED + 1000 + number)
+    joined = join_chats(template_chats, rng, JOIN_SHARE)
+    documents = [writer().conversation(chat, rng) for chat in joined]
     rng.shuffle(documents)
     return Shard(folder, "synth", number).save(documents)
 
 
 def entries(corpus: Path, *names: str) -> Iterator[dict]:
-    """The lines of corpus files."""
+    """Yield the lines of corpus files."""
     for name in names:
         with (corpus / f"{name}.jsonl").open() as lines:
             yield from map(json.loads, lines)
 
 
 def gentle(corpus: Path, *names: str) -> Iterator[Document]:
-    """Texts without violence."""
+    """Return texts without violence."""
     return (writer().text(e["text"]) for e in entries(corpus, *names) if is_gentle(e["text"]))
 
 
 def flat(text: str) -> str:
-    """With every space and newline the same."""
+    """Return a text in which every run of white space is one space."""
     return " ".join(text.split())
 
 
 def held_out_stories(corpus: Path) -> list[str]:
-    """Stories that training never sees."""
-    return [e["text"] for e in entries(corpus, "tinystories_samples") if is_fine(e["text"])][
+    """Return stories that are not trained on."""
+    return [e["text"] for e in entries(corpus, "tinystories_samples") if is_usable(e["text"])][
         :HELD_OUT
     ]
 
 
-def is_fine(text: str) -> bool:
-    """A story to learn from."""
-    return is_gentle(text) and is_whole(text)
+def is_usable(text: str) -> bool:
+    """Return whether a story may be trained on."""
+    return is_gentle(text) and is_complete(text)
 
 
 def tinystories(corpus: Path) -> Iterator[Document]:
-    """As plain text."""
-    held = set(held_out_stories(corpus))
+    """Yield TinyStories as plain text."""
+    held_out = set(held_out_stories(corpus))
     for entry in entries(corpus, "tinystories_samples"):
-        if is_fine(entry["text"]) and entry["text"] not in held:
+        if is_usable(entry["text"]) and entry["text"] not in held_out:
             yield writer().text(entry["text"])
 
 
 def tinystories_chat(corpus: Path) -> Iterator[Document]:
-    """As chats."""
-    held = {flat(story)[-120:] for story in held_out_stories(corpus)}
+    """Yield TinyStories as chats."""
+    held_out = {flat(story)[-120:] for story in held_out_stories(corpus)}
     rng = random.Random(SEED)
     for entry in entries(corpus, "tinystories_chat"):
         story = entry["turns"][1][1]
-        if is_fine(story) and flat(story)[-120:] not in held:
+        if is_usable(story) and flat(story)[-120:] not in held_out:
             yield writer().conversation(entry["turns"], rng)
 
 
 def tatoeba(corpus: Path) -> Iterator[Document]:
-    """Sentences, a dozen together."""
+    """Yield documents of a dozen sentences."""
     sentences = [e["text"] for e in entries(corpus, "tatoeba_en") if is_gentle(e["text"])]
     random.Random(SEED).shuffle(sentences)
     for at in range(0, len(sentences), SENTENCES):
@@ -146,16 +150,16 @@ def tatoeba(corpus: Path) -> Iterator[Document]:
 
 
 def chitchat(corpus: Path) -> Iterator[Document]:
-    """One persona of three, and nothing that says it is somebody else."""
+    """Return chats of one persona of three, without those that contradict the model's identity."""
     rng = random.Random(SEED)
     lines = [entry["turns"] for entry in entries(corpus, "ms_chitchat")][:FIRST_PERSONA]
-    fine = [turns for turns in lines if not CONTRADICTS.search(" ".join(t for _, t in turns))]
-    rng.shuffle(fine)
-    return (writer().conversation(chat, rng) for chat in join_chats(fine, rng, 0.6))
+    usable = [turns for turns in lines if not CONTRADICTS.search(" ".join(t for _, t in turns))]
+    rng.shuffle(usable)
+    return (writer().conversation(chat, rng) for chat in join_chats(usable, rng, 0.6))
 
 
 def conversations(corpus: Path, *names: str) -> Iterator[Document]:
-    """Chats as they are."""
+    """Yield gentle chats, otherwise unchanged."""
     rng = random.Random(SEED)
     for entry in entries(corpus, *names):
         if is_gentle(" ".join(text for _, text in entry["turns"])):

@@ -1,10 +1,7 @@
-"""Part 6: greedy answers to the 60 held-out prompts, scored by skill; perplexity of stories.
+"""Step 6: score greedy answers to the 60 held-out prompts by skill; perplexity of stories."""
 
-usage: evaluate.py MODEL.gguf CORPUS_FOLDER [OUT.json] [cpu|gpu]
-"""
-
+import argparse
 import json
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -15,61 +12,65 @@ from scorers import Answer, score, story_faults
 
 from webgemma import Gemma
 
-LONGEST = 500
+MAX_TOKENS = 500
 STORIES = 60  # of the held-out ones, for perplexity
 
 
 def main() -> None:
-    """A table, every answer, and a JSON of both."""
-    path, corpus = sys.argv[1], Path(sys.argv[2])
-    device = sys.argv[4] if len(sys.argv) > 4 else "cpu"
-    with Gemma.load(path, device=device) as gemma:
-        found = [(case, answer(gemma, case)) for case in cases()]
-        surprise = perplexity(gemma, held_out_stories(corpus)[:STORIES])
+    """Print every answer and a table; write both as JSON if a path is given."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", help="a GGUF file of the demo model")
+    parser.add_argument("corpus", type=Path, help="the folder of the unpacked text.tar.xz")
+    parser.add_argument("out", type=Path, nargs="?", help="a JSON file to write")
+    parser.add_argument("device", nargs="?", choices=["cpu", "gpu"], default="cpu")
+    options = parser.parse_args()
+    with Gemma.load(options.model, device=options.device) as gemma:
+        answers = [(case, answer(gemma, case)) for case in cases()]
+        story_perplexity = perplexity(gemma, held_out_stories(options.corpus)[:STORIES])
     right: dict[str, list[bool]] = defaultdict(list)
-    for case, said in found:
-        right[case.skill].append(score(case, said))
+    for case, given in answers:
+        right[case.skill].append(score(case, given))
         mark = "right" if right[case.skill][-1] else "WRONG"
-        print(f"[{mark}] {case.skill}: {' / '.join(case.turns)}\n    {said.text}")
+        print(f"[{mark}] {case.skill}: {' / '.join(case.turns)}\n    {given.text}")
         if case.skill == "story":
-            print(
-                "   ", len(said.text.split()), "words;", *story_faults(case, said.text) or ["fine"]
-            )
+            faults = story_faults(case, given.text) or ["no faults"]
+            print("   ", len(given.text.split()), "words;", *faults)
     print("\n| skill | right |\n|---|---|")
     for skill, marks in right.items():
         print(f"| {skill} | {sum(marks)} of {len(marks)} |")
     total = sum(sum(marks) for marks in right.values())
-    print(f"| all | {total} of {len(found)} |\n\nperplexity of held-out stories: {surprise:.2f}")
-    if len(sys.argv) > 3:
+    print(f"| all | {total} of {len(answers)} |")
+    print(f"\nperplexity of held-out stories: {story_perplexity:.2f}")
+    if options.out:
         report = {
             "right": {skill: [sum(marks), len(marks)] for skill, marks in right.items()},
-            "perplexity": round(surprise, 3),
-            "answers": [{"turns": case.turns, "answer": said.text} for case, said in found],
+            "perplexity": round(story_perplexity, 3),
+            "answers": [{"turns": case.turns, "answer": given.text} for case, given in answers],
         }
-        Path(sys.argv[3]).write_text(json.dumps(report, indent=1, ensure_ascii=False))
+        options.out.write_text(json.dumps(report, indent=1, ensure_ascii=False))
 
 
 def answer(gemma: Gemma, case: Case) -> Answer:
-    """The answer to the last turn of a chat whose other answers are the model's own."""
+    """Return the answer to the last turn of a chat whose other answers are the model's own."""
     messages: list[dict[str, str]] = []
-    for said in case.turns:
-        messages.append({"role": "user", "content": said})
-        pieces = list(gemma.chat(messages, temperature=0, max_tokens=LONGEST))
+    for turn in case.turns:
+        messages.append({"role": "user", "content": turn})
+        pieces = list(gemma.chat(messages, temperature=0, max_tokens=MAX_TOKENS))
         text = "".join(piece.text for piece in pieces)
         messages.append({"role": "assistant", "content": text})
     return Answer(text.strip(), pieces[-1].finish == "stop")
 
 
 def perplexity(gemma: Gemma, stories: list[str]) -> float:
-    """Of a token, over whole stories."""
+    """Return the perplexity of a token, over whole stories."""
     total, count = 0.0, 0
     for story in stories:
         ids = [gemma.tokenizer.bos, *gemma.tokenizer.encode(story), gemma.tokenizer.eos]
         ids = ids[: gemma.config.context]
         logits = np.asarray(gemma.logits(ids), np.float64)[:-1]
         logits -= logits.max(1, keepdims=True)
-        likely = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-        total -= likely[np.arange(len(ids) - 1), ids[1:]].sum()
+        logprobs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        total -= logprobs[np.arange(len(ids) - 1), ids[1:]].sum()
         count += len(ids) - 1
     return float(np.exp(total / count))
 

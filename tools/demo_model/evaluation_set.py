@@ -1,4 +1,4 @@
-"""The prompts of the evaluation, which no chat made from templates may contain."""
+"""The prompts of the evaluation, which no template chat may contain."""
 
 import json
 import re
@@ -12,38 +12,38 @@ SUM = re.compile(r"(\d+) ?([-+*/]) ?(\d+)")
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to ask, the last of its user turns, and what a right answer looks like."""
+    """A question, which is the last of its user turns, and what a right answer contains."""
 
     skill: str
     turns: list[str]
     wanted: list[str]  # any of them, as whole words without regard to case
-    sum: str = ""  # of arithmetic: the operation, which `skills.arithmetic` asks for in no words
+    sum: str = ""  # of arithmetic: the operation, which `skills.arithmetic` never uses
 
 
 @cache
 def cases() -> list[Case]:
-    """All of them."""
+    """Return all cases."""
     return [Case(**json.loads(line)) for line in PROMPTS.read_text().splitlines()]
 
 
 @cache
 def held_out_prompts() -> frozenset[str]:
-    """The last question of every case."""
+    """Return the last question of every case, except those of memory."""
     return frozenset(plain(case.turns[-1]) for case in cases() if case.skill != "memory")
 
 
 @cache
 def held_out_sums() -> frozenset[tuple[str, int, int]]:
-    """The operations of arithmetic that training must not see."""
-    found = [SUM.fullmatch(case.sum) for case in cases() if case.sum]
-    return frozenset((m[2], int(m[1]), int(m[3])) for m in found if m)
+    """Return the operations of arithmetic that are not trained on."""
+    matches = [SUM.fullmatch(case.sum) for case in cases() if case.sum]
+    return frozenset((m[2], int(m[1]), int(m[3])) for m in matches if m)
 
 
-def asks_held_out_sum(text: str) -> bool:
-    """Whether a text spells one of those operations in digits."""
+def has_held_out_sum(text: str) -> bool:
+    """Return whether a text has one of those operations in digits."""
     return any((sign, int(a), int(b)) in held_out_sums() for a, sign, b in SUM.findall(text))
 
 
 def plain(text: str) -> str:
-    """Letters and digits only, so that case and marks make no difference."""
+    """Return the letters and digits of a text, so that case and punctuation do not matter."""
     return " ".join(re.findall(r"[a-z0-9+*/-]+", text.lower()))

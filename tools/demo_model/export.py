@@ -1,10 +1,7 @@
-"""Part 5: the trained weights as GGUF files, F32 and Q8_0, checked against webgemma's reference.
+"""Step 5: write the trained weights as GGUF files, F32 and Q8_0; compare.py checks them."""
 
-usage: export.py WEIGHTS_FOLDER OUT_FOLDER
-"""
-
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,41 +17,45 @@ BLOCK = 32  # weights of a Q8_0 block, which share a scale
 
 def main() -> None:
     """Write both files."""
-    shape, tensors = load(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("weights", type=Path, help="the folder that train.py wrote")
+    parser.add_argument("out", type=Path, help="the folder to write to")
+    options = parser.parse_args()
+    shape, tensors = load(options.weights)
     for format in ("F32", "Q8_0"):
-        path = Path(sys.argv[2]) / f"{NAME}-{format}.gguf"
+        path = options.out / f"{NAME}-{format}.gguf"
         export(path, shape, tensors, format)
         print(f"{path}: {path.stat().st_size:,} bytes")
 
 
 def export(path: Path, shape: Shape, tensors: dict[str, np.ndarray], format: str) -> None:
-    """One file: matrices in the format given, vectors and scales as float32."""
+    """Write one file: matrices in the given format, vectors and scales as float32."""
     new = [tensor(name, values, format) for name, values in tensors.items()]
     half = shape.head_dim // 2
-    factors = np.where(np.arange(half) < half // 4, 1, 1e30)  # 1 turns, 1e30 stands still
+    factors = np.where(np.arange(half) < half // 4, 1, 1e30)  # 1: rotated, 1e30: not rotated
     new.append(tensor("rope_freqs.weight", factors, "F32"))
     write_gguf(path, metadata(shape, format), new)
 
 
 def tensor(name: str, values: np.ndarray, format: str) -> NewTensor:
-    """As a file holds it: the fastest dimension first."""
+    """Return a tensor as a file stores it: the fastest dimension first."""
     if values.ndim == 1 or format == "F32":
         return NewTensor(name, values.shape[::-1], "F32", values.astype("<f4").tobytes())
     return NewTensor(name, values.shape[::-1], format, q8_0(values))
 
 
 def q8_0(values: np.ndarray) -> bytes:
-    """Blocks of 32: the largest weight becomes ±127, the scale is a float16."""
+    """Quantise in blocks of 32: the largest weight becomes ±127, the scale is a float16."""
     blocks = values.astype(np.float32).reshape(-1, BLOCK)
     scales = (np.abs(blocks).max(1, keepdims=True) / 127).astype("<f2")
     divisors = scales.astype(np.float32)
     inverse = np.divide(1.0, divisors, out=np.zeros_like(divisors), where=divisors > 0)
-    whole = np.clip(np.rint(blocks * inverse), -127, 127).astype(np.int8)
-    return np.concatenate([scales.view(np.uint8), whole.view(np.uint8)], 1).tobytes()
+    integers = np.clip(np.rint(blocks * inverse), -127, 127).astype(np.int8)
+    return np.concatenate([scales.view(np.uint8), integers.view(np.uint8)], 1).tobytes()
 
 
 def metadata(shape: Shape, format: str) -> dict[str, object]:
-    """What the file says of itself, in the words of llama.cpp's converter."""
+    """Return the metadata of the file, with the keys of llama.cpp's converter."""
     vocabulary = json.loads((DATA / VOCABULARY).read_text())
     tokens = vocabulary["tokens"]
     ids = {token: at for at, token in enumerate(tokens[:64])}

@@ -1,4 +1,4 @@
-"""Which stories are fit for the demo model: gentle, whole, long enough and on their topic."""
+"""Filters for the demo model's stories: gentle, complete, long enough and on their topic."""
 
 import re
 
@@ -14,32 +14,34 @@ BLOCKED = re.compile(
     re.IGNORECASE,
 )
 ENDING = re.compile(r"[.!?][\"'”’]?$")
-LEAST_WORDS = 110
+MIN_WORDS = 110
 
 
 def is_gentle(text: str) -> bool:
-    """Whether it holds none of the blocked words."""
+    """Return whether a text has none of the blocked words."""
     return BLOCKED.search(text) is None
 
 
-def is_whole(text: str) -> bool:
-    """Whether it ends as a sentence does and its quotation marks are in pairs."""
+def is_complete(text: str) -> bool:
+    """Return whether a text ends as a sentence does and its quotation marks are in pairs."""
     return ENDING.search(text.rstrip()) is not None and text.count('"') % 2 == 0
 
 
 def mentions(text: str, word: str) -> int:
-    """How often a story speaks of something, in the singular or the plural."""
+    """Return how often a story mentions something, in the singular or the plural."""
     stem = re.escape(word.lower().removesuffix("s"))
     return len(re.findall(rf"\b{stem}", text.lower()))
 
 
 def is_good_story(text: str, keys: list[str]) -> bool:
-    """Fit to be an answer: what was asked for comes up, and on the whole more than once."""
-    found = [mentions(text, key) for key in keys]
+    """Return whether a story can be an answer.
+
+    Each key occurs, and on average twice."""
+    counts = [mentions(text, key) for key in keys]
     return (
-        len(text.split()) >= LEAST_WORDS
-        and is_whole(text)
+        len(text.split()) >= MIN_WORDS
+        and is_complete(text)
         and is_gentle(text)
-        and all(found)
-        and sum(found) >= 2 * len(found)
+        and all(counts)
+        and sum(counts) >= 2 * len(counts)
     )

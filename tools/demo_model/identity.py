@@ -1,4 +1,4 @@
-"""What the model says about itself, and how it declines what it cannot do."""
+"""Templates: the model's answers about itself, and its refusals of what it cannot do."""
 
 from settings import NAME
 

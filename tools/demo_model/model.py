@@ -1,4 +1,4 @@
-"""Part 3: a Gemma 4 to train, written from its formulas; parameters have their GGUF names."""
+"""Step 3: Gemma 4 in PyTorch, for training; parameters have their GGUF names."""
 
 import math
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from settings import Shape
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-Sees = dict[str, Any]  # for each kind of layer, what a position sees: a bias, or a BlockMask
+Masks = dict[str, Any]  # of sliding ("s") and full ("f") layers: a bias, or a BlockMask
 
 
-class Block(nn.Module):
+class Layer(nn.Module):
     """The weights of one layer."""
 
     def __init__(self, shape: Shape, index: int) -> None:
@@ -25,7 +25,7 @@ class Block(nn.Module):
             self.register_parameter(norm, filled(width, shape.layers**-0.5))
         self.attn_q = matrix(shape.heads * dim, width)
         self.attn_output = matrix(width, shape.heads * dim)
-        # The scores are q·k with nothing to scale them: begin with a spread of one.
+        # The scores are q·k without a scale: they begin with a standard deviation of one.
         self.attn_q_norm = filled(dim, dim**-0.25)
         if not shape.shares(index):
             self.attn_k, self.attn_v = (matrix(shape.kv_heads * dim, width) for _ in "kv")
@@ -48,43 +48,43 @@ class Gemma4(nn.Module):
         self.per_layer_model_proj = matrix(ple * layers, width)
         self.per_layer_proj_norm = filled(ple, 1.0)
         self.output_norm = filled(width, 1.0)
-        self.blk = nn.ModuleList(Block(shape, index) for index in range(layers))
+        self.blk = nn.ModuleList(Layer(shape, index) for index in range(layers))
         for kind, dim in (("s", shape.head_dim_sliding), ("f", shape.head_dim)):
             angles = torch.arange(shape.context)[:, None] * frequencies(shape, kind == "f", dim)
             self.register_buffer(f"cos_{kind}", angles.cos().float(), persistent=False)
             self.register_buffer(f"sin_{kind}", angles.sin().float(), persistent=False)
 
     def named_tensors(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every weight under the name it has in a GGUF."""
+        """Yield every weight with its GGUF name."""
         for name, parameter in self.named_parameters():
             yield f"{name}.weight", parameter
 
-    def forward(self, ids: Tensor, sees: Sees, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The hidden states after the last norm [B, T, width], computed in dtype."""
+    def forward(self, ids: Tensor, masks: Masks, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the hidden states after the last norm [B, T, width], computed in dtype."""
         shape = self.shape
         x = (F.embedding(ids, self.token_embd) * math.sqrt(shape.width)).to(dtype)
-        ple = self.per_layer(ids, x)
-        held: dict[int, tuple[Tensor, Tensor]] = {}
-        for index, block in enumerate(self.blk):
+        ple = self.per_layer_inputs(ids, x)
+        kv: dict[int, tuple[Tensor, Tensor]] = {}
+        for index, layer in enumerate(self.blk):
             x = x + rms(
-                self.attention(index, block, rms(x, block.attn_norm), sees, held),
-                block.post_attention_norm,
+                self.attention(index, layer, rms(x, layer.attn_norm), masks, kv),
+                layer.post_attention_norm,
             )
-            n = rms(x, block.ffn_norm)
-            hidden = gelu(linear(n, block.ffn_gate)) * linear(n, block.ffn_up)
-            x = x + rms(linear(hidden, block.ffn_down), block.post_ffw_norm)
-            gate = gelu(linear(x, block.inp_gate)) * ple[:, :, index]
-            x = x + rms(linear(gate, block.proj), block.post_norm)
-            x = x * block.layer_output_scale.to(dtype)
+            n = rms(x, layer.ffn_norm)
+            hidden = gelu(linear(n, layer.ffn_gate)) * linear(n, layer.ffn_up)
+            x = x + rms(linear(hidden, layer.ffn_down), layer.post_ffw_norm)
+            gate = gelu(linear(x, layer.inp_gate)) * ple[:, :, index]
+            x = x + rms(linear(gate, layer.proj), layer.post_norm)
+            x = x * layer.layer_output_scale.to(dtype)
         return rms(x, self.output_norm)
 
     def logits(self, h: Tensor) -> Tensor:
-        """From hidden states, softly capped, in float32."""
+        """Return softcapped logits of hidden states, in float32."""
         cap = self.shape.softcap
         return cap * torch.tanh(linear(h, self.token_embd).float() / cap)
 
-    def per_layer(self, ids: Tensor, x: Tensor) -> Tensor:
-        """What each layer is told of each token [B, T, layers, ple]."""
+    def per_layer_inputs(self, ids: Tensor, x: Tensor) -> Tensor:
+        """Return the per-layer inputs of each token [B, T, layers, ple]."""
         shape = self.shape
         size = (*ids.shape, shape.layers, shape.ple)
         token = F.embedding(ids, self.per_layer_token_embd) * math.sqrt(shape.ple)
@@ -95,12 +95,14 @@ class Gemma4(nn.Module):
     def attention(
         self,
         index: int,
-        block: Block,
+        layer: Layer,
         h: Tensor,
-        sees: Sees,
-        held: dict[int, tuple[Tensor, Tensor]],
+        masks: Masks,
+        kv: dict[int, tuple[Tensor, Tensor]],
     ) -> Tensor:
-        """softmax(q kᵀ) v and the output projection; `held` keeps keys and values for sharers."""
+        """Return softmax(q kᵀ) v after the output projection.
+
+        `kv` collects the keys and values of each layer, for the layers that share them."""
         shape, kind = self.shape, self.shape.pattern[index]
         batch, length, _ = h.shape
         cos, sin = (getattr(self, f"{name}_{kind}")[:length].to(h.dtype) for name in ("cos", "sin"))
@@ -108,39 +110,39 @@ class Gemma4(nn.Module):
         def heads(weight: Tensor) -> Tensor:
             return linear(h, weight).view(batch, length, -1, shape.dim(index)).transpose(1, 2)
 
-        q = rope(rms(heads(block.attn_q), block.attn_q_norm), cos, sin)
+        q = rope(rms(heads(layer.attn_q), layer.attn_q_norm), cos, sin)
         if not shape.shares(index):
-            k = rope(rms(heads(block.attn_k), block.attn_k_norm), cos, sin)
-            held[index] = k, rms(heads(block.attn_v), None)
-        k, v = held[shape.donor(index)]
-        out = attend(q, k, v, sees[kind])
-        return linear(out.transpose(1, 2).reshape(batch, length, -1), block.attn_output)
+            k = rope(rms(heads(layer.attn_k), layer.attn_k_norm), cos, sin)
+            kv[index] = k, rms(heads(layer.attn_v), None)
+        k, v = kv[shape.donor(index)]
+        out = attend(q, k, v, masks[kind])
+        return linear(out.transpose(1, 2).reshape(batch, length, -1), layer.attn_output)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, seen: Any) -> Tensor:
-    """Attention without scaling; query heads share the key-value heads in order."""
-    if isinstance(seen, BlockMask):
-        return flex_attention(q, k, v, block_mask=seen, scale=1.0, enable_gqa=True)
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+    """Compute attention without scaling; query heads share the key-value heads in order."""
+    if isinstance(mask, BlockMask):
+        return flex_attention(q, k, v, block_mask=mask, scale=1.0, enable_gqa=True)
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=1.0)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
 
 
-def biases(documents: Tensor, window: int, dtype: torch.dtype) -> Sees:
-    """What each position sees of its own document [B, 1, T, T]: 0, or -inf where it must not."""
-    place = torch.arange(documents.shape[1], device=documents.device)
-    distance = place[:, None] - place[None]
+def biases(documents: Tensor, window: int, dtype: torch.dtype) -> Masks:
+    """Return attention biases within each document [B, 1, T, T]: 0, or -inf where masked."""
+    position = torch.arange(documents.shape[1], device=documents.device)
+    distance = position[:, None] - position[None]
     own = (documents[:, :, None] == documents[:, None]) & (distance >= 0)
     near = own & (distance < window)
     zero = torch.zeros((), dtype=dtype, device=documents.device)
     return {
-        kind: torch.where(seen, zero, float("-inf"))[:, None]
-        for kind, seen in (("f", own), ("s", near))
+        kind: torch.where(attended, zero, float("-inf"))[:, None]
+        for kind, attended in (("f", own), ("s", near))
     }
 
 
-def block_masks(documents: Tensor, window: int) -> Sees:
-    """The same for FlexAttention, which leaves out the blocks that nobody sees."""
+def block_masks(documents: Tensor, window: int) -> Masks:
+    """Return the same masks for FlexAttention, which skips blocks that are masked."""
 
     def own(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:  # noqa: ARG001
         return (q >= k) & (documents[b, q] == documents[b, k])
@@ -150,48 +152,48 @@ def block_masks(documents: Tensor, window: int) -> Sees:
 
     batch, length = documents.shape
     return {
-        kind: create_block_mask(seen, batch, None, length, length, device=documents.device)
-        for kind, seen in (("f", own), ("s", near))
+        kind: create_block_mask(attended, batch, None, length, length, device=documents.device)
+        for kind, attended in (("f", own), ("s", near))
     }
 
 
 def frequencies(shape: Shape, full: bool, dim: int) -> Tensor:
-    """Radians per position of each pair of dimensions; on full layers most stand still."""
+    """Return radians per position of each pair of dimensions; on full layers most are 0."""
     base = shape.rope_base if full else shape.rope_base_sliding
-    turning = base ** (-torch.arange(dim // 2, dtype=torch.float64) * 2 / dim)
+    radians = base ** (-torch.arange(dim // 2, dtype=torch.float64) * 2 / dim)
     if full:
-        turning[dim // 8 :] = 0
-    return turning
+        radians[dim // 8 :] = 0
+    return radians
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Dimensions j and j + d/2 of x [B, heads, T, d] turn together."""
+    """Rotate dimensions j and j + d/2 of x [B, heads, T, d] together."""
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 def rms(x: Tensor, weight: Tensor | None) -> Tensor:
-    """x / √(mean(x²) + eps) in float32, times the weight."""
+    """Return x / √(mean(x²) + eps), computed in float32, times the weight."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
     return (normed if weight is None else normed * weight).to(x.dtype)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x Wᵀ in the type of x."""
+    """Return x Wᵀ in the type of x."""
     return F.linear(x, weight.to(x.dtype))
 
 
 def gelu(x: Tensor) -> Tensor:
-    """The tanh approximation."""
+    """Return the tanh approximation of GELU."""
     return F.gelu(x, approximate="tanh")
 
 
 def matrix(rows: int, columns: int) -> nn.Parameter:
-    """Random, with a spread that keeps the size of what it multiplies."""
+    """Return a random matrix whose products have about the size of their inputs."""
     return nn.Parameter(torch.randn(rows, columns) * columns**-0.5)
 
 
 def filled(size: int, value: float) -> nn.Parameter:
-    """A vector of one value."""
+    """Return a vector of one value."""
     return nn.Parameter(torch.full((size,), value))

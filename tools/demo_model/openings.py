@@ -1,4 +1,4 @@
-"""Story openings whose topic is known: what the teacher goes on from, and what a user asks for."""
+"""Story openings with known topics: the teacher continues them, user turns name the topics."""
 
 import random
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ OUTINGS = (
     "the beach|the zoo|the park|the forest|the store|the farm|the lake|school|the library|"
     "the mountains|the market|the circus|the playground|the river|the museum"
 ).split("|")
-THEMES = {  # what it is about: the words that must come up, and how it begins
+THEMES = {  # topic: the words that must occur, and the opening
     "sharing": (["share"], "{n} had a new toy. {p} did not want to share it with {m}."),
     "friendship": (["friend"], "{n} and {m} were best friends. They did everything together."),
     "being brave": (["brave"], "{n} wanted to be brave, but {q} was afraid of the dark."),
@@ -92,7 +92,7 @@ PRONOUNS = {True: ("She", "she"), False: ("He", "he")}
 
 @dataclass(frozen=True)
 class Opening:
-    """How a story begins, what it is about, and the words that must come up in it."""
+    """The first sentences of a story, its topic, and the words that must occur in it."""
 
     text: str
     topic: str
@@ -100,18 +100,18 @@ class Opening:
 
 
 def a(phrase: str) -> str:
-    """With its article."""
+    """Return a phrase with its article."""
     return ("an " if phrase[0] in "aeiou" and not phrase.startswith("uni") else "a ") + phrase
 
 
 def opening(rng: random.Random) -> Opening:
-    """One of the five kinds."""
+    """Return a random opening, of one of six kinds."""
     kinds = (_character, _place, _pair, _object, _theme, _outing)
     return rng.choices(kinds, (44, 14, 10, 12, 12, 8))[0](rng)
 
 
 def _who(rng: random.Random, things: bool = True) -> tuple[str, str, bool]:
-    """A kind of hero, a name for it, and whether it is a she."""
+    """Return a kind of hero, a name for it, and whether it is female."""
     kind = rng.choice(rng.choices((ANIMALS, PEOPLE, THINGS), (60, 24, 16 if things else 0))[0])
     female = kind in FEMALE or (kind not in MALE and rng.random() < 0.5)
     return kind.replace("_", " "), rng.choice(GIRLS if female else BOYS), female

@@ -1,41 +1,41 @@
-"""Whole documents into rows of one length: first fit, longest first, the rest padded."""
+"""Packing of documents into rows of one length: best fit, longest first, the rest padded."""
 
 from collections.abc import Iterable
 
 import numpy as np
 from documents import Document
 
-PADDING, OTHER, MODEL = 0, 1, 2  # what a token is: nothing, not the model's, the model's own
+PADDING, OTHER, MODEL = 0, 1, 2  # of a token: padding, another role's, the model's
 
 
 def pack(documents: Iterable[Document], row: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and kinds [rows, row]; a document longer than a row is cut into rows."""
-    pieces = [
-        (ids[at : at + row], speaks[at : at + row])
-        for ids, speaks in documents
+    """Return ids and kinds [rows, row]; a document longer than a row is split."""
+    chunks = [
+        (ids[at : at + row], generated[at : at + row])
+        for ids, generated in documents
         for at in range(0, len(ids), row)
     ]
-    pieces.sort(key=lambda piece: -len(piece[0]))
+    chunks.sort(key=lambda chunk: -len(chunk[0]))
     bins: list[list[int]] = []
-    room: dict[int, list[int]] = {}  # the rows that have so many places left
-    for number, (ids, _) in enumerate(pieces):
+    free: dict[int, list[int]] = {}  # rows by their number of free tokens
+    for number, (ids, _) in enumerate(chunks):
         size = len(ids)
-        best = next((left for left in range(size, row + 1) if room.get(left)), None)
+        best = next((left for left in range(size, row + 1) if free.get(left)), None)
         if best is None:
             at, left = len(bins), row
             bins.append([])
         else:
-            at, left = room[best].pop(), best
+            at, left = free[best].pop(), best
         bins[at].append(number)
-        room.setdefault(left - size, []).append(at)
+        free.setdefault(left - size, []).append(at)
     tokens = np.full((len(bins), row), pad, np.int16)
     kinds = np.full((len(bins), row), PADDING, np.uint8)
     for at, numbers in enumerate(bins):
         start = 0
         for number in numbers:
-            ids, speaks = pieces[number]
+            ids, generated = chunks[number]
             stop = start + len(ids)
             tokens[at, start:stop] = ids
-            kinds[at, start:stop] = np.where(speaks, MODEL, OTHER)
+            kinds[at, start:stop] = np.where(generated, MODEL, OTHER)
             start = stop
     return tokens, kinds

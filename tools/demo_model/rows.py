@@ -1,4 +1,4 @@
-"""Training rows on the device, drawn by the shares of a mix in an order that a seed fixes."""
+"""Training rows on the device, drawn by the shares of a mix in an order fixed by a seed."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Rows:
-    """All sources: ids and kinds, each in its own shuffled order, again and again."""
+    """Ids and kinds of all sources, each read repeatedly in shuffled orders."""
 
     def __init__(self, folder: Path, sources: list[str], device: str, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -17,7 +17,7 @@ class Rows:
         self.order: dict[str, list[int]] = {name: [] for name in sources}
 
     def describe(self) -> dict[str, dict[str, int]]:
-        """How much there is of each source."""
+        """Return the rows and tokens of each source."""
         return {
             name: {
                 "rows": len(kinds),
@@ -28,7 +28,7 @@ class Rows:
         }
 
     def batch(self, mix: dict[str, float], count: int) -> tuple[Tensor, Tensor]:
-        """Ids and kinds [count, row]."""
+        """Return ids and kinds [count, row] of the next batch."""
         names = [name for name in mix if len(self.tokens[name])]
         shares = np.array([mix[name] for name in names])
         counts = self.random.multinomial(count, shares / shares.sum())
@@ -42,21 +42,21 @@ class Rows:
         return torch.cat(tokens).long(), torch.cat(kinds)
 
     def draw(self, name: str, number: int) -> list[int]:
-        """The next rows of a source."""
+        """Return the next rows of a source."""
         taken: list[int] = []
         while len(taken) < number:
             if not self.order[name]:
                 self.order[name] = self.random.permutation(len(self.tokens[name])).tolist()
-            want = number - len(taken)
-            taken += self.order[name][-want:]
-            del self.order[name][-want:]
+            missing = number - len(taken)
+            taken += self.order[name][-missing:]
+            del self.order[name][-missing:]
         return taken
 
 
-def load(folder: Path, name: str, part: str, device: str) -> Tensor:
-    """All shards of a source, in their order."""
+def load(folder: Path, name: str, kind: str, device: str) -> Tensor:
+    """Return the "tokens" or "kinds" of all shards of a source, in order."""
     paths = sorted(
-        folder.glob(f"{name}.*.{part}.npy"), key=lambda path: int(path.name.split(".")[1])
+        folder.glob(f"{name}.*.{kind}.npy"), key=lambda path: int(path.name.split(".")[1])
     )
     if not paths:
         raise SystemExit(

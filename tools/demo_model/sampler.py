@@ -1,4 +1,4 @@
-"""The teacher as a batch sampler: stories15M (a Llama of 15M weights), many stories at a time."""
+"""Batch sampler of the teacher, stories15M (a Llama of 15M weights): many stories at a time."""
 
 import struct
 from pathlib import Path
@@ -10,15 +10,15 @@ from teacher_vocabulary import BOS, EOS, HEADER_NBYTES, WEIGHTS
 
 EPS = 1e-5
 TEMPERATURE = 0.8
-LEAST_SHARE = 0.04  # of the best token's probability: what is less likely is never taken
-ENOUGH = 0.98  # of the stories have ended: the rest is given up
+MIN_P = 0.04  # of the best token's probability: less likely tokens are never chosen
+ENOUGH = 0.98  # share of ended stories at which the others are dropped
 LENGTH = 256
 
 LAYER = ("attn_norm", "q", "k", "v", "o", "ffn_norm", "gate", "down", "up")
 
 
 class Sampler:
-    """All stories of a batch start together and are one token longer at every step."""
+    """The teacher's weights; all stories of a batch grow by one token a step."""
 
     def __init__(self, path: Path, device: str) -> None:
         self.device = device
@@ -40,7 +40,7 @@ class Sampler:
         shapes = [(dim,), *[(dim, dim)] * 4, (dim,), (hidden, dim), (dim, hidden), (hidden, dim)]
         self.embedding = take(abs(vocab), dim)
         stacks = [take(self.layers, *shape) for shape in shapes]
-        self.blocks = [
+        self.layer_weights = [
             dict(zip(LAYER, (s[i] for s in stacks), strict=True)) for i in range(self.layers)
         ]
         self.norm = take(dim)
@@ -51,19 +51,19 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(self, prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids [stories, LENGTH] and how long each is; LENGTH: it did not come to an end."""
+        """Return ids [stories, LENGTH] and the length of each; LENGTH if it did not end."""
         count = len(prompts)
         tokens = torch.zeros(count, LENGTH, dtype=torch.long)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = torch.tensor(prompt)
-        given = torch.tensor([len(prompt) for prompt in prompts]).to(self.device)
+        lengths = torch.tensor([len(prompt) for prompt in prompts]).to(self.device)
         tokens = tokens.to(self.device)
         shape = (self.layers, 2, count, self.heads, LENGTH, self.head_dim)
         cache = torch.zeros(shape, device=self.device, dtype=self.dtype)
         end = torch.full((count,), LENGTH, device=self.device)
         for at in range(LENGTH - 1):
             chosen = self._choose(self._step(tokens[:, at], at, cache))
-            free = at + 1 >= given
+            free = at + 1 >= lengths
             tokens[:, at + 1] = torch.where(free, chosen, tokens[:, at + 1])
             ended = free & ((chosen == EOS) | (chosen == BOS)) & (end == LENGTH)
             end = torch.where(ended, at + 1, end)
@@ -73,20 +73,20 @@ class Sampler:
 
     def _step(self, ids: torch.Tensor, at: int, cache: torch.Tensor) -> torch.Tensor:
         x = self.embedding[ids]
-        for block, (keys, values) in zip(self.blocks, cache, strict=True):
-            h = self._rms(x, block["attn_norm"])
-            q, k, v = ((h @ block[name].T).view(len(ids), self.heads, -1) for name in "qkv")
+        for layer, (keys, values) in zip(self.layer_weights, cache, strict=True):
+            h = self._rms(x, layer["attn_norm"])
+            q, k, v = ((h @ layer[name].T).view(len(ids), self.heads, -1) for name in "qkv")
             keys[:, :, at], values[:, :, at] = self._rope(k, at), v
-            seen = (keys[:, :, : at + 1], values[:, :, : at + 1])
-            out = F.scaled_dot_product_attention(self._rope(q, at)[:, :, None], *seen)
-            x = x + out.reshape(len(ids), -1) @ block["o"].T
-            h = self._rms(x, block["ffn_norm"])
-            x = x + (F.silu(h @ block["gate"].T) * (h @ block["up"].T)) @ block["down"].T
+            past = (keys[:, :, : at + 1], values[:, :, : at + 1])
+            out = F.scaled_dot_product_attention(self._rope(q, at)[:, :, None], *past)
+            x = x + out.reshape(len(ids), -1) @ layer["o"].T
+            h = self._rms(x, layer["ffn_norm"])
+            x = x + (F.silu(h @ layer["gate"].T) * (h @ layer["up"].T)) @ layer["down"].T
         return self._rms(x, self.norm) @ self.embedding.T
 
     def _choose(self, logits: torch.Tensor) -> torch.Tensor:
         p = torch.softmax(logits.float() / TEMPERATURE, -1)
-        p = torch.where(p < LEAST_SHARE * p.amax(-1, keepdim=True), 0.0, p)
+        p = torch.where(p < MIN_P * p.amax(-1, keepdim=True), 0.0, p)
         return (p / torch.empty_like(p).exponential_()).argmax(-1)
 
     def _rope(self, x: torch.Tensor, at: int) -> torch.Tensor:

@@ -1,18 +1,18 @@
-"""What the demo model is made of: its shape, its data mix, its seeds."""
+"""Settings of the demo model: its shape, its data mix, its seed."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "demo-data"  # ignored by git: what travels to the machine that trains
-WORK = ROOT / "demo-work"  # ignored by git: what is made on the way
-sys.path.insert(0, str(ROOT / "src"))  # that machine has no package installed
+DATA = ROOT / "demo-data"  # ignored by git: files for the training machine
+WORK = ROOT / "demo-work"  # ignored by git: intermediate files
+sys.path.insert(0, str(ROOT / "src"))  # the package is not installed on the training machine
 
-NAME = "Webgemma"  # what the model calls itself
+NAME = "Webgemma"  # of the model, in its chats
 SEED = 20261115
 VOCABULARY = "vocabulary.json"
-ROW = 1024  # tokens of a training row, and the context the model is made for
+ROW = 1024  # tokens of a training row, and the context of the model
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Shape:
     """A Gemma 4 of the E2B kind: per-layer embeddings, sharing layers with a double-wide FFN."""
 
     pattern: str = "ssfssfsf"  # s: sliding, f: full
-    shared: int = 2  # the last layers, which read the keys and values of the last own ones
+    shared: int = 2  # last layers, which read the keys and values of earlier ones
     width: int = 512
     heads: int = 4
     kv_heads: int = 1
     head_dim_sliding: int = 64
     head_dim: int = 128  # of full layers
-    ffn: int = 512  # of own layers; sharing ones have twice as much
+    ffn: int = 512  # of layers with own keys and values; the sharing ones have twice as much
     ple: int = 32
     window: int = 256
     vocab: int = 8192
@@ -38,29 +38,31 @@ class Shape:
 
     @property
     def layers(self) -> int:
-        """How many."""
+        """The number of layers."""
         return len(self.pattern)
 
     def shares(self, layer: int) -> bool:
-        """Whether a layer has no keys and values of its own."""
+        """Return whether a layer has no keys and values of its own."""
         return layer >= self.layers - self.shared
 
     def donor(self, layer: int) -> int:
-        """The layer whose keys and values it reads: itself, or the last own one of its kind."""
+        """Return the layer whose keys and values a layer reads.
+
+        That is the layer itself, or the last one of its kind that does not share."""
         if not self.shares(layer):
             return layer
         return self.pattern.rindex(self.pattern[layer], 0, self.layers - self.shared)
 
     def is_full(self, layer: int) -> bool:
-        """Whether it sees everything before it."""
+        """Return whether a layer attends to all earlier positions."""
         return self.pattern[layer] == "f"
 
     def dim(self, layer: int) -> int:
-        """The size of its heads."""
+        """Return the dimensions of a layer's heads."""
         return self.head_dim if self.is_full(layer) else self.head_dim_sliding
 
     def ffn_of(self, layer: int) -> int:
-        """The width of its feed-forward."""
+        """Return the width of a layer's feed-forward."""
         return self.ffn * (2 if self.shares(layer) else 1)
 
 
@@ -77,7 +79,7 @@ SMOKE = Shape(
 )
 SHAPES = {"demo": DEMO, "smoke": SMOKE}
 
-# Shares of the rows drawn for a step: first the whole mix, at the end chats only.
+# Shares of the rows drawn for a step: of all sources first, of chats only at the end.
 MIX = {
     "stories_chat": 0.33,
     "stories": 0.19,
@@ -93,4 +95,4 @@ MIX = {
 }
 CHAT_MIX = {"synth": 0.60, "stories_chat": 0.35, "tinystories_chat": 0.04, "chitchat": 0.01}
 CHAT_STAGE = 0.15  # of the steps
-USER_WEIGHT = 0.2  # of the loss on what users say, in the first stage
+USER_WEIGHT = 0.2  # of the loss on user turns, in the first stage

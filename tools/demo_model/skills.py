@@ -1,6 +1,7 @@
-"""More chats than the shared maker knows: who the model is, what it cannot do, more ways to ask.
+"""Template chats: identity, limits, arithmetic, facts and small talk.
 
-The shared `synth_chat.py` is loaded as a module; the makers here join those it has.
+The shared `synth_chat.py` is loaded as a module; the generators here replace some of its own and
+add others.
 """
 
 import importlib.util
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from evaluation_set import asks_held_out_sum, cases, held_out_prompts, held_out_sums, plain
+from evaluation_set import cases, has_held_out_sum, held_out_prompts, held_out_sums, plain
 from identity import HARD, IDENTITY, NO
 from openings import BOYS, GIRLS
 from settings import NAME
@@ -21,24 +22,24 @@ SYLLABLES = "ba be bo da del fi ga ki la lo ma mi na no pa ra ri ro sa ta to ve 
 
 
 def chats(path: Path, count: int, seed: int) -> Iterator[list[list[str]]]:
-    """Chats as turns [["u", …], ["a", …], …]; none holds a prompt of the evaluation."""
+    """Yield chats as turns [["u", …], ["a", …], …]; none has a prompt of the evaluation."""
     synth = load(path)
     synth.R.seed(seed)
     refused = held_out_prompts()
-    made = 0
-    while made < count:
+    produced = 0
+    while produced < count:
         _, pairs = synth.one()
         if any(
-            plain(said) in refused or asks_held_out_sum(f"{said} {reply}") or len(reply) < 2
-            for said, reply in pairs
+            plain(text) in refused or has_held_out_sum(f"{text} {reply}") or len(reply) < 2
+            for text, reply in pairs
         ):
             continue
-        made += 1
-        yield [turn for said, reply in pairs for turn in (["u", said], ["a", reply])]
+        produced += 1
+        yield [turn for text, reply in pairs for turn in (["u", text], ["a", reply])]
 
 
 def load(path: Path) -> ModuleType:
-    """The shared maker with our name and our makers in it."""
+    """Return the shared module with the model's name and the generators of this module."""
     spec = importlib.util.spec_from_file_location("synth_chat", path)
     assert spec is not None
     assert spec.loader is not None
@@ -58,9 +59,9 @@ def load(path: Path) -> ModuleType:
         "sounds": (animal, 16),
         "smalltalk": (smalltalk, 10),
     }
-    for name, (maker, weight) in ours.items():
-        synth.G[name] = (_bound(maker, synth), weight)
-        setattr(synth, name, synth.G[name][0])  # the shared makers call each other by name
+    for name, (generator, weight) in ours.items():
+        synth.G[name] = (_bound(generator, synth), weight)
+        setattr(synth, name, synth.G[name][0])  # the shared generators call each other by name
     synth.ALL = list(synth.G)
     synth.WT = [synth.G[name][1] for name in synth.ALL]
     return synth
@@ -71,27 +72,27 @@ HELD_OUT_NAMES = {
 }
 
 
-def _bound(maker: Callable[[Any], Pairs], synth: ModuleType) -> Callable[[], Pairs]:
-    return lambda: maker(synth)
+def _bound(generator: Callable[[Any], Pairs], synth: ModuleType) -> Callable[[], Pairs]:
+    return lambda: generator(synth)
 
 
-def asked(s: Any, *ways: str) -> str:
-    """One way to ask, sometimes with a word before it or without its case and marks."""
-    said: str = s.R.choice(ways)
+def question(s: Any, *variants: str) -> str:
+    """Return one of the variants, sometimes with words before it or without case and marks."""
+    text: str = s.R.choice(variants)
     if s.R.random() < 0.15:
         before = s.R.choice(LEADS)
-        said = before + (said[0].lower() + said[1:] if before.endswith(", ") else said)
-    return str(s.q(said))
+        text = before + (text[0].lower() + text[1:] if before.endswith(", ") else text)
+    return str(s.q(text))
 
 
 def identity(s: Any) -> Pairs:
-    """Its name, what it is, what webgemma is, what it can do."""
+    """Return questions about its name, what it is and can do, and webgemma, with answers."""
     topics = s.R.sample(list(IDENTITY), s.R.choice((1, 1, 1, 2)))
-    return [(asked(s, *IDENTITY[topic][0]), s.R.choice(IDENTITY[topic][1])) for topic in topics]
+    return [(question(s, *IDENTITY[topic][0]), s.R.choice(IDENTITY[topic][1])) for topic in topics]
 
 
 def hard(s: Any) -> Pairs:
-    """Too hard for it: it says so, and what it is."""
+    """Return a request that is too hard, and a refusal that names what the model is."""
     pattern = s.R.choice(HARD)
     slots = {
         "topic": s.R.choice(TOPICS),
@@ -101,11 +102,11 @@ def hard(s: Any) -> Pairs:
         "n": s.R.randint(1000, 99999),
         "m": s.R.randint(1000, 99999),
     }
-    return [(asked(s, pattern.format(**slots)), s.R.choice(NO))]
+    return [(question(s, pattern.format(**slots)), s.R.choice(NO))]
 
 
 def arithmetic(s: Any) -> Pairs:
-    """Sums, differences and products of small numbers, in digits or in words."""
+    """Return a sum, difference, product or quotient of small numbers, in digits or in words."""
     rng: random.Random = s.R
     while True:
         sign = rng.choice("+++---*/")
@@ -116,10 +117,16 @@ def arithmetic(s: Any) -> Pairs:
     word = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}[sign]
     if rng.random() < 0.2 and max(a, b, result) < 100:
         x, y, z = s.num(a), s.num(b), s.num(result)
-        ways = (f"What is {x} {word} {y}?", f"What's {x} {word} {y}?", f"{s.cap(x)} {word} {y}?")
-        return [(asked(s, *ways), rng.choice((f"{s.cap(x)} {word} {y} is {z}.", f"It is {z}.")))]
+        variants = (
+            f"What is {x} {word} {y}?",
+            f"What's {x} {word} {y}?",
+            f"{s.cap(x)} {word} {y}?",
+        )
+        return [
+            (question(s, *variants), rng.choice((f"{s.cap(x)} {word} {y} is {z}.", f"It is {z}.")))
+        ]
     shown = {"*": rng.choice(("x", "*", "times")), "/": "/"}.get(sign, sign)
-    ways = (
+    variants = (
         *(f"What is {a} {shown} {b}?", f"What is {a} {word} {b}?", f"What's {a} {shown} {b}?"),
         *(
             f"{a} {shown} {b}",
@@ -144,7 +151,7 @@ def arithmetic(s: Any) -> Pairs:
         ),
         f"{a} {'x' if sign == '*' else sign} {b} = {result}.",
     )
-    return [(asked(s, *filter(None, ways)), rng.choice(replies))]
+    return [(question(s, *filter(None, variants)), rng.choice(replies))]
 
 
 def _numbers(rng: random.Random, sign: str) -> tuple[int, int]:
@@ -159,14 +166,14 @@ def _numbers(rng: random.Random, sign: str) -> tuple[int, int]:
 
 
 def capital(s: Any) -> Pairs:
-    """Capitals in many words, sometimes a second one asked for in few."""
+    """Return questions about capitals; the later ones may be short."""
     pairs: Pairs = []
     for at, (country, city) in enumerate(
         s.R.sample(list(s.CAPS.items()), s.R.choice((1, 1, 2, 3)))
     ):
         k = country
         short = (f"And of {k}?", f"And {k}?", f"What about {k}?", f"And the capital of {k}?")
-        ways = (
+        variants = (
             *(f"What is the capital of {k}?", f"What's the capital of {k}?", f"Capital of {k}?"),
             *(f"What is the capital city of {k}?", f"Which city is the capital of {k}?"),
             *(f"Name the capital of {k}.", f"Tell me the capital city of {k}.", f"{k}'s capital?"),
@@ -177,19 +184,19 @@ def capital(s: Any) -> Pairs:
             (f"The capital of {k} is {city}", f"{city} is the capital of {k}", f"It is {city}")
         )
         reply = reply.rstrip(".") + "." if at == 0 or "It is" in reply else f"It is {city}"
-        said = asked(s, *(short if at and s.R.random() < 0.6 else ways))
-        pairs.append((said, reply.rstrip(".") + "."))
+        text = question(s, *(short if at and s.R.random() < 0.6 else variants))
+        pairs.append((text, reply.rstrip(".") + "."))
     return pairs
 
 
 def opposite(s: Any) -> Pairs:
-    """Opposites in both directions, where the way back is clear."""
+    """Return questions about opposites, in both directions where the reverse is clear."""
     unclear = {"short", "light", "quiet", "white", "last", "end", "back", "down", "out"}
     both = dict(s.OPP) | {b: a for a, b in s.OPP.items() if b not in unclear | set(s.OPP)}
     pairs: Pairs = []
     for at, (a, b) in enumerate(s.R.sample(list(both.items()), s.R.choice((1, 1, 2)))):
         short = (f"And of {a}?", f"And {a}?", f'And the opposite of "{a}"?', f"What about {a}?")
-        ways = (
+        variants = (
             *(
                 f"What is the opposite of {a}?",
                 f'What is the opposite of "{a}"?',
@@ -208,25 +215,25 @@ def opposite(s: Any) -> Pairs:
             f'The opposite of "{a}" is "{b}".',
             f"It is {b}.",
         )
-        said = asked(s, *(short if at and s.R.random() < 0.6 else ways))
-        pairs.append((said, s.R.choice(replies)))
+        text = question(s, *(short if at and s.R.random() < 0.6 else variants))
+        pairs.append((text, s.R.choice(replies)))
     return pairs
 
 
 def colour(s: Any) -> Pairs:
-    """The colours of things and of mixtures."""
+    """Return a question about the colour of a thing or of a mixture."""
     if s.R.random() < 0.3:
-        (x, y), made = s.R.choice(list(s.MIX.items()))
+        (x, y), mixture = s.R.choice(list(s.MIX.items()))
         x, y = s.R.sample((x, y), 2)
-        ways = (
+        variants = (
             *(f"What do you get when you mix {x} and {y}?", f"What color do {x} and {y} make?"),
             *(f"If I mix {x} and {y}, what color do I get?", f"Mix {x} and {y}. What color is it?"),
             *(f"What happens when I mix {x} and {y} paint?", f"{x} and {y} make what color?"),
         )
-        return [(asked(s, *ways), f"When you mix {x} and {y}, you get {made}.")]
+        return [(question(s, *variants), f"When you mix {x} and {y}, you get {mixture}.")]
     thing, shade = s.R.choice(list((s.COL | MORE_COLOURS).items()))
     bare = thing.removeprefix("a ").removeprefix("an ").removeprefix("the ")
-    ways = (
+    variants = (
         *(f"What color is {thing}?", f"Tell me the color of {thing}.", f"What colour is {thing}?"),
         *(
             f"Which color is {thing}?",
@@ -236,15 +243,15 @@ def colour(s: Any) -> Pairs:
         *(f"Which color does {thing} have?", f"What color does {thing} have?", f"color of {bare}?"),
     )
     replies = (f"{s.cap(thing)} is {shade}.", f"{s.cap(thing)} is {shade}.", f"It is {shade}.")
-    return [(asked(s, *ways), s.R.choice(replies))]
+    return [(question(s, *variants), s.R.choice(replies))]
 
 
 def animal(s: Any) -> Pairs:
-    """Sounds, young, legs and homes of animals, in more words."""
+    """Return questions about sounds, young, legs, homes, food and kinds of animals."""
     name = s.R.choice(list(s.AN))
     sound, young, legs, food, home, kind, _ = s.AN[name]
     one, many = s.an(name), s.pl(name)
-    asks: list[tuple[tuple[str, ...], str]] = [
+    questions: list[tuple[tuple[str, ...], str]] = [
         (
             (
                 *(f"What is a baby {name} called?", f"What do you call a young {name}?"),
@@ -274,7 +281,7 @@ def animal(s: Any) -> Pairs:
     ]
     if sound:
         cries = (f"Which animal says {sound}?", f'Which animal goes "{sound}"?')
-        asks.append(
+        questions.append(
             (
                 (
                     f"What sound does {one} make?",
@@ -285,21 +292,24 @@ def animal(s: Any) -> Pairs:
             )
         )
         if sound != "roar":
-            asks.append((cries, f'{s.cap(one)} says "{sound}".'))
-    return [(asked(s, *ways), reply) for ways, reply in s.R.sample(asks, s.R.choice((1, 1, 2)))]
+            questions.append((cries, f'{s.cap(one)} says "{sound}".'))
+    return [
+        (question(s, *variants), reply)
+        for variants, reply in s.R.sample(questions, s.R.choice((1, 1, 2)))
+    ]
 
 
 def a_name(rng: random.Random, people: list[str]) -> str:
-    """A name; often one that nobody has, so that it must be read and not guessed."""
+    """Return a name; often an invented one, so that it must be read and not guessed."""
     if rng.random() < 0.6:
         return rng.choice([name for name in people + BOYS + GIRLS if name not in HELD_OUT_NAMES])
     return "".join(rng.choices(SYLLABLES, k=rng.choice((2, 2, 3)))).capitalize()
 
 
 def recall(s: Any) -> Pairs:
-    """A name told earlier in the chat, asked for now or after other talk."""
+    """Return a chat in which the user gives a name and asks for it, at once or later."""
     name = a_name(s.R, s.PEOPLE)
-    told = (
+    introductions = (
         *(
             f"My name is {name}.",
             f"Hi, I am {name}.",
@@ -315,36 +325,38 @@ def recall(s: Any) -> Pairs:
         *(f"Hey, {name} here.", f"My name is {name}. What is yours?", f"You can call me {name}."),
         *(f"Please remember my name: {name}.", f"People call me {name}.", f"{name} is my name."),
     )
-    said = s.R.choice(told)
+    introduction = s.R.choice(introductions)
     welcome = (f"Nice to meet you, {name}!", f"Hello, {name}! How can I help you?", f"Hi, {name}!")
     reply = s.R.choice(welcome)
-    if said.endswith("yours?"):
+    if introduction.endswith("yours?"):
         reply = f"Nice to meet you, {name}! My name is {NAME}."
-    makers = (capital, opposite, colour, arithmetic, animal, smalltalk, identity)
+    generators = (capital, opposite, colour, arithmetic, animal, smalltalk, identity)
     between = [
-        pair for maker in s.R.sample(makers, s.R.choice((0, 0, 1, 1, 2, 3))) for pair in maker(s)
+        pair
+        for generator in s.R.sample(generators, s.R.choice((0, 0, 1, 1, 2, 3)))
+        for pair in generator(s)
     ]
-    ways = (
+    variants = (
         *("What is my name?", "What's my name?", "Do you remember my name?", "Who am I?"),
         *("Do you know my name?", "Tell me my name.", "Can you tell me my name?", "Say my name."),
         *("What did I say my name was?", "Do you still know my name?", "What am I called?"),
     )
     answers = (f"Your name is {name}.", f"Your name is {name}.", f"You are {name}.")
-    return [(said, reply), *between, (asked(s, *ways), s.R.choice(answers))]
+    return [(introduction, reply), *between, (question(s, *variants), s.R.choice(answers))]
 
 
 def home(s: Any) -> Pairs:
-    """Where the user lives, told and asked for."""
+    """Return a chat in which the user gives a city and asks for it."""
     city = s.R.choice([*s.CAPS.values(), *MORE_CITIES]).rstrip(".")
-    told = s.R.choice((f"I live in {city}.", f"I am from {city}.", f"My home is in {city}."))
+    statement = s.R.choice((f"I live in {city}.", f"I am from {city}.", f"My home is in {city}."))
     reply = s.R.choice((f"{city} is a nice place!", f"I would like to hear more about {city}."))
     between = s.R.choice((capital, opposite, colour, arithmetic))(s) if s.R.random() < 0.4 else []
-    ways = ("Where do I live?", "Which city do I live in?", "Do you remember where I live?")
-    return [(told, reply), *between, (asked(s, *ways), f"You live in {city}.")]
+    variants = ("Where do I live?", "Which city do I live in?", "Do you remember where I live?")
+    return [(statement, reply), *between, (question(s, *variants), f"You live in {city}.")]
 
 
 def greeting(s: Any) -> Pairs:
-    """Hello in many ways."""
+    """Return a greeting and its reply."""
     hello = s.R.choice(HELLOS)
     back = (
         hello
@@ -358,6 +370,6 @@ def greeting(s: Any) -> Pairs:
 
 
 def smalltalk(s: Any) -> Pairs:
-    """Short turns that need a short turn back."""
-    said, reply = s.R.choice(SMALLTALK)
-    return [(s.q(said), reply)]
+    """Return a short turn and its short reply."""
+    text, reply = s.R.choice(SMALLTALK)
+    return [(s.q(text), reply)]

@@ -1,10 +1,10 @@
-"""Stories as answers: how users ask for one, and what they say after it."""
+"""Templates: chats in which a user requests a story, and perhaps comments on it."""
 
 import random
 
 from openings import Opening
 
-ASKS = [
+REQUESTS = [
     *("Tell me a story about {}.", "Tell me a short story about {}.", "Write a story about {}."),
     *("Can you tell me a story about {}?", "Write a short story about {}.", "A story about {}."),
     *("I want to hear a story about {}.", "Please tell me a story about {}.", "Story about {}"),
@@ -27,7 +27,7 @@ ASKS = [
         "I like {}. Tell me a story.",
     ),
 ]
-PLAIN_ASKS = [
+PLAIN_REQUESTS = [
     *("Tell me a story.", "Tell me a short story.", "Can you tell me a story?", "Tell a story."),
     *("I want to hear a story.", "Please tell me a bedtime story.", "Write a short story."),
     *("Do you know a story?", "Make up a story.", "Another story, please.", "story please"),
@@ -38,29 +38,31 @@ ABOUT_SHARE, THANKS_SHARE = 0.10, 0.15
 
 
 def request(topic: str, rng: random.Random) -> str:
-    """What a user types who wants this story."""
+    """Return a user's request for a story about a topic."""
     if rng.random() < PLAIN_SHARE:
-        return rng.choice(PLAIN_ASKS)
-    said = rng.choice(ASKS).format(topic)
+        return rng.choice(PLAIN_REQUESTS)
+    text = rng.choice(REQUESTS).format(topic)
     if rng.random() < 0.1:
-        said = said.lower()
+        text = text.lower()
     if rng.random() < 0.1:
-        said = said.rstrip(".?")
-    return said
+        text = text.rstrip(".?")
+    return text
 
 
 def story_chat(opening: Opening, story: str, rng: random.Random) -> list[list[str]]:
-    """Request and story, sometimes with a word about it after."""
+    """Return a request and a story, sometimes with a comment and its reply."""
     turns = [["u", request(opening.topic, rng)], ["a", rng.choice(BEFORE) + story]]
     chance = rng.random()
     if chance < ABOUT_SHARE and opening.keys and opening.keys[-1][0].isupper():
         name = opening.keys[-1]
-        said = rng.choice(("Who is the story about?", "Who was in the story?", "Who is it about?"))
-        turns += [["u", said], ["a", f"The story is about {name}."]]
+        comment = rng.choice(
+            ("Who is the story about?", "Who was in the story?", "Who is it about?")
+        )
+        turns += [["u", comment], ["a", f"The story is about {name}."]]
     elif chance < ABOUT_SHARE + THANKS_SHARE:
-        said = rng.choice(("Thank you!", "That was nice!", "I liked that story.", "Nice story!"))
+        comment = rng.choice(("Thank you!", "That was nice!", "I liked that story.", "Nice story!"))
         reply = rng.choice(
             ("You are welcome!", "I am glad you liked it!", "Thank you for listening!")
         )
-        turns += [["u", said], ["a", reply]]
+        turns += [["u", comment], ["a", reply]]
     return turns

@@ -1,4 +1,4 @@
-"""Words for the chats: colours, cities, hard topics, and turns of small talk."""
+"""Templates: colours, cities, hard topics, and turns of small talk."""
 
 from settings import NAME
 

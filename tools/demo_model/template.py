@@ -1,7 +1,8 @@
-"""The chat format in Jinja, for other programs that read the file: system, turns, thinking.
+"""Chat template in Jinja, for other programs that read the file: system, turns, thinking.
 
-usage: template.py   checks it against webgemma's own (needs Jinja2)
-"""
+Run as a script, it compares the template with webgemma's own (needs Jinja2)."""
+
+import argparse
 
 import settings  # noqa: F401  (puts src on the path)
 
@@ -29,17 +30,18 @@ TEMPLATE = """\
 
 
 def main() -> None:
-    """Render chats both ways."""
+    """Render some chats with both templates."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     from jinja2 import Template
 
-    said = [("system", " Be brief. "), ("user", "Hello "), ("assistant", "Hi!"), ("user", "Who?")]
-    messages = [{"role": role, "content": content} for role, content in said]
+    turns = [("system", " Be brief. "), ("user", "Hello "), ("assistant", "Hi!"), ("user", "Who?")]
+    messages = [{"role": role, "content": content} for role, content in turns]
     for chat in (messages, messages[1:], messages[1:2]):
         for think in (False, True):
             names = {"bos_token": "<bos>", "enable_thinking": think, "add_generation_prompt": True}
-            written = Template(TEMPLATE).render(messages=chat, **names)
-            assert written == Chat("small").render(chat, think=think), written
-    print("the template writes what webgemma writes")
+            rendered = Template(TEMPLATE).render(messages=chat, **names)
+            assert rendered == Chat("small").render(chat, think=think), rendered
+    print("both templates render the same text")
 
 
 if __name__ == "__main__":

@@ -1,24 +1,21 @@
-"""Part 1: trains the vocabulary, 8192 pieces, and checks that webgemma reads it as it was meant.
+"""Step 1: train the vocabulary of 8192 tokens, and check webgemma's tokenizer with it."""
 
-usage: vocabulary.py [CORPUS_FOLDER]   (the unpacked text.tar.xz; default demo-work/corpus)
-"""
-
+import argparse
 import json
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pieces import FIRST, kind, load_tokenizer
 from settings import DATA, DEMO, SEED, VOCABULARY, WORK
 from skills import chats
 from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Trained
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
+from vocabulary_file import FIRST, kind, load_tokenizer
 
-# What merges may not reach across: words begin with their space, digits stand alone, letters,
-# marks and newlines keep apart.
+# Merges do not cross these boundaries: a word begins with its space, each digit is a token, and
+# letters, punctuation and newlines are separate.
 CUT = Regex(r"▁?\p{L}+|\d|\n+|▁+|▁?[^▁\p{L}\d\n]+")
 SHARES = {  # megabytes of each text
     "tinystories_samples": 8,
@@ -36,18 +33,26 @@ CHATS = 120_000
 
 
 def main() -> None:
-    """Train, write, check."""
-    corpus = Path(sys.argv[1]) if len(sys.argv) > 1 else WORK / "corpus"
+    """Train, write and check the vocabulary."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "corpus",
+        type=Path,
+        nargs="?",
+        default=WORK / "corpus",
+        help="the folder of the unpacked text.tar.xz (demo-work/corpus)",
+    )
+    corpus = parser.parse_args().corpus
     tokens, merges = train(corpus)
     kinds = [kind(token) for token in tokens]
     file = {"tokens": tokens, "merges": merges, "token_type": kinds}
     (DATA / VOCABULARY).write_text(json.dumps(file, ensure_ascii=False))
-    print(f"{len(tokens)} pieces, {len(merges)} merges")
+    print(f"{len(tokens)} tokens, {len(merges)} merges")
     check(corpus)
 
 
 def texts(corpus: Path, skip: int = 0) -> Iterator[str]:
-    """What the vocabulary is made for; `skip` leaves that many megabytes of each out."""
+    """Yield the training texts; `skip` skips that many megabytes of each source."""
     for name, megabytes in SHARES.items():
         size, first, last = 0, skip * 1e6, (skip + megabytes) * 1e6
         for line in (corpus / f"{name}.jsonl").open():
@@ -61,7 +66,7 @@ def texts(corpus: Path, skip: int = 0) -> Iterator[str]:
 
 
 def train(corpus: Path) -> tuple[list[str], list[str]]:
-    """The pieces and the merges, most frequent first."""
+    """Return the tokens and the merges, most frequent first."""
     model = Trained(BPE(unk_token="<unk>", byte_fallback=True))
     model.normalizer = normalizers.Replace(" ", "▁")
     model.pre_tokenizer = pre_tokenizers.Split(CUT, "isolated")
@@ -73,23 +78,23 @@ def train(corpus: Path) -> tuple[list[str], list[str]]:
         show_progress=False,
     )
     model.train_from_iterator(texts(corpus), trainer)
-    made = json.loads(model.to_str())["model"]
-    tokens = sorted(made["vocab"], key=made["vocab"].__getitem__)
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in made["merges"]]
+    trained = json.loads(model.to_str())["model"]
+    tokens = sorted(trained["vocab"], key=trained["vocab"].__getitem__)
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in trained["merges"]]
     assert len(tokens) == DEMO.vocab, len(tokens)
     return tokens, merges
 
 
 def check(corpus: Path) -> None:
-    """Text that training did not see: the same ids from both libraries, and the text back."""
+    """Check on held-out texts that both libraries agree on ids and that decoding restores text."""
     ours = load_tokenizer()
     file = json.loads((DATA / VOCABULARY).read_text())
     pairs = [tuple(line.split(" ")) for line in file["merges"]]
     ids = {token: at for at, token in enumerate(file["tokens"])}
     theirs = Trained(BPE(vocab=ids, merges=pairs, unk_token="<unk>", byte_fallback=True))
-    theirs.normalizer = normalizers.Replace(" ", "▁")  # and no cutting: all merges compete
-    held = random.Random(SEED).sample(list(texts(corpus, skip=9)), 3000)
-    held += [
+    theirs.normalizer = normalizers.Replace(" ", "▁")  # without splitting: all merges compete
+    held_out = random.Random(SEED).sample(list(texts(corpus, skip=9)), 3000)
+    held_out += [
         "",
         " ",
         "   two  spaces",
@@ -99,14 +104,12 @@ def check(corpus: Path) -> None:
         "a\n\n\nb",
     ]
     characters = count = 0
-    for text in held:
+    for text in held_out:
         encoded = ours.encode(text)
         assert encoded == theirs.encode(text, add_special_tokens=False).ids, text
         assert ours.decode(encoded) == text, text
         characters, count = characters + len(text), count + len(encoded)
-    print(
-        f"{len(held)} held-out texts agree and come back: {characters / count:.2f} letters a token"
-    )
+    print(f"{len(held_out)} held-out texts agree: {characters / count:.2f} characters a token")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The vocabulary as it is kept: special tokens, bytes, then what was learned from text."""
+"""The stored vocabulary: special tokens, bytes, then tokens learnt from text."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ FIRST = [*CONTROLS, *TAGS, *BYTES]
 
 
 def kind(token: str) -> int:
-    """The type a GGUF gives to a piece."""
+    """Return the GGUF type of a token."""
     for group, number in ((CONTROLS, CONTROL), (TAGS, USER_DEFINED), (BYTES, BYTE)):
         if token in group:
             return number
@@ -30,7 +30,7 @@ def kind(token: str) -> int:
 
 
 def load_tokenizer(path: Path = DATA / VOCABULARY) -> Tokenizer:
-    """webgemma's own tokenizer with this vocabulary."""
+    """Return webgemma's tokenizer with this vocabulary."""
     file = json.loads(path.read_text())
     ids = {token: at for at, token in enumerate(file["tokens"][: len(FIRST)])}
     return Tokenizer(
