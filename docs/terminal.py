@@ -1,4 +1,4 @@
-"""Draws docs/terminal.svg: real commands and what they print, as a terminal shows it."""
+"""Draw docs/terminal.svg: real commands and their output, as a terminal shows them."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ COMMANDS = (
     ),
     ("webgemma show -", ["show", "-"], ""),
 )
-# rich's own drawing, without the fonts it would fetch from elsewhere.
+# rich's own SVG template, without the fonts that it would fetch from a server.
 SVG = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -36,9 +36,10 @@ SVG = """\
 
 
 def main() -> None:
+    """Run the commands and save their output as an SVG."""
     console = Console(record=True, width=96, file=open(os.devnull, "w"))  # noqa: SIM115
     env = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": "96"}
-    for shown, args, stdin in COMMANDS:
+    for line, args, stdin in COMMANDS:
         result = subprocess.run(
             [sys.executable, "-m", "webgemma", *args],
             input=stdin,
@@ -47,7 +48,7 @@ def main() -> None:
             env=env,
             check=True,
         )
-        console.print(Text.assemble(("$ ", "green"), (shown, "bold")))
+        console.print(Text.assemble(("$ ", "green"), (line, "bold")))
         console.print(Text.from_ansi(result.stdout))
     target = Path(__file__).with_suffix(".svg")
     console.save_svg(str(target), title="webgemma", code_format=SVG, unique_id="webgemma")
