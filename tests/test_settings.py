@@ -42,6 +42,7 @@ def test_everything_is_resolved_from_given_values_defaults_and_gemmas_own() -> N
         ("top_p", math.nan, "top_p is nan"),
         ("top_k", 1.0, "top_k is 1.0; it must be a whole number between 0 and"),
         ("top_k", True, "top_k is True"),
+        ("typical_p", -0.1, "typical_p is -0.1"),
         ("temperature", "hot", "temperature is 'hot'"),
         ("temperature", None, "temperature is None"),
         ("seed", -1, "seed is -1"),
@@ -75,6 +76,7 @@ def test_the_command_line_has_an_option_for_every_setting() -> None:
 def test_the_page_offers_settings_with_their_ranges() -> None:
     listed = {entry["name"]: entry for entry in page_settings()}
     assert list(listed) == [name for name, setting in SETTINGS.items() if setting.on_page]
+    assert (listed["typical_p"]["min"], listed["typical_p"]["max"]) == (0, 1)
     assert listed["top_k"]["integer"]
     json.dumps(page_settings(), allow_nan=False)
 
@@ -86,8 +88,8 @@ def test_the_gpus_table_holds_settings_by_their_names() -> None:
 
 
 def test_ollamas_parameters_become_settings() -> None:
-    params = {"min_p": 0.5, "repeat_penalty": 1.1, "num_predict": -1, "mirostat": 2}
+    params = {"typical_p": 0.5, "repeat_penalty": 1.1, "num_predict": -1, "mirostat": 2}
     ollama: Any = SimpleNamespace(params=params, system="", messages=())
     found = FoundModel("a model", None, ollama=ollama)
-    expected = {"min_p": 0.5, "repetition_penalty": 1.1, "max_tokens": None}
+    expected = {"typical_p": 0.5, "repetition_penalty": 1.1, "max_tokens": None}
     assert found.defaults().settings == expected

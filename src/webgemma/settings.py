@@ -52,9 +52,10 @@ class Settings(TypedDict, total=False):
     """How to generate. Where a setting is left out, the model's default holds, then Gemma's.
 
     Sampling applies them in llama.cpp's order, which Ollama uses: penalties and bias on the logits,
-    the top_k likeliest, of those the fewest that hold top_p of the probability, of those all with
-    at least min_p of the likeliest one's, then temperature and the draw. Temperature 0 takes the
-    likeliest token after penalties and bias."""
+    the top_k likeliest, of those the ones closest to the expected surprisal that hold typical_p of
+    the probability, of those the fewest that hold top_p of it, of those all with at least min_p of
+    the likeliest one's, then temperature and the draw. Temperature 0 takes the likeliest token
+    after penalties and bias."""
 
     max_tokens: Annotated[
         int | None,
@@ -73,6 +74,10 @@ class Settings(TypedDict, total=False):
     ]
     top_k: Annotated[
         int, Setting("Choose among the k likeliest tokens; 0: all.", 64, 0, 2**31, on_page=True)
+    ]
+    typical_p: Annotated[
+        float,
+        Setting("Choose among the tokens whose surprisal is typical.", 1.0, 0, 1, on_page=True),
     ]
     top_p: Annotated[
         float,

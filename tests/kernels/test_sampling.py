@@ -158,6 +158,10 @@ SETTINGS = [
     {"repetition_penalty": 5.0, "presence_penalty": 1.0, "recent": 0},
     {"logit_bias": {0: 9.0, 17: 12.5, 319: 11.0}, "repetition_penalty": 1.1},
     {"logit_bias": {3: 1e9, 5: 100.0, 6: -1e9}, "temperature": 2.0},
+    {"typical_p": 0.5, "top_k": 0, "top_p": 1.0, "temperature": 2.0},
+    {"typical_p": 0.0, "top_k": 0, "top_p": 1.0},
+    {"typical_p": 0.95, "top_k": 0, "top_p": 0.9},
+    {"typical_p": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.02, "temperature": 1.5},
 ]
 
 
@@ -188,7 +192,7 @@ def test_softcap_comes_first(spread: float) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"top_k": 0, "top_p": 1.0}, {"top_k": 64}, {"top_p": 0.5}],
+    [{"top_k": 0, "top_p": 1.0}, {"top_k": 64}, {"top_p": 0.5}, {"top_k": 0, "typical_p": 0.6}],
 )
 @pytest.mark.parametrize("levels", [1, 3, 40])
 @pytest.mark.parametrize("vocab", [320, 4096])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from webgemma import InputError
-from webgemma.reference.sampling import choose, penalise, sample
+from webgemma.reference.sampling import choose, is_typical, penalise, sample
 from webgemma.sampler import draw
 from webgemma.settings import resolve
 
@@ -38,11 +38,27 @@ def test_temperature_zero_takes_the_likeliest_token() -> None:
         ({"min_p": 0.26}, {1, 3, 4}),
         ({"min_p": 1.0}, {1}),
         ({"top_k": 2, "top_p": 0.6}, {1}),  # 0.4 of 0.65 is more than 0.6 of it
+        # as llama.cpp's sampler
+        ({"typical_p": 0.0}, {3}),
+        ({"typical_p": 0.3}, {3, 4}),
+        ({"typical_p": 0.7}, {1, 3, 4}),
+        ({"typical_p": 0.9}, {0, 1, 3, 4}),
+        ({"typical_p": 0.3, "top_k": 3}, {1, 3}),
+        ({"typical_p": 0.9, "top_k": 3}, {1, 3, 4}),
     ],
     ids=str,
 )
 def test_filters_leave_the_expected_tokens(settings: dict[str, float], kept: set[int]) -> None:
     assert chosen(**settings) == kept
+
+
+@pytest.mark.parametrize(
+    ("typical_p", "kept"),
+    [(0.1, {8}), (0.4, {8, 21, 23}), (0.8, {1, 8, 11, 14, 21, 23})],
+)
+def test_typical_p_keeps_what_llama_cpp_keeps(typical_p: float, kept: set[int]) -> None:
+    logits = (4 * np.sin(np.arange(24) ** 2)).astype(np.float32)
+    assert set(np.flatnonzero(is_typical(logits, typical_p))) == kept
 
 
 def test_frequencies_follow_the_temperature() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from webgemma.reference.text import softmax
 from webgemma.reference.weights import Floats
@@ -46,11 +47,13 @@ def penalise(logits: Floats, settings: Settings, tokens: Sequence[int]) -> Float
 
 
 def choose(logits: Floats, settings: Settings, u: float) -> int:
-    """Return the token at quantile u of what top_k, top_p and min_p leave.
+    """Return the token at quantile u of what top_k, typical_p, top_p and min_p leave.
 
     The tokens are ordered from the likeliest; temperature applies after all filters."""
     top_p, min_p = settings["top_p"], settings["min_p"]
     order = np.argsort(-logits, kind="stable")[: settings["top_k"] or None]
+    if settings["typical_p"] < 1:
+        order = order[is_typical(logits[order], settings["typical_p"])]
     p = softmax(logits[order])
     before = np.cumsum(p, dtype=np.float64) - p
     inside = (before < top_p) | (top_p == 1)  # rounding must not cut the tail
@@ -60,3 +63,16 @@ def choose(logits: Floats, settings: Settings, u: float) -> int:
     shares = softmax(logits[order] / np.float32(settings["temperature"]))
     total = np.cumsum(shares, dtype=np.float64)
     return int(order[np.searchsorted(total, u * total[-1], side="right").clip(0, len(order) - 1)])
+
+
+def is_typical(logits: Floats, typical_p: float) -> NDArray[np.bool_]:
+    """Return which tokens have a typical surprisal -ln p (Meister et al. 2022).
+
+    They are the ones closest to the expected surprisal, the entropy, that together hold at least
+    `typical_p` of the probability; all that are equally close stay."""
+    p = softmax(logits).astype(np.float64)
+    surprisal = -np.log(np.maximum(p, np.finfo(np.float64).tiny))
+    distance = np.abs(surprisal - (p * surprisal).sum())
+    closest = np.argsort(distance, kind="stable")
+    last = np.searchsorted(np.cumsum(p[closest]), typical_p).clip(0, len(p) - 1)
+    return distance <= distance[closest[last]]

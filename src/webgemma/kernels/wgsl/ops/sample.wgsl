@@ -1,8 +1,10 @@
 // The token at the fraction u of the remaining probability, the likeliest first. One workgroup in all.
-// Every question (which is the k-th, where does top_p end, whose share holds u) is the same one: which token
-// holds `goal` of a running sum. The bins say in which bin it is; in a crowded bin, byte after byte of
-// (ordinal, id), the tallies of 256 groups say in which group; the last few tokens are counted one by one.
-// uses: random partials tally token_order sampling_settings token_output
+// Every question (which is the k-th, how far does typical_p reach, where does top_p end, whose share holds u) is
+// the same one: which token holds `goal` of a running sum. The bins say in which bin it is; in a crowded bin, byte
+// after byte of its key, the tallies of 256 groups say in which group; the last few are counted one by one.
+// typical_p keeps the tokens whose surprisal is closest to its mean, the entropy: as the surprisal is a constant
+// minus the logit, those whose logit is closest to the mean logit.
+// uses: random partials tally token_order sampling_settings token_output workgroup_sum
 
 struct Params {
     parts: u32, // chunks of the vocabulary
@@ -27,8 +29,17 @@ struct Group {
 }
 
 struct Prefix {
-    bytes: vec2<u32>, // of (ordinal, id), as far as the mask says
+    bytes: vec2<u32>, // of a key, as far as the mask says
     mask: vec2<u32>,
+}
+
+// The tokens that remain of the first `end` items, and their order.
+struct Window {
+    end: u32, // 0: those of a bin
+    last: vec2<u32>, // ordinal and id of the least likely
+    mean: f32, // logit
+    distance: f32, // from the mean, at most
+    by_distance: bool, // the order: by distance from the mean, or the likeliest first
 }
 
 var<workgroup> running: array<Tally, BINS>;
@@ -36,7 +47,7 @@ var<workgroup> last_index: atomic<u32>;
 var<workgroup> narrowed: Group;
 var<workgroup> few: array<vec2<u32>, FEW>;
 var<workgroup> few_count: atomic<u32>;
-var<workgroup> found_id: u32;
+var<workgroup> found: vec2<u32>; // key, id
 
 fn add(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
     let low = a.x + b.x;
@@ -97,14 +108,31 @@ fn narrow(kind: u32, goal: vec2<u32>, mine: Group, thread: u32) -> Group {
     return workgroupUniformLoad(&narrowed);
 }
 
-fn byte_of(item: vec2<u32>, level: u32) -> u32 {
-    if (level < 4u) {
-        return extractBits(item.x, 24u - 8u * level, 8u);
-    }
-    return extractBits(item.y, 48u - 8u * level, 8u); // ids have three bytes
+fn value_of(item: vec2<u32>) -> f32 {
+    return bitcast<f32>(ordinal(item.x));
 }
 
-// A byte at its position in (ordinal, id).
+fn precedes(a: vec2<u32>, b: vec2<u32>) -> bool {
+    return a.x < b.x || (a.x == b.x && a.y < b.y);
+}
+
+fn remains(item: vec2<u32>, window: Window) -> bool {
+    return !precedes(window.last, item) && abs(value_of(item) - window.mean) <= window.distance;
+}
+
+// What an item is ordered by: (ordinal, id), or (distance, id).
+fn key_of(item: vec2<u32>, window: Window) -> vec2<u32> {
+    return vec2(select(item.x, bitcast<u32>(abs(value_of(item) - window.mean)), window.by_distance), item.y);
+}
+
+fn byte_of(key: vec2<u32>, level: u32) -> u32 {
+    if (level < 4u) {
+        return extractBits(key.x, 24u - 8u * level, 8u);
+    }
+    return extractBits(key.y, 48u - 8u * level, 8u); // ids have three bytes
+}
+
+// A byte at its position in a key.
 fn shifted(byte: u32, level: u32) -> vec2<u32> {
     if (level < 4u) {
         return vec2(byte << (24u - 8u * level), 0u);
@@ -112,18 +140,26 @@ fn shifted(byte: u32, level: u32) -> vec2<u32> {
     return vec2(0u, byte << (48u - 8u * level));
 }
 
-fn agrees(item: vec2<u32>, known: Prefix) -> bool {
-    return all(((item ^ known.bytes) & known.mask) == vec2(0u));
+fn agrees(key: vec2<u32>, known: Prefix) -> bool {
+    return all(((key ^ known.bytes) & known.mask) == vec2(0u));
 }
 
-// The tally of items first..end that agree with `known` and whose next byte is `thread`.
-fn by_byte(level: u32, known: Prefix, first: u32, end: u32, best: f32, thread: u32) -> Tally {
+// The tally of items first..end that remain, whose key agrees with `known` and has `thread` as its next byte.
+fn by_byte(
+    level: u32,
+    known: Prefix,
+    first: u32,
+    end: u32,
+    window: Window,
+    best: f32,
+    thread: u32,
+) -> Tally {
     clear_sums(thread);
     workgroupBarrier();
     for (var i = first + thread; i < end; i += THREADS) {
-        let item = items[i];
-        if (agrees(item, known)) {
-            add_to_sums(byte_of(item, level), bitcast<f32>(ordinal(item.x)), best);
+        let key = key_of(items[i], window);
+        if (agrees(key, known) && remains(items[i], window)) {
+            add_to_sums(byte_of(key, level), value_of(items[i]), best);
         }
     }
     workgroupBarrier();
@@ -134,30 +170,29 @@ fn by_byte(level: u32, known: Prefix, first: u32, end: u32, best: f32, thread: u
     );
 }
 
-// Collects the at most FEW items first..end that agree with `known` in `few` and `running`.
-fn collect(known: Prefix, first: u32, end: u32, best: f32, thread: u32) {
+// Collects the at most FEW items first..end that remain and agree with `known`: keys in `few`, tallies in `running`.
+fn collect(known: Prefix, first: u32, end: u32, window: Window, best: f32, thread: u32) {
     if (thread == 0u) {
         atomicStore(&few_count, 0u);
     }
     workgroupBarrier();
     for (var i = first + thread; i < end; i += THREADS) {
-        let item = items[i];
-        if (agrees(item, known)) {
+        let key = key_of(items[i], window);
+        if (agrees(key, known) && remains(items[i], window)) {
             let at = min(atomicAdd(&few_count, 1u), FEW - 1u);
-            few[at] = item;
-            running[at] = tally(bitcast<f32>(ordinal(item.x)), best);
+            few[at] = key;
+            running[at] = tally(value_of(items[i]), best);
         }
     }
     workgroupBarrier();
 }
 
-// The item of this thread as a group, after all likelier of the `count` few and after `before`.
+// The key of this thread as a group, after all lower ones of the `count` few and after `before`.
 fn ranked(before: Tally, count: u32, thread: u32) -> Group {
     var mine = Group(before, Tally(), 0u);
     if (thread < count) {
-        let item = few[thread];
         for (var i = 0u; i < count; i++) {
-            if (few[i].x < item.x || (few[i].x == item.x && few[i].y < item.y)) {
+            if (precedes(few[i], few[thread])) {
                 mine.before = plus(mine.before, running[i]);
                 mine.index += 1u;
             }
@@ -167,25 +202,25 @@ fn ranked(before: Tally, count: u32, thread: u32) -> Group {
     return mine;
 }
 
-// The token in which the running sum passes `goal`, as a group of one; `found_id` becomes its id.
-fn find(kind: u32, goal: vec2<u32>, bin: Group, best: f32, thread: u32) -> Group {
+// The token in which the running sum passes `goal`, as a group of one; `found` becomes its key.
+fn find(kind: u32, goal: vec2<u32>, bin: Group, window: Window, best: f32, thread: u32) -> Group {
     var group = narrow(kind, goal, bin, thread);
-    let first = group.before.count;
-    let end = first + group.own.count;
+    let first = select(group.before.count, 0u, window.end > 0u);
+    let end = select(first + group.own.count, window.end, window.end > 0u);
     var known = Prefix();
     var level = 0u;
     while (group.own.count > FEW && level < 7u) {
-        let own = by_byte(level, known, first, end, best, thread);
+        let own = by_byte(level, known, first, end, window, best, thread);
         group = narrow(kind, goal, lined_up(group.before, own, thread), thread);
         known.bytes |= shifted(group.index, level);
         known.mask |= shifted(255u, level);
         level += 1u;
     }
-    collect(known, first, end, best, thread);
+    collect(known, first, end, window, best, thread);
     let mine = ranked(group.before, group.own.count, thread);
     group = narrow(kind, goal, mine, thread);
     if (mine.own.count > 0u && mine.index == group.index) {
-        found_id = few[thread].y;
+        found = few[thread];
     }
     workgroupBarrier();
     return group;
@@ -205,23 +240,67 @@ fn decremented(x: vec2<u32>) -> vec2<u32> {
     return select(vec2(0xffffffffu, x.y - 1u), vec2(0u), x.y == 0u);
 }
 
+// The mean of the logits that remain, weighted by probability, for logits below `best`.
+fn mean_logit(window: Window, best: f32, thread: u32) -> f32 {
+    var mass = 0.0;
+    var moment = 0.0;
+    for (var i = thread; i < window.end; i += THREADS) {
+        if (remains(items[i], window)) {
+            let below = value_of(items[i]) - best;
+            mass += exp(below);
+            moment += exp(below) * below;
+        }
+    }
+    mass = workgroup_sum(mass, thread);
+    return best + workgroup_sum(moment, thread) / mass;
+}
+
+// All that remain, as the group of the first thread.
+fn joined(window: Window, best: f32, thread: u32) -> Group {
+    let own = by_byte(0u, Prefix(), 0u, window.end, window, best, thread);
+    lined_up(Tally(), own, thread);
+    let total = workgroupUniformLoad(&running[BINS - 1u]);
+    if (thread == 0u) {
+        return Group(Tally(), total, 0u);
+    }
+    return Group(total, Tally(), thread);
+}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(local_invocation_index) thread: u32) {
-    let best = best_penalised(params.parts, thread).value;
+    var best = best_penalised(params.parts, thread).value;
     let total = log_total(params.parts, thread);
     let own = Tally(
         bins[thread],
         vec2(bins[thread + BINS], bins[thread + 2u * BINS]),
         vec2(bins[thread + 3u * BINS], bins[thread + 4u * BINS]),
     );
-    let bin = lined_up(Tally(), own, thread);
+    var bin = lined_up(Tally(), own, thread);
     var kept = workgroupUniformLoad(&running[BINS - 1u]);
+    var window = Window(0u, vec2(0xffffffffu), 0.0, 3.4e38, false);
+    var last = window.last;
     if (settings.top_k > 0u && settings.top_k < kept.count) {
-        let group = find(COUNT, vec2(settings.top_k - 1u, 0u), bin, best, thread);
+        let group = find(COUNT, vec2(settings.top_k - 1u, 0u), bin, window, best, thread);
+        last = workgroupUniformLoad(&found);
         kept = plus(group.before, group.own);
     }
+    if (settings.typical_p < 1.0) {
+        let last_bin = narrow(COUNT, vec2(kept.count - 1u, 0u), bin, thread);
+        window.end = last_bin.before.count + last_bin.own.count;
+        window.last = last;
+        window.mean = mean_logit(window, best, thread);
+        window.by_distance = true;
+        bin = joined(window, best, thread);
+        find(MASS, decremented(scaled(kept.mass, settings.typical_p)), bin, window, best, thread);
+        window.distance = bitcast<f32>(workgroupUniformLoad(&found).x);
+        window.by_distance = false;
+        find(COUNT, vec2(0u), joined(window, best, thread), window, best, thread);
+        best = value_of(workgroupUniformLoad(&found));
+        bin = joined(window, best, thread);
+        kept = workgroupUniformLoad(&running[BINS - 1u]);
+    }
     if (settings.top_p < 1.0) {
-        let group = find(MASS, decremented(scaled(kept.mass, settings.top_p)), bin, best, thread);
+        let group = find(MASS, decremented(scaled(kept.mass, settings.top_p)), bin, window, best, thread);
         kept = plus(group.before, group.own);
     }
     let u = f32(draw(settings.seed, batch.first + batch.count)) / 16777216.0;
@@ -229,8 +308,8 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     if (!less(goal, kept.share)) { // rounded up
         goal = decremented(kept.share);
     }
-    find(SHARE, goal, bin, best, thread);
+    find(SHARE, goal, bin, window, best, thread);
     if (thread == 0u) {
-        output_token(found_id, values[found_id].y - total);
+        output_token(found.y, values[found.y].y - total);
     }
 }

@@ -2,6 +2,7 @@
 
 struct Settings {
     temperature: f32,
+    typical_p: f32,
     top_p: f32,
     min_p_log: f32, // log(min_p): how far below the best logit a candidate may be
     repetition_penalty: f32,
