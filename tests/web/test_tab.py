@@ -253,8 +253,9 @@ def test_a_copy_is_cancelled_and_resumed(monkeypatch: pytest.MonkeyPatch) -> Non
     partial, complete = [m["models"][0] for m in messages if m["type"] == "stored_models"]
     assert 0 < partial["stored_nbytes"] < partial["nbytes"]
     assert complete["complete"]
-    ends = [m["type"] for m in messages if m["type"] in ("store_cancelled", "stored")]
-    assert ends == ["store_cancelled", "stored"]
+    kinds = ("stored_models", "store_cancelled", "stored")
+    ends = [m["type"] for m in messages if m["type"] in kinds]
+    assert ends == ["stored_models", "store_cancelled", "stored_models", "stored"]
 
 
 @pytest.mark.parametrize(("free", "kind"), [(1, "storage"), (None, "file")])

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from webgemma.api import Gemma
@@ -163,17 +164,17 @@ class Tab:
         copy = self._copies[id] = asyncio.ensure_future(self._copy(id, spec))
         try:
             await copy
+            report_end = partial(self._report, "stored", id=id, name=spec.name)
         except asyncio.CancelledError:
             if not copy.cancelled():
                 raise
-            self._report("store_cancelled", id=id, name=spec.name)
+            report_end = partial(self._report, "store_cancelled", id=id, name=spec.name)
         except WebgemmaError as error:
-            await self.list_stored()  # first: the page's message depends on what was copied
-            self._report_error(error, _kind(error), store=id)
-            return
+            report_end = partial(self._report_error, error, _kind(error), store=id)
         finally:
             del self._copies[id]
-        await self.list_stored()
+        await self.list_stored()  # first: the page's message depends on what was copied
+        report_end()
 
     def cancel_store(self, id: str) -> None:
         """Stop copying a model; what has been copied stays."""
@@ -220,7 +221,6 @@ class Tab:
         if mmproj_id:
             await self._store.note(id, **{MMPROJ_NOTE: mmproj_id})
         await self._note_gpu_needs(id)
-        self._report("stored", id=id, name=spec.name)
 
     async def _copy_file(self, id: str, spec: Any) -> str:
         """Copy one file of the model with this id; return the id of the file's copy."""
