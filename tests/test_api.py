@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,6 +109,12 @@ def test_stop_strings_end_the_text(small: Gemma) -> None:
     pieces = list(small.generate("the", stop=["never this", stop], **settings))
     assert "".join(piece.text for piece in pieces) == text[: text.index(stop)]
     assert pieces[-1].finish == "stop"
+
+
+@pytest.mark.parametrize("stop", ["", 5, None, ["", "x"], [b"x"]])
+def test_a_stop_string_must_be_text(small: Gemma, stop: Any) -> None:
+    with pytest.raises(InputError, match="must be text of at least one character"):
+        list(small.generate("the", stop=stop, max_tokens=1))
 
 
 def test_the_beginning_of_a_stop_string_is_not_lost(small: Gemma) -> None:

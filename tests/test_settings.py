@@ -47,6 +47,7 @@ def test_everything_is_resolved_from_given_values_defaults_and_gemmas_own() -> N
         ("temperature", None, "temperature is None"),
         ("seed", -1, "seed is -1"),
         ("max_tokens", -1, "max_tokens is -1; it must be a whole number of at least 0"),
+        ("logit_bias", [3], "logit_bias is [3]; it must map token ids to numbers"),
         ("logit_bias", {-1: 1.0}, "logit_bias token is -1"),
         ("logit_bias", {3: "much"}, "logit_bias of 3 is 'much'"),
         ("steps", 3, "steps does not apply to a model that samples tokens"),

@@ -187,8 +187,9 @@ class StopText:
     """Ends a text at the first stop string; holds back what may be the beginning of one."""
 
     def __init__(self, stops: str | Sequence[str]) -> None:
-        self.stops = (stops,) if isinstance(stops, str) else tuple(stops)
-        if not all(isinstance(stop, str) and stop for stop in self.stops):
+        self.stops = (stops,) if isinstance(stops, str) else stops
+        is_list = isinstance(self.stops, Sequence)
+        if not (is_list and all(isinstance(stop, str) and stop for stop in self.stops)):
             raise InputError("A stop string must be text of at least one character.")
         self.stopped = False
         self._held = ""

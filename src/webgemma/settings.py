@@ -161,10 +161,16 @@ def resolve(
     complete = {name: setting.default for name, setting in known.items()} | fitting | {**given}
     for name, setting in known.items():
         setting.check(complete[name])
-    for token, bias in complete.get("logit_bias", {}).items():
+    _check_bias(complete.get("logit_bias", {}))
+    return cast(Settings, complete)
+
+
+def _check_bias(biases: Any) -> None:
+    if not isinstance(biases, Mapping):
+        raise InputError(f"logit_bias is {biases!r}; it must map token ids to numbers.")
+    for token, bias in biases.items():
         _TOKEN.check(token)
         replace(_BIAS, name=f"logit_bias of {token}").check(bias)
-    return cast(Settings, complete)
 
 
 _TOKEN = Setting("", low=0, high=2**31, name="logit_bias token", type=int)
