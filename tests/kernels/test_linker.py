@@ -12,8 +12,7 @@ from webgemma.device.null import NullDevice
 from webgemma.device.subgroups import ENABLE
 from webgemma.errors import KernelError
 from webgemma.graph import Recorder, Tensor
-from webgemma.kernels import Linker, host_struct, link, linker, names_in, read_file, unit
-from webgemma.kernels.host_struct import HostStruct
+from webgemma.kernels import Linker, link, linker, names_in, read_file, unit
 from webgemma.kernels.linker import HARDWARE
 from webgemma.kernels.wgsl_file import Field, Slot, parse
 
@@ -450,58 +449,6 @@ def test_every_format_declares_its_unit(format: str) -> None:
     assert unit(format.upper()) % 4 == 0
 
 
-# Parsing
-
-EXAMPLE = """\
-// y = x + 1, of a summary that
-// goes over two lines.
-// uses: kv store=float
-
-struct Params {
-    count: u32, // values
-    step: f32,
-}
-
-override THREADS: u32;
-override EACH: u32 = 4u; // values of a thread
-
-var<storage, read> x: array<f32>;
-// What comes out.
-var<storage, read_write> y: array<f32>;
-var<uniform> table: Table;
-var<workgroup> sums: array<f32, THREADS>;
-
-const_assert EACH > 0u;
-
-// Adds one.
-fn added(x: f32) -> f32 {
-    return x + params.step;
-}
-"""
-
-
-def test_a_parsed_file() -> None:
-    file = parse("ops/example", EXAMPLE)
-    assert file.summary == "y = x + 1, of a summary that goes over two lines."
-    assert file.slots == (Slot("kv", ""), Slot("store", "float"))
-    assert file.params == (Field("count", "u32"), Field("step", "f32"))
-    found = {declaration.name or declaration.kind: declaration for declaration in file.declarations}
-    assert list(found) == ["THREADS", "EACH", "x", "y", "table", "sums", "const_assert", "added"]
-    assert found["THREADS"].override == ("u32", "")
-    assert found["EACH"].override == ("u32", "4u")
-    bindings = {name: found[name].binding for name in ("x", "y", "table", "sums", "added")}
-    assert bindings == {"x": "read", "y": "write", "table": "uniform", "sums": "", "added": ""}
-    assert found["y"].text.startswith("// What comes out.\n")
-    assert "THREADS" in found["sums"].names
-    assert found["added"].params == {"step"}
-    assert found["added"].text.startswith("// Adds one.\nfn added")
-
-
-def test_text_that_is_not_a_declaration() -> None:
-    with pytest.raises(ValueError, match="'return 1u;"):
-        parse("ops/example", "// Broken.\n\nreturn 1u;\n")
-
-
 # Files that contradict each other
 
 
@@ -594,71 +541,3 @@ def test_files_that_contradict_each_other(texts: dict[str, str], culprit: str, w
     with pytest.raises(KernelError) as error:
         Linker("example", NO_FEATURES).program()
     assert_named(error, "example", culprit)
-
-
-# Structs that the host writes
-
-STEP = {
-    "inverse_temperature": 0.5,
-    "entropy_bound": 1.5,
-    "confidence_threshold": 0.25,
-    "stability_threshold": 3,
-    "seed": (4, 5),
-    "canvas": 6,
-    "step": 7,
-    "steps": 8,
-}
-
-
-def schedule() -> HostStruct:
-    return host_struct("lib/denoising/schedule", "Denoising")
-
-
-def test_a_struct_is_packed_by_name_and_padded() -> None:
-    expected = struct.pack("<3f6I12x", 0.5, 1.5, 0.25, 3, 4, 5, 6, 7, 8)
-    assert schedule().pack(**STEP) == expected
-    assert schedule().pack(**dict(reversed(STEP.items()))) == expected
-    assert schedule().nbytes == len(expected) == 48
-
-
-def test_a_vec2_is_aligned() -> None:
-    layout = HostStruct("Example", [("a", "u32"), ("b", "vec2<u32>"), ("c", "f32")])
-    assert layout.pack(a=1, b=(2, 3), c=0.5) == struct.pack("<I4x2If12x", 1, 2, 3, 0.5)
-    assert layout.nbytes == 32
-
-
-@pytest.mark.parametrize("name", STEP)
-def test_a_missing_field(name: str) -> None:
-    with pytest.raises(KernelError) as error:
-        schedule().pack(**{key: value for key, value in STEP.items() if key != name})
-    assert_named(error, "Denoising", name)
-
-
-WRONG_FIELDS = {
-    "unknown": ("temperature", 1.0),
-    "int for f32": ("entropy_bound", 1),
-    "float for u32": ("step", 7.0),
-    "bool for u32": ("step", True),
-    "tuple for u32": ("step", (7, 0)),
-    "int for vec2": ("seed", 4),
-    "list for vec2": ("seed", [4, 5]),
-    "vec2 of one": ("seed", (4,)),
-    "vec2 of three": ("seed", (4, 5, 6)),
-    "vec2 of floats": ("seed", (4.0, 5.0)),
-    "negative": ("step", -1),
-    "33 bits": ("step", 1 << 32),
-    "negative in a vec2": ("seed", (-1, 0)),
-    "f32 that overflows": ("entropy_bound", 1e39),
-}
-
-
-@pytest.mark.parametrize(("name", "value"), WRONG_FIELDS.values(), ids=WRONG_FIELDS)
-def test_a_wrong_field(name: str, value: object) -> None:
-    with pytest.raises(KernelError) as error:
-        schedule().pack(**{**STEP, name: value})
-    assert_named(error, "Denoising", name)
-
-
-def test_an_unknown_struct() -> None:
-    with pytest.raises(KernelError, match=r"schedule\.wgsl declares no struct Canvas"):
-        host_struct("lib/denoising/schedule", "Canvas")
