@@ -8,7 +8,7 @@ const stopped = new Set();
 let onstop = () => {};
 const cancelled = new Set();
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
-// What has "held" in its name ends when the test says so (Visitor.release).
+// A canvas, the check of a slow copy, and what has "held" in its name end when the test says so (Visitor.release).
 const released = new Promise((resolve) => { new BroadcastChannel("release").onmessage = resolve; });
 
 postMessage({ type: "ready", device: "Pretend GPU", software: true });
@@ -76,8 +76,9 @@ async function chat(request) {
     for (let step = 1; step <= 3; step += 1) {
       const runs = [["<b>Half</b>", true], [" noise↵", false]].slice(0, step);
       postMessage({ type: "canvas", id, runs, number: 1, step, accepted: 2 * step, size: 8 });
-      await pause(step === 3 ? 500 : 5);
+      await pause(5);
     }
+    await released;
   }
   if (text === "die") setTimeout(() => { throw new Error("dead"); });
   let tokens = 0;
@@ -116,7 +117,7 @@ async function store({ source: { kind, file, digest, ...source } }) {
     id, name, nbytes, stored_nbytes: partial?.stored_nbytes ?? 0, complete: false, digest: digest ?? null, mmproj: null,
     gpu_nbytes: nbytes, gpu_min_nbytes: nbytes,
   };
-  const isSlow = name.startsWith("slow"); // stops at half, and is completed when it is resumed
+  const isSlow = name.startsWith("slow"); // stops at half, and is completed when it is resumed and released
   const report = () => reportStored((models) => [...models.filter((other) => other.id !== id), { ...model }]);
   while (model.stored_nbytes < nbytes) {
     postMessage({ type: "storing", id, name, stage: "copying", done: model.stored_nbytes, total: nbytes });
@@ -135,8 +136,8 @@ async function store({ source: { kind, file, digest, ...source } }) {
     }
   }
   postMessage({ type: "storing", id, name, stage: "checking", done: nbytes / 2, total: nbytes });
-  await pause(isSlow ? 1000 : 20);
-  if (name.includes("held")) await released;
+  await pause(20);
+  if (isSlow || name.includes("held")) await released;
   if (name.startsWith("bad")) {
     postMessage({ type: "error", store: id, kind: "file", message: `${name} is damaged: its SHA-256 differs.` });
     return;

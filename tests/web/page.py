@@ -89,9 +89,10 @@ class Visitor:
         return str(shown.inner_text())
 
     def release(self) -> None:
-        """Let the fake worker finish what has "held" in its name."""
+        """Let the fake worker finish what it holds back."""
         self.page.evaluate("new BroadcastChannel('release').postMessage(null)")
 
     def texts(self, selector: str) -> list[str]:
-        """Return the texts of all elements that match."""
-        return [str(text) for text in self.page.locator(selector).all_inner_texts()]
+        """Return the texts of all elements that match, all of one moment."""
+        texts = "(selector) => [...document.querySelectorAll(selector)].map((n) => n.innerText)"
+        return list(self.page.evaluate(texts, selector))

@@ -49,6 +49,7 @@ def test_the_page_shows_the_canvas(context: Any, url: str) -> None:
     assert canvas.locator(".accepted").inner_text() == "<b>Half</b>"  # never as markup
     assert canvas.locator(".noise").text_content() == " noise↵"
     assert canvas.get_attribute("aria-hidden") == "true"
+    visitor.release()
     visitor.button("Send").wait_for()
     assert visitor.reply() == "You said diffuse."
     assert canvas.locator("span").count() == 0

@@ -145,6 +145,7 @@ def test_a_copy_shows_its_progress_during_a_chat_stops_and_resumes(visitor: Choo
     visitor.button("Resume slow:e4b").click()
     page.locator("#stored .model", has_text="being stored").wait_for()
     page.get_by_role("progressbar", name="Checking slow:e4b").wait_for()
+    visitor.release()
     page.locator("#models-status", has_text="slow:e4b is stored").wait_for()
     assert "MB stored" not in visitor.rows("stored")[1]
 
@@ -157,6 +158,8 @@ def test_a_copy_resumes_when_the_worker_is_replaced(visitor: Chooser) -> None:
     visitor.say("die")
     visitor.notice()
     visitor.button("Load the model again").click()
+    visitor.page.get_by_role("progressbar", name="Checking slow:e4b").wait_for()
+    visitor.release()
     visitor.page.locator("#notice-text", has_text="slow:e4b is stored in this browser").wait_for()
     assert visitor.ask("again") == "You said again."
 
@@ -206,6 +209,9 @@ def test_a_chosen_file_can_be_stored(visitor: Chooser, tmp_path: Path) -> None:
         with visitor.page.expect_file_chooser() as chooser:
             visitor.button("Resume slow.gguf").click()
         chooser.value.set_files(path)
+        if path != other:
+            visitor.page.get_by_role("progressbar", name="Checking slow.gguf").wait_for()
+            visitor.release()
         visitor.page.locator("#models-status", has_text=status).wait_for()
     assert visitor.rows("files") == ["slow.gguf | 1.0 kB | chosen in this visit · stored"]
 
