@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -109,12 +108,6 @@ def test_stop_strings_end_the_text(small: Gemma) -> None:
     pieces = list(small.generate("the", stop=["never this", stop], **settings))
     assert "".join(piece.text for piece in pieces) == text[: text.index(stop)]
     assert pieces[-1].finish == "stop"
-
-
-@pytest.mark.parametrize("stop", ["", 5, None, ["", "x"], [b"x"]])
-def test_a_stop_string_must_be_text(small: Gemma, stop: Any) -> None:
-    with pytest.raises(InputError, match="must be text of at least one character"):
-        list(small.generate("the", stop=stop, max_tokens=1))
 
 
 def test_the_beginning_of_a_stop_string_is_not_lost(small: Gemma) -> None:
@@ -231,6 +224,8 @@ INVALID_PROMPTS: list[tuple[object, str]] = [
     ([2, 1.5], "whole numbers"),
     ([2, True], "whole numbers"),
     ([2] * 513, "513 tokens, but the context holds 512"),
+    (5, "The prompt is 5; it must be a list of token ids"),
+    (None, "The prompt is None; it must be a list of token ids"),
 ]
 
 
@@ -250,6 +245,11 @@ def test_invalid_prompts_raise_an_error(small: Gemma, prompt: object, message: s
         ({"max_tokens": -1}, "max_tokens"),
         ({"stop": [""]}, "stop string"),
         ({"stop": [3]}, "stop string"),
+        ({"stop": ["x", b"x"]}, "stop string"),
+        ({"stop": ""}, "stop string"),
+        ({"stop": 5}, "stop string"),
+        ({"stop": None}, "stop string"),
+        ({"seed": "a"}, r"a whole number between 0 and 18446744073709551615\."),
         ({"logit_bias": {320: 1.0}}, "the id 320"),
     ],
     ids=str,
@@ -267,8 +267,15 @@ def test_the_context_ends_a_generation(load: Callable[..., Gemma]) -> None:
     assert len(pieces) == 7
     assert pieces[-1].finish == "length"
     assert list(gemma.generate([2, 30, 31], max_tokens=0)) == []
-    with pytest.raises(InputError, match="A context of 513"):
-        load(SMALL, context=513)
+    for context in (513, 0, 10.5, "10"):
+        with pytest.raises(InputError, match=f"A context of {context!r} is not possible"):
+            load(SMALL, context=context)
+
+
+@pytest.mark.parametrize("messages", [5, None, {"role": "user", "content": "Hi"}], ids=str)
+def test_a_conversation_is_a_text_or_a_list(small: Gemma, messages: object) -> None:
+    with pytest.raises(InputError, match="messages must be a text or a list of messages, not "):
+        list(small.chat(messages))
 
 
 def test_models_that_cannot_be_loaded_raise_an_error(

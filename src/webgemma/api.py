@@ -44,6 +44,7 @@ from webgemma.sync import (
     plain_stream,
 )
 from webgemma.text.chat import Chat, opens_thought
+from webgemma.text.inputs import wrong_type
 from webgemma.text.parser import ReplyParser
 from webgemma.text.tokenizer import Tokenizer
 
@@ -271,6 +272,8 @@ class Gemma:
     def _conversation(self, messages: str | Sequence[Message]) -> Sequence[Message]:
         """Return the messages after the model's opening, whose system message they may replace."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        if not isinstance(given, Sequence):
+            raise wrong_type(given, "messages", "a text or a list of messages")
         has_system = any(isinstance(m, Mapping) and m.get("role") == "system" for m in given)
         opening = [m for m in self.opening if not (has_system and m.get("role") == "system")]
         return [*opening, *given] if opening else given

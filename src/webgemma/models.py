@@ -87,9 +87,10 @@ class ModelDefaults:
             if isinstance(self.context, int) and 1 <= self.context <= config.context:
                 return self.context
             return min(config.context, DEFAULT_CONTEXT)
-        if not 1 <= requested <= config.context:
+        if not (hasattr(requested, "__index__") and 1 <= requested <= config.context):
             raise InputError(
-                f"A context of {requested} is not possible; this model's is 1 to {config.context}."
+                f"A context of {requested!r} is not possible; "
+                f"this model's is 1 to {config.context}."
             )
         return requested
 

@@ -145,6 +145,8 @@ class Replies:
 
 def check_ids(ids: Sequence[int], vocab: int, what: str) -> list[int]:
     """Return the ids as ints; InputError for what is not a token of the model."""
+    if not hasattr(ids, "__iter__"):
+        raise InputError(f"{what} is {ids!r}; it must be a list of token ids.")
     checked = []
     for position, token in enumerate(ids):
         if isinstance(token, bool) or not hasattr(token, "__index__"):

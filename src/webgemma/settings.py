@@ -42,9 +42,9 @@ class Setting:
         number = isinstance(value, allowed) and not isinstance(value, bool)
         if not (number and math.isfinite(value) and self.low <= value <= self.high):
             kind = "a whole number" if self.type is int else "a number"
-            span = f"of at least {self.low:g}"
+            span = f"of at least {self.low}"
             if self.high < math.inf:
-                span = f"between {self.low:g} and {self.high:g}"
+                span = f"between {self.low} and {self.high}"
             raise InputError(f"{self.name} is {value!r}; it must be {kind} {span}.")
 
 

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.blank import BlankGguf, e2b
@@ -170,7 +171,7 @@ def test_memory_gb_rejects_a_model_that_does_not_fit(small_path: Path) -> None:
         Gemma.load(small_path, "gpu", context=64, memory_gb=0.001)
 
 
-@pytest.mark.parametrize("memory_gb", [0, -1, float("nan"), float("inf")])
-def test_memory_gb_must_be_above_zero(small_path: Path, memory_gb: float) -> None:
+@pytest.mark.parametrize("memory_gb", [0, -1, float("nan"), float("inf"), "1"])
+def test_memory_gb_must_be_above_zero(small_path: Path, memory_gb: Any) -> None:
     with pytest.raises(InputError, match=r"memory_gb is .* above zero"):
         Gemma.load(small_path, "gpu", memory_gb=memory_gb)

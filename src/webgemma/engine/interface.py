@@ -66,5 +66,6 @@ class EngineOptions:
         if self.kv not in ELEMENT_NBYTES:
             raise InputError(f"The KV cache cannot be {self.kv!r}; use f16 or f32.")
         choose_precision(self.precision, software=False)
-        if self.memory_gb is not None and not 0 < self.memory_gb < float("inf"):
-            raise InputError(f"memory_gb is {self.memory_gb}; it must be a number above zero.")
+        limit = self.memory_gb
+        if limit is not None and not (isinstance(limit, int | float) and 0 < limit < float("inf")):
+            raise InputError(f"memory_gb is {limit!r}; it must be a number above zero.")

@@ -21,9 +21,8 @@ from webgemma.lora.backward.ops import TrainingOps
 from webgemma.lora.optimiser import Parameters
 
 LOGITS_NBYTES = 128 << 20  # of the tokens whose logits are computed at once
-ROWS_AT_ONCE = (
-    64  # their number is a multiple of it: rows of any width then begin where a binding may
-)
+# Their number is a multiple of this: rows of any width then begin where a binding may.
+ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
