@@ -1,6 +1,7 @@
 """Training on the GPU against the reference: gradients, steps of AdamW, and falling losses."""
 
 import copy
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -370,6 +371,8 @@ def test_invalid_batches_raise_an_error(batches: list, message: str) -> None:
         ({"targets": ["attn_x"]}, "no target 'attn_x'"),
         ({"layers": [6]}, "layers 0 to 5"),
         ({"targets": ["ffn_gate_inp"]}, "None of these targets"),
+        ({"alpha": 0.0}, "alpha is 0.0"),
+        ({"alpha": math.nan}, "alpha is nan"),
         ({"rank": 0}, "rank 0"),
     ],
 )

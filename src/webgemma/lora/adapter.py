@@ -151,6 +151,8 @@ def new_adapter(
     tokens, few of which occur in the data."""
     if not 1 <= rank <= MAX_RANK:  # before so much memory is filled
         raise _rank_error(rank)
+    if alpha is not None and not (isfinite(alpha) and alpha):
+        raise InputError(f"alpha is {alpha}; it must be a number other than 0, or nothing learns.")
     chosen = set(targets)
     if unknown := sorted(chosen - set(TARGETS)):
         raise InputError(
