@@ -27,6 +27,7 @@ PUBLIC = {
     "Tokenizer",
     "ToolCall",
     "TopToken",
+    "Usage",
     "WebgemmaError",
     "open_adapter",
     "parse_reply",

@@ -17,7 +17,7 @@ from webgemma.errors import (
 from webgemma.gguf.reader import Gguf
 from webgemma.lora.adapter import Adapter
 from webgemma.lora.loading import open_adapter
-from webgemma.replies import Piece, TopToken
+from webgemma.replies import Piece, TopToken, Usage
 from webgemma.settings import Settings
 from webgemma.text.chat import Chat
 from webgemma.text.parser import Reply, ReplyParser, ToolCall, parse_reply
@@ -47,6 +47,7 @@ __all__ = [
     "Tokenizer",
     "ToolCall",
     "TopToken",
+    "Usage",
     "WebgemmaError",
     "open_adapter",
     "parse_reply",

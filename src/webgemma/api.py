@@ -6,8 +6,9 @@ one (`chat`), which blocks, and an asynchronous one (`achat`), which never block
 import math
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, TypeAlias, Unpack, get_args
 
 from webgemma.engine.gpu import GpuEngine
 from webgemma.engine.interface import DeviceName, Engine, EngineOptions, KvName, PrecisionName
@@ -20,7 +21,8 @@ from webgemma.images import BUDGET
 from webgemma.lora.data import ExampleReader
 from webgemma.lora.loading import Lora, fitted_adapters
 from webgemma.media.encoders import EncodedMedia
-from webgemma.media.prompt import insert_media, read_audio, read_image
+from webgemma.media.fitting import count_left_out, fit_turns
+from webgemma.media.prompt import encode_media, read_audio, read_image, read_turns
 from webgemma.models import (
     Message,
     ModelDefaults,
@@ -30,7 +32,7 @@ from webgemma.models import (
     with_mmproj,
 )
 from webgemma.progress import Progress, ignore_progress
-from webgemma.replies import Piece, PlainReader, Replies, ReplyReader, StopText
+from webgemma.replies import Piece, PlainReader, Replies, ReplyReader, StopText, too_long
 from webgemma.settings import Settings, resolve
 from webgemma.sync import (
     Worker,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Tool = Mapping[str, Any]
+Overflow = Literal["drop", "error"]  # what becomes of a conversation that the context cannot hold
 SavedPath: TypeAlias = "str | os.PathLike[str] | BinaryIO"
 
 
@@ -217,8 +220,9 @@ class Gemma:
         resolved = self._resolve(settings)
         ids = self._prompt_ids(prompt, special) if isinstance(prompt, str) else prompt
         reader = PlainReader(self._tokenizer, StopText(resolved["stop"]))
-        async for piece in self._replies.pieces(ids, reader, resolved):
-            yield piece
+        async with aclosing(self._replies.pieces(ids, reader, resolved)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     generate = plain_stream(_generate)
     agenerate = asynchronous_stream(_generate)
@@ -230,6 +234,7 @@ class Gemma:
         tools: Sequence[Tool] | None = None,
         think: bool = False,
         continue_last: bool = False,
+        overflow: Overflow = "drop",
         progress: Progress | None = None,
         **settings: Unpack[Settings],
     ) -> AsyncGenerator[Piece, None]:
@@ -244,17 +249,36 @@ class Gemma:
 
         `tools` are JSON schemas of functions, `think` lets the model think first, and
         `continue_last` continues the last message instead of replying to it. The settings are those
-        of `Settings`."""
+        of `Settings`.
+
+        A conversation that does not fit the context loses its oldest turns, never a system message
+        nor the last turn; the `usage` of each piece says how many messages were left out. With
+        `overflow="error"` it is refused instead."""
+        if overflow not in get_args(Overflow):
+            raise InputError(f"overflow is {overflow!r}; it must be 'drop' or 'error'.")
         resolved = self._resolve(settings)
         conversation = self._conversation(messages)
         parts = self._template.parts(conversation, tools, think, continue_last=continue_last)
         parser = ReplyParser(think, tools, in_thought=opens_thought(parts))
         reader = ReplyReader(self.tokenizer, parser, StopText(resolved["stop"]))
         encoders, report = self._engine.encoders, for_caller(progress or ignore_progress)
-        ids, media = await insert_media(parts, self.tokenizer, encoders, report)
+        turns = await read_turns(parts, self.tokenizer, encoders)
+        left_out = 0
+        if overflow == "drop":
+            kept = fit_turns(turns, self.context, self._replies.room(resolved))
+            if len(kept) < len(turns):
+                given = 1 if isinstance(messages, str) else len(messages)
+                left_out = count_left_out(kept, conversation, len(conversation) - given)
+            turns = kept
+        length = sum(len(turn.ids) for turn in turns)
+        if length >= self.context:
+            raise too_long(length, self.context)
+        ids, media = await encode_media(turns, encoders, report)
         try:
-            async for piece in self._replies.pieces(ids, reader, resolved, media):
-                yield piece
+            replies = self._replies.pieces(ids, reader, resolved, media, left_out)
+            async with aclosing(replies) as pieces:
+                async for piece in pieces:
+                    yield piece
         finally:
             encoders.release(*(span.media for span in media))
 

@@ -1,6 +1,7 @@
 """Denoising of a canvas: the schedule, what each step leaves, the random numbers."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,15 +51,16 @@ class Canvas(NamedTuple):
 
 
 async def tokens_of(
-    canvases: AsyncIterator[Canvas], watch: bool = False
-) -> AsyncIterator[SampledToken | Canvas]:
+    canvases: AsyncGenerator[Canvas, None], watch: bool = False
+) -> AsyncGenerator[SampledToken | Canvas, None]:
     """Yield the tokens of each canvas when it is done; with `watch`, every step before them."""
-    async for canvas in canvases:
-        if watch:
-            yield canvas
-        if canvas.done:
-            for token, logprob in zip(canvas.best, canvas.logprobs, strict=True):
-                yield SampledToken(token, logprob)
+    async with aclosing(canvases):
+        async for canvas in canvases:
+            if watch:
+                yield canvas
+            if canvas.done:
+                for token, logprob in zip(canvas.best, canvas.logprobs, strict=True):
+                    yield SampledToken(token, logprob)
 
 
 def canvas_capacity(prompt: int, canvas: int, context: int) -> int:

@@ -1,8 +1,9 @@
 """Replies: the ids of a prompt in, the pieces of a reply out, token by token."""
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from webgemma.denoising import Canvas, Denoising, canvas_capacity, tokens_of
@@ -40,6 +41,16 @@ Top = tuple[TopToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """How much of the context a conversation takes, in tokens."""
+
+    prompt: int  # that the model read or had read before
+    reply: int  # written so far
+    context: int  # of which there is room for both
+    left_out: int = 0  # messages at the beginning that did not fit, system messages not counted
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """One token and the text that became certain with it; the last one says why it is the last.
 
@@ -59,6 +70,7 @@ class Piece:
     finish: Literal["", "stop", "length"] = ""
     top: Top = ()
     canvas: Canvas | None = None
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +88,15 @@ class Replies:
         if not checked:
             raise InputError("The prompt is empty: there is nothing to continue.")
         if len(checked) > self.context:
-            raise InputError(
-                f"The prompt has {len(checked)} tokens, but the context holds {self.context}; "
-                "shorten it or load the model with a larger context."
-            )
+            raise too_long(len(checked), self.context)
         return checked
+
+    def room(self, settings: Settings) -> int:
+        """Return how many positions a conversation should leave for its reply."""
+        least = self.config.diffusion.canvas if self.config.diffusion else 1
+        most = settings["max_tokens"]
+        share = self.context // 4
+        return max(least, share if most is None else min(most, share))
 
     async def pieces(
         self,
@@ -88,6 +104,7 @@ class Replies:
         reader: "PlainReader | ReplyReader",
         settings: Settings,
         media: Sequence[MediaSpan] = (),
+        left_out: int = 0,
     ) -> AsyncGenerator[Piece, None]:
         """Yield the reply to a prompt, as the reader makes pieces of it."""
         prompt = self.check_prompt(ids)
@@ -95,24 +112,24 @@ class Replies:
         if limit == 0:
             return
         ends = self.tokenizer.ends if self.tokenizer else frozenset[int]()
-        count = 0
-        async for item in self._stream(prompt, settings, media):
-            if isinstance(item, Canvas):
-                yield Piece(-1, "", 0.0, canvas=item)
-                continue
-            token, logprob, likeliest = item
-            count += 1
-            top = top_tokens(self.tokenizer, likeliest)
-            if token in ends:
-                yield reader.last(token, logprob, "stop", top)
-                return
-            if count == limit:
-                yield reader.last(token, logprob, "length", top)
-                return
-            piece = reader.read(token, logprob, top)
-            yield piece
-            if piece.finish:
-                return
+        usage = Usage(len(prompt), 0, self.context, left_out)
+        async with aclosing(self._stream(prompt, settings, media)) as stream:
+            async for item in stream:
+                if isinstance(item, Canvas):
+                    yield Piece(-1, "", 0.0, canvas=item, usage=usage)
+                    continue
+                token, logprob, likeliest = item
+                usage = replace(usage, reply=usage.reply + 1)
+                top = top_tokens(self.tokenizer, likeliest)
+                if token in ends:
+                    piece = reader.last(token, logprob, "stop", top)
+                elif usage.reply == limit:
+                    piece = reader.last(token, logprob, "length", top)
+                else:
+                    piece = reader.read(token, logprob, top)
+                yield replace(piece, usage=usage)
+                if piece.finish:
+                    return
 
     def _limit(self, length: int, settings: Settings) -> int:
         """Return how many tokens a reply to a prompt of so many may have."""
@@ -124,7 +141,7 @@ class Replies:
 
     def _stream(
         self, ids: list[int], settings: Settings, media: Sequence[MediaSpan]
-    ) -> AsyncIterator[SampledToken | Canvas]:
+    ) -> AsyncGenerator[SampledToken | Canvas, None]:
         """Return the sampled tokens, or those of canvas after canvas."""
         seed = settings["seed"]
         seed = secrets.randbits(32) if seed is None else seed
@@ -141,6 +158,14 @@ class Replies:
         given = {name: value for name, value in settings.items() if name in schedule}
         changed = {name: value for name, value in given.items() if value is not None}
         return Denoising(**(schedule | changed))
+
+
+def too_long(length: int, context: int) -> InputError:
+    """Return the error for a prompt that the context does not hold."""
+    return InputError(
+        f"The prompt has {length} tokens, but the context holds {context} for prompt and reply "
+        "together; shorten it or load the model with a larger context."
+    )
 
 
 def check_ids(ids: Sequence[int], vocab: int, what: str) -> list[int]:

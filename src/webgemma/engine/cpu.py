@@ -1,6 +1,6 @@
 """The engine on the CPU: the numpy reference with one conversation's cache."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -116,7 +116,7 @@ class CpuEngine:
 
     async def generate(
         self, ids: Sequence[int], settings: Settings, seed: int, media: Sequence[MediaSpan] = ()
-    ) -> AsyncIterator[SampledToken]:
+    ) -> AsyncGenerator[SampledToken, None]:
         """Yield token after token with its log-probability, without end: the caller stops it."""
         marks = _marked(ids, media)
         while True:
@@ -127,7 +127,7 @@ class CpuEngine:
 
     async def denoise(
         self, ids: Sequence[int], denoising: Denoising, seed: int, media: Sequence[MediaSpan] = ()
-    ) -> AsyncIterator[Canvas]:
+    ) -> AsyncGenerator[Canvas, None]:
         """Yield step after step, canvas after canvas, without end; DiffusionGemma only."""
         model, marks, number = self.diffusion, _marked(ids, media), 0
         assert model is not None

@@ -1,7 +1,7 @@
 """A conversation with DiffusionGemma: the prompt is read, the reply denoised canvas by canvas."""
 
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from webgemma.denoising import Canvas, Denoising, canvas_capacity, position_bits
 from webgemma.device import Plan
@@ -74,7 +74,7 @@ class DiffusionSession(Session):
         denoising: Denoising,
         seed: int,
         soft: Sequence[SoftTokens] = (),
-    ) -> AsyncIterator[Canvas]:
+    ) -> AsyncGenerator[Canvas, None]:
         """Yield step after step, canvas after canvas, while the context has space for a whole one.
 
         A canvas's tokens are the `best` of its last step. The caller may stop at any step."""

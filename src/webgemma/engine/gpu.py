@@ -1,6 +1,6 @@
 """The engine on the GPU: opened within a memory budget, one session, shared weights."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 
 from webgemma.denoising import Canvas, Denoising
@@ -56,13 +56,13 @@ class GpuEngine:
 
     def generate(
         self, ids: Sequence[int], settings: Settings, seed: int, media: Sequence[MediaSpan] = ()
-    ) -> AsyncIterator[SampledToken]:
+    ) -> AsyncGenerator[SampledToken, None]:
         """Yield token after token with its log-probability."""
         return self._session.generate(ids, settings, seed, self._soft_tokens(media))
 
     def denoise(
         self, ids: Sequence[int], denoising: Denoising, seed: int, media: Sequence[MediaSpan] = ()
-    ) -> AsyncIterator[Canvas]:
+    ) -> AsyncGenerator[Canvas, None]:
         """Yield step after step, canvas after canvas; DiffusionGemma only."""
         assert isinstance(self._session, DiffusionSession)
         return self._session.denoise(ids, denoising, seed, self._soft_tokens(media))

@@ -1,6 +1,6 @@
 """What every engine offers, and what a user may choose when loading one."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -31,11 +31,11 @@ class Engine(Protocol):
 
     def generate(
         self, ids: Sequence[int], settings: Settings, seed: int, media: Sequence[MediaSpan] = ()
-    ) -> AsyncIterator[SampledToken]: ...
+    ) -> AsyncGenerator[SampledToken, None]: ...
 
     def denoise(
         self, ids: Sequence[int], denoising: Denoising, seed: int, media: Sequence[MediaSpan] = ()
-    ) -> AsyncIterator[Canvas]: ...
+    ) -> AsyncGenerator[Canvas, None]: ...
 
     def set_adapters(self, adapters: Sequence[ScaledAdapter]) -> None: ...
 

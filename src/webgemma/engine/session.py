@@ -3,7 +3,7 @@
 import math
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import takewhile
@@ -150,7 +150,7 @@ class Session:
 
     async def generate(
         self, ids: Sequence[int], settings: Settings, seed: int, soft: Sequence[SoftTokens] = ()
-    ) -> AsyncIterator[SampledToken]:
+    ) -> AsyncGenerator[SampledToken, None]:
         """Yield token after token with its log-probability, until the context is full.
 
         What the cache holds of the ids is not read again. The caller may stop at any token; the

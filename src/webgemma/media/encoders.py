@@ -192,14 +192,15 @@ class Encoders:
         encoder = await self._vision.get()
         key = _key(f"{image.width} {image.height} {budget}", image.rgb)
         if key not in self._encoded:
-            config, size = encoder.vision, (image.width, image.height)
-            side = config.patch * config.pool
-            if budget is not None:
-                size = target_size(*size, budget, side)
-            check_sides(*size, config.positions // config.pool, side)
-            rows = await encoder.encode(image, *size, progress)
-            self._keep(key, soft_tokens(*size, side), True, rows, encoder)
+            width, height, count = _target(encoder.vision, image, budget)
+            rows = await encoder.encode(image, width, height, progress)
+            self._keep(key, count, True, rows, encoder)
         return self._use(key)
+
+    async def image_tokens(self, image: RgbImage, budget: int) -> int:
+        """Return how many soft tokens `encode_image` would give."""
+        self._check_open()
+        return _target((await self._vision.get()).vision, image, budget)[2]
 
     async def encode_audio(
         self, samples: memoryview, progress: Progress = ignore_progress
@@ -212,6 +213,11 @@ class Encoders:
             rows = await encoder.encode(samples, progress)
             self._keep(key, encoder.audio.soft_tokens(len(samples)), False, rows, encoder)
         return self._use(key)
+
+    async def audio_tokens(self, samples: memoryview) -> int:
+        """Return how many soft tokens `encode_audio` would give."""
+        self._check_open()
+        return (await self._audio.get()).audio.soft_tokens(len(samples))
 
     async def read(self, media: EncodedMedia) -> Any:
         """Return the soft tokens as numbers: float32 [count, width], or their bytes."""
@@ -261,6 +267,15 @@ class Encoders:
     def _check_open(self) -> None:
         if self.closed:
             raise InputError(f"{self._name} is closed: load the model again.")
+
+
+def _target(config: VisionConfig, image: RgbImage, budget: int | None) -> tuple[int, int, int]:
+    """Return the width and height that an image is resized to, and its number of soft tokens."""
+    size, side = (image.width, image.height), config.patch * config.pool
+    if budget is not None:
+        size = target_size(*size, budget, side)
+    check_sides(*size, config.positions // config.pool, side)
+    return *size, soft_tokens(*size, side)
 
 
 def _key(kind: str, data: bytes | memoryview) -> bytes:

@@ -2,8 +2,10 @@
 
 import base64
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote_to_bytes
 
@@ -20,6 +22,7 @@ from webgemma.text.markup import (
     IMAGE,
     IMAGE_CLOSE,
     IMAGE_OPEN,
+    TURN_OPEN,
     VIDEO,
     Markup,
     Media,
@@ -37,6 +40,10 @@ class ImageItem(NamedTuple):
     budget: int
     marker: Markup
 
+    async def soft_tokens(self, encoders: Encoders) -> int:
+        """Return the number of its soft tokens."""
+        return await encoders.image_tokens(self.image, self.budget)
+
     async def encode(self, encoders: Encoders, progress: Progress) -> EncodedMedia:
         """Return its soft tokens."""
         return await encoders.encode_image(self.image, self.budget, progress)
@@ -51,6 +58,10 @@ class AudioItem(NamedTuple):
 
     samples: memoryview
 
+    async def soft_tokens(self, encoders: Encoders) -> int:
+        """Return the number of its soft tokens."""
+        return await encoders.audio_tokens(self.samples)
+
     async def encode(self, encoders: Encoders, progress: Progress) -> EncodedMedia:
         """Return its soft tokens."""
         return await encoders.encode_audio(self.samples, progress)
@@ -60,20 +71,56 @@ class AudioItem(NamedTuple):
         return [AUDIO_OPEN, *[AUDIO] * count, AUDIO_CLOSE]
 
 
-Item: TypeAlias = Part | ImageItem | AudioItem
+MediaItem: TypeAlias = ImageItem | AudioItem
+Item: TypeAlias = Part | MediaItem
 
 
-async def insert_media(
-    parts: Sequence[Part],
-    tokenizer: SpecialTokenizer,
-    encoders: Encoders,
-    progress: Progress = ignore_progress,
+@dataclass(slots=True)
+class Turn:
+    """A turn of a prompt as ids, and the media whose soft tokens are read in place of some."""
+
+    role: str  # empty for what comes before the first turn
+    ids: list[int] = field(default_factory=list)
+    media: list[tuple[int, MediaItem]] = field(default_factory=list)  # with the first one's place
+
+
+async def read_turns(
+    parts: Sequence[Part], tokenizer: SpecialTokenizer, encoders: Encoders
+) -> list[Turn]:
+    """Return the turns of a prompt, with its media decoded and counted, but not yet encoded.
+
+    Turns are separated by special tokens, so that each is tokenised as it would be with others."""
+    decoded = [
+        (role, join_text([item for part in turn for item in await items_of(part)]))
+        for role, turn in split_turns(parts)
+    ]
+    turns = []
+    for role, items in decoded:
+        turn = Turn(role)
+        for item in items:
+            if isinstance(item, MediaItem):
+                turn.media.append((len(turn.ids) + 1, item))
+                turn.ids += encode_parts(tokenizer, item.parts(await item.soft_tokens(encoders)))
+            else:
+                turn.ids += encode_parts(tokenizer, [item])
+        turns.append(turn)
+    return turns
+
+
+def split_turns(parts: Sequence[Part]) -> Iterator[tuple[str, Sequence[Part]]]:
+    """Yield the role and the parts of each turn; text cannot forge the markup that begins one."""
+    starts = [at for at, part in enumerate(parts) if isinstance(part, Markup) and part == TURN_OPEN]
+    for start, end in pairwise([0, *starts, len(parts)]):
+        if start < end:
+            turn = parts[start:end]
+            yield turn[1].partition("\n")[0] if turn[0] == TURN_OPEN else "", turn
+
+
+async def encode_media(
+    turns: Sequence[Turn], encoders: Encoders, progress: Progress = ignore_progress
 ) -> tuple[list[int], list[MediaSpan]]:
-    """Return the ids of a prompt and the encoded media in it, which the caller releases.
-
-    Everything is decoded before the first image or audio is encoded, which takes longer."""
-    items = join_text([item for part in parts for item in await items_of(part)])
-    total = TICKS * sum(isinstance(item, ImageItem | AudioItem) for item in items)
+    """Return the ids of a prompt and the encoded media in it, which the caller releases."""
+    total = TICKS * sum(len(turn.media) for turn in turns)
     ids: list[int] = []
     spans: list[MediaSpan] = []
 
@@ -81,13 +128,11 @@ async def insert_media(
         progress(TICKS * len(spans) + TICKS * done // of, total)
 
     try:
-        for item in items:
-            if not isinstance(item, ImageItem | AudioItem):
-                ids += encode_parts(tokenizer, [item])
-                continue
-            media = await item.encode(encoders, report)
-            spans.append(MediaSpan(len(ids) + 1, media))
-            ids += encode_parts(tokenizer, item.parts(media.count))
+        for turn in turns:
+            for at, item in turn.media:
+                media = await item.encode(encoders, report)
+                spans.append(MediaSpan(len(ids) + at, media))
+            ids += turn.ids
     except BaseException:
         encoders.release(*(span.media for span in spans))
         raise
