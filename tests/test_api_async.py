@@ -320,7 +320,7 @@ def test_calls_from_several_tasks_follow_each_other(gemma: Gemma) -> None:
 
 
 def test_a_plain_call_between_the_pieces_of_a_reply(gemma: Gemma) -> None:
-    """It ends the reply on the GPU, whose session holds one conversation."""
+    """A task does not wait for itself: its next reply ends the one before."""
 
     async def interrupt() -> str:
         stream = gemma.achat(STORY, temperature=0, max_tokens=8)
@@ -328,11 +328,27 @@ def test_a_plain_call_between_the_pieces_of_a_reply(gemma: Gemma) -> None:
         assert reply(gemma) == ANSWER
         return await text_of(stream)
 
-    if isinstance(gemma._engine, GpuEngine):
-        with pytest.raises(InputError, match="need a session each"):
-            asyncio.run(interrupt())
-    else:
-        assert reply(gemma, STORY, 8).endswith(asyncio.run(interrupt()))
+    with pytest.raises(InputError, match="same caller has begun another one"):
+        asyncio.run(interrupt())
+    assert reply(gemma) == ANSWER
+
+
+def test_new_adapters_end_the_reply_of_a_task(gemma: Gemma) -> None:
+    async def change() -> None:
+        begun = asyncio.Event()
+
+        async def read() -> None:
+            async for _ in gemma.achat(STORY, temperature=0, max_tokens=8):
+                begun.set()
+                await asyncio.sleep(0.001)
+
+        task = asyncio.create_task(read())
+        await begun.wait()
+        gemma.set_lora(None)
+        with pytest.raises(InputError, match="adapters were changed meanwhile"):
+            await task
+
+    asyncio.run(change())
     assert reply(gemma) == ANSWER
 
 
@@ -348,7 +364,7 @@ def test_forks_reply_at_the_same_time(gemma: Gemma) -> None:
             return await asyncio.gather(areply(gemma, STORY, 12), areply(fork))
 
     assert asyncio.run(both()) == [expected, ANSWER]
-    assert asyncio.run(areply(gemma)) == ANSWER  # closing a fork closes their common worker
+    assert asyncio.run(areply(gemma)) == ANSWER
 
 
 def test_a_plain_call_while_a_step_waits_for_the_loop() -> None:

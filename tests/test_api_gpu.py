@@ -185,7 +185,7 @@ def test_two_generations_at_once_need_a_fork(gemma: Gemma) -> None:
     one = gemma.generate([2, 30], temperature=0, max_tokens=9)
     next(one)
     next(gemma.generate([2, 50], temperature=0, max_tokens=9))
-    with pytest.raises(InputError, match="need a session each"):
+    with pytest.raises(InputError, match="give each conversation a fork"):
         next(one)
 
 

@@ -16,14 +16,14 @@ ROOT = Path(webgemma.__file__).parent
 TESTS = Path(__file__).parent
 
 ROOMS = (
-    *("errors", "sync", "progress", "javascript"),
+    *("errors", "turns", "sync", "progress", "javascript"),
     *("gguf", "text", "settings", "sampler", "denoising", "images", "device"),
     *("kernels", "graph", "gemma", "reference", "media", "engine", "lora"),
     *("models", "replies", "api", "convert", "diagnostics", "web", "cli"),
 )
 LOOSE = {  # modules beside the folders
     *("__init__", "__main__", "api", "models", "settings", "replies", "sampler", "denoising"),
-    *("images", "graph", "errors", "progress", "javascript", "sync"),
+    *("images", "graph", "errors", "progress", "javascript", "sync", "turns"),
 }
 
 # Packages from outside, and the only rooms or files that may import them.
@@ -33,7 +33,7 @@ PACKAGES = {
     "rich": {"cli"},
     "typer": {"cli"},
     "PIL": {"media/image_files.py", "cli/plot.py"},
-    "wgpu": {"device/native.py", "device/commands.py"},
+    "wgpu": {"device/native.py", "device/commands.py", "device/forks.py"},
     "js": {"javascript.py"},
     "pyodide": {"device/browser.py", "javascript.py"},
 }

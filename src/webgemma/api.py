@@ -176,7 +176,7 @@ class Gemma:
         One or a list of: a path (a PEFT folder or a GGUF file), "path:0.5", or a tuple of a path
         and a scale. Forks share the adapters; conversations are read again."""
         adapters = fitted_adapters(lora, self.config)
-        with self.worker.lock:
+        with self.worker.exclusive():
             self._engine.set_adapters(adapters)
 
     @property
@@ -377,7 +377,7 @@ class Gemma:
         """Return a second conversation on the same weights, which continues from this one.
 
         Each has to be closed; the weights are freed with the last one."""
-        with self.worker.lock:
+        with self.worker.exclusive():
             engine = self.gpu_engine("A second conversation").fork()
         return type(self)(
             self.name,
@@ -387,7 +387,7 @@ class Gemma:
             chat=self._template,
             context=self.context,
             defaults=self._model_defaults,
-            worker=self.worker,  # one device does one thing at a time
+            worker=Worker(self.worker.lock),  # one device does one thing at a time
         )
 
     # The engine

@@ -7,15 +7,19 @@ are no threads: coroutines wait for promises, and only the asynchronous face wor
 
 import asyncio
 import inspect
+import os
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import update_wrapper
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_args
+from weakref import WeakSet
 
 from webgemma.errors import InputError
+from webgemma.turns import Turns
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -125,39 +129,102 @@ def _current_job() -> _Job | None:
 class Worker:
     """Drives coroutines, in the caller's thread or in a thread of its own.
 
-    A lock keeps them apart, so that plain and asynchronous calls may be mixed."""
+    Any number of threads and tasks may call it: they take turns, and a stream keeps its turn until
+    it ends. A lock keeps the steps apart, also those of workers that share it."""
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
+    def __init__(self, lock: "threading.RLock | None" = None) -> None:
+        self.lock = lock or threading.RLock()
+        self.turns = Turns()
         self._thread: ThreadPoolExecutor | None = None
+        _workers.add(self)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Return the result of a coroutine; the caller blocks."""
-        with self.lock:
-            return run_sync(coroutine)
+        try:
+            turn = self.turns.wait(is_stream=False)
+        except BaseException:
+            coroutine.close()
+            raise
+        try:
+            return self._run(coroutine)
+        finally:
+            self.turns.end(turn)
 
     def iterate(self, stream: AsyncGenerator[T, None]) -> Iterator[T]:
         """Yield the items of an asynchronous generator; the caller blocks for each."""
+        turn = self.turns.wait(is_stream=True)
         try:
             while True:
+                self.turns.check(turn)
                 try:
-                    item = self.run(_next(stream))
+                    item = self._run(_next(stream))
                 except StopAsyncIteration:
                     return
                 yield item
         finally:
-            self.run(_close(stream))
+            try:
+                self._run(_close(stream))
+            finally:
+                self.turns.end(turn)
 
     async def arun(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Await the result of a coroutine; the event loop never blocks.
 
         Cancelling takes effect at the coroutine's next `checkpoint`."""
+        try:
+            turn = await self.turns.await_turn(is_stream=False)
+        except BaseException:
+            coroutine.close()
+            raise
+        try:
+            return await self._arun(coroutine)
+        finally:
+            self.turns.end(turn)
+
+    async def aiterate(self, stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        """Yield the items of an asynchronous generator; the event loop never blocks."""
+        turn = await self.turns.await_turn(is_stream=True)
+        try:
+            while True:
+                self.turns.check(turn)
+                try:
+                    item = await self._arun(_next(stream))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            try:
+                await self._arun(_close(stream))
+            finally:
+                self.turns.end(turn)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Wait for a turn and the lock; the caller blocks."""
+        with self.turns.taken(), self.lock:
+            yield
+
+    def close(self) -> None:
+        """End the thread, if there is one; a later call starts another."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._thread = None
+
+    def after_fork(self) -> None:
+        """Start anew in the child of a fork, which has none of the parent's other threads."""
+        self.lock = threading.RLock()
+        self._thread = None
+        self.turns.after_fork()
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        with self.lock:
+            return run_sync(coroutine)
+
+    async def _arun(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if IN_BROWSER:
             return await coroutine
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "webgemma")
         job = _Job(self.lock)
-        outcome: Future[Callable[[], T]] = self._thread.submit(self._outcome, coroutine, job)
+        outcome: Future[Callable[[], T]] = self._submit(self._outcome, coroutine, job)
         try:
             return (await asyncio.shield(asyncio.wrap_future(outcome)))()
         except asyncio.CancelledError:
@@ -167,23 +234,11 @@ class Worker:
             await _finished(outcome)
             raise
 
-    async def aiterate(self, stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """Yield the items of an asynchronous generator; the event loop never blocks."""
-        try:
-            while True:
-                try:
-                    item = await self.arun(_next(stream))
-                except StopAsyncIteration:
-                    return
-                yield item
-        finally:
-            await self.arun(_close(stream))
-
-    def close(self) -> None:
-        """End the thread, if there is one; a later call starts another."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
-            self._thread = None
+    def _submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call a function in this worker's thread."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "webgemma")
+        return self._thread.submit(function, *args, **kwargs)
 
     def _outcome(self, coroutine: Coroutine[Any, Any, T], job: _Job) -> Callable[[], T]:
         """Drive a coroutine; return a function that returns its result or raises its error.
@@ -191,12 +246,24 @@ class Worker:
         A future cannot carry StopAsyncIteration."""
         _running.job = job
         try:
-            result = self.run(coroutine)
+            result = self._run(coroutine)
         except BaseException as error:
             return _raiser(error)
         finally:
             del _running.job
         return lambda: result
+
+
+_workers: WeakSet[Worker] = WeakSet()
+
+
+def _after_fork() -> None:
+    for worker in list(_workers):
+        worker.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 async def _next(stream: AsyncGenerator[T, None]) -> T:

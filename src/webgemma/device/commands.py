@@ -15,6 +15,7 @@ import wgpu  # type: ignore[import-untyped]
 from wgpu.backends.wgpu_native import ffi, lib  # type: ignore[import-untyped]
 from wgpu.backends.wgpu_native._api import libf  # type: ignore[import-untyped]
 
+from webgemma.device.forks import check_process, is_forked
 from webgemma.device.interface import Buffer, Plan
 from webgemma.errors import DeviceError, DeviceLostError
 from webgemma.sync import checkpoint
@@ -82,7 +83,12 @@ class Commands:
         The library never frees the device of a command buffer that is not submitted, so one that
         was recorded ahead runs once more, unused."""
         recording, plan.ready = plan.ready, None
-        if recording is None or recording.ahead is None or recording.ahead.exception():
+        if (
+            is_forked()
+            or recording is None
+            or recording.ahead is None
+            or recording.ahead.exception()
+        ):
             return
         commands = recording.ahead.result()
         if usable:
@@ -145,14 +151,18 @@ class Commands:
 
     def close(self) -> None:
         """End the recording thread."""
-        self._thread.shutdown()
+        if not is_forked():
+            self._thread.shutdown()
         self._staging.clear()
 
     @contextmanager
     def errors(
         self, otherwise: Callable[[wgpu.GPUError], DeviceError] | None = None
     ) -> Iterator[None]:
-        """Translate the library's errors: a lost device, else by `otherwise`."""
+        """Translate the library's errors: a lost device, else by `otherwise`.
+
+        Everything that calls the library does so here, or frees something."""
+        check_process()
         try:
             yield
         except wgpu.GPUError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -10,8 +11,10 @@ from weakref import WeakSet
 import wgpu  # type: ignore[import-untyped]
 from wgpu.backends.wgpu_native import GPUShaderModule, ffi, lib  # type: ignore[import-untyped]
 from wgpu.backends.wgpu_native._api import libf  # type: ignore[import-untyped]
+from wgpu.backends.wgpu_native.extras import set_instance_extras  # type: ignore[import-untyped]
 
 from webgemma.device.commands import Commands, NativeReading
+from webgemma.device.forks import check_process, is_forked, mark_opened
 from webgemma.device.interface import Buffer, Kernel, Limits, Plan
 from webgemma.device.subgroups import shuffles
 from webgemma.errors import DeviceError, DeviceMemoryError
@@ -24,11 +27,16 @@ FEATURES = {
 }
 USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
 CHECKS = lib.WGPUShaderRuntimeChecks_None  # Vulkan, Metal and Direct3D check bounds themselves
+BACKENDS = ("Vulkan", "Metal", "DX12")  # OpenGL's driver crashes when the child of a fork ends
 BINDING_TYPES = {"read": "read-only-storage", "write": "storage", "uniform": "uniform"}
 
 
 def list_gpus() -> list[Any]:
     """Return the adapters (GPUs) of this machine, the fastest kind first, software last."""
+    check_process()
+    mark_opened()
+    with suppress(RuntimeError):  # another package has made the process's instance already
+        set_instance_extras(backends=BACKENDS)
     order = {"DiscreteGPU": 0, "IntegratedGPU": 1, "CPU": 3}
     found = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] != "OpenGL"]
     return sorted(found, key=lambda a: order.get(a.info["adapter_type"], 2))
@@ -175,8 +183,9 @@ class NativeDevice:
 
     def free(self, buffer: Buffer) -> None:
         """Free a buffer at once."""
-        self._commands.settle()
-        buffer.raw.destroy()
+        if not is_forked():
+            self._commands.settle()
+            buffer.raw.destroy()
         self._alive.discard(buffer)
         self.nbytes -= buffer.nbytes
 
@@ -184,7 +193,8 @@ class NativeDevice:
         """Close the device."""
         self._pipelines.clear()
         self._commands.close()
-        self._device.destroy()
+        if not is_forked():
+            self._device.destroy()
 
     def _shader_module(self, wgsl: str) -> Any:
         """Compile without the counter that naga puts into every loop of untrusted shaders.

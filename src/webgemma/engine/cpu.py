@@ -118,8 +118,9 @@ class CpuEngine:
         self, ids: Sequence[int], settings: Settings, seed: int, media: Sequence[MediaSpan] = ()
     ) -> AsyncGenerator[SampledToken, None]:
         """Yield token after token with its log-probability, without end: the caller stops it."""
-        marks = _marked(ids, media)
+        marks, model = _marked(ids, media), self.model
         while True:
+            self._check_unchanged(model)
             logits = self._read(marks, media)
             sampled = sample(logits, settings, _unmarked(marks), seed)
             yield sampled
@@ -130,6 +131,7 @@ class CpuEngine:
     ) -> AsyncGenerator[Canvas, None]:
         """Yield step after step, canvas after canvas, without end; DiffusionGemma only."""
         model, marks, number = self.diffusion, _marked(ids, media), 0
+        text = self.model
         assert model is not None
         draws = SeededDraws(seed, model.canvas, model.config.vocab)
         while True:
@@ -139,7 +141,7 @@ class CpuEngine:
             self._cached = list(marks)
             for canvas in model.denoise(self.cache, denoising, draws, number):
                 yield canvas
-                self._check_open()
+                self._check_unchanged(text)
             marks += canvas.best
             number += 1
 
@@ -172,6 +174,11 @@ class CpuEngine:
         self.closed = True
         self.encoders.close()
         self.gguf.close()
+
+    def _check_unchanged(self, model: TextModel) -> None:
+        self._check_open()
+        if model is not self.model:
+            raise InputError("The adapters were changed meanwhile: start again.")
 
     def _check_open(self) -> None:
         if self.closed:

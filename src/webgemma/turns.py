@@ -1,0 +1,148 @@
+"""Turns: threads and tasks that share a model take it one after another.
+
+A stream keeps its turn from its first step to its last, so that no other call changes what it works
+with in between."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from webgemma.errors import InputError
+
+POLL = 1.0  # seconds after which a waiting caller looks whether the one before it is gone
+BUSY = (
+    "Another task of this event loop has begun a reply on this model, and this call would block "
+    "the loop that has to finish it: await the method whose name begins with 'a'."
+)
+REPLACED = (
+    "This reply has ended, because the same caller has begun another one on this model meanwhile; "
+    "finish one before the next, or give each conversation a fork() of the model."
+)
+
+
+class Turn:
+    """A caller's place in the queue."""
+
+    __slots__ = ("has_loop", "is_stream", "ready", "task", "thread")
+
+    def __init__(self, is_stream: bool) -> None:
+        self.is_stream = is_stream
+        self.ready: Future[None] = Future()  # done when the turn has come
+        self.thread = threading.current_thread()
+        self.task: asyncio.Task[Any] | None = None
+        self.has_loop = True
+        try:
+            self.task = asyncio.current_task()
+        except RuntimeError:
+            self.has_loop = False
+
+    def is_of(self, other: "Turn") -> bool:
+        """Return whether both are of the same caller: a task or, outside of tasks, a thread."""
+        return (self.task, self.thread) == (other.task, other.thread)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its caller has ended, or waits no longer."""
+        ended = self.task.done() if self.task else not self.thread.is_alive()
+        return ended or self.ready.cancelled()
+
+
+class Turns:
+    """A queue of callers; the first one's turn it is."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._queue: deque[Turn] = deque()
+
+    def wait(self, *, is_stream: bool, interrupts: bool = False) -> Turn | None:
+        """Block until it is the caller's turn; None if it has it already.
+
+        A caller that would wait for the stream of a task that it keeps from running gets an
+        InputError or, if it `interrupts`, None."""
+        turn = self._join(is_stream, True, interrupts)
+        if turn is None:
+            return None
+        try:
+            while True:
+                try:
+                    turn.ready.result(POLL)
+                    return turn
+                except TimeoutError:
+                    self._advance()
+        except BaseException:
+            self.end(turn)
+            raise
+
+    async def await_turn(self, *, is_stream: bool) -> Turn | None:
+        """Wait until it is the calling task's turn; None if it has it already."""
+        turn = self._join(is_stream, False)
+        if turn is None or turn.ready.done():
+            return turn
+        ready = asyncio.wrap_future(turn.ready)
+        try:
+            while not (await asyncio.wait([ready], timeout=POLL))[0]:
+                self._advance()
+        except BaseException:
+            ready.cancel()
+            self.end(turn)
+            raise
+        return turn
+
+    def end(self, turn: Turn | None) -> None:
+        """End a turn, or leave the queue."""
+        with self._mutex:
+            if turn is not None and turn in self._queue:
+                self._queue.remove(turn)
+        self._advance()
+
+    def check(self, turn: Turn | None) -> None:
+        """Raise InputError if a stream's turn was ended by its caller's next one."""
+        if turn is not None and (not self._queue or self._queue[0] is not turn):
+            raise InputError(REPLACED)
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Block until it is the caller's turn, for what streams of its own event loop notice."""
+        turn = self.wait(is_stream=False, interrupts=True)
+        try:
+            yield
+        finally:
+            self.end(turn)
+
+    def after_fork(self) -> None:
+        """Forget, in the child of a fork, the callers that exist only in the parent."""
+        own = [turn for turn in self._queue if turn.thread is threading.current_thread()]
+        self._mutex = threading.Lock()
+        self._queue = deque(own)
+
+    def _join(self, is_stream: bool, blocking: bool, interrupts: bool = False) -> Turn | None:
+        self._advance()  # past callers that are gone
+        turn = Turn(is_stream)
+        blocks_loop = blocking and turn.has_loop
+        with self._mutex:
+            first = self._queue[0] if self._queue else None
+            if first is not None and first.is_of(turn):
+                if not (is_stream and first.is_stream):
+                    return None
+                self._queue.popleft()
+            elif first is not None and blocks_loop and first.thread is turn.thread:
+                if first.is_stream and not interrupts:
+                    raise InputError(BUSY)
+                return None  # a short call: its lock is enough
+            # Who blocks a loop cannot wait for tasks of that loop, which may be queued.
+            at = min(1, len(self._queue)) if blocks_loop else len(self._queue)
+            self._queue.insert(at, turn)
+        self._advance()
+        return turn
+
+    def _advance(self) -> None:
+        """Drop callers that are gone; tell the first that it has its turn."""
+        with self._mutex:
+            while self._queue and self._queue[0].is_gone:
+                self._queue.popleft()
+            if self._queue and not self._queue[0].ready.done():
+                self._queue[0].ready.set_result(None)

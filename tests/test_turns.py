@@ -1,0 +1,220 @@
+"""Threads and tasks on one model: they take turns, and each reply is the same as alone."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from webgemma import Gemma, InputError
+from webgemma.sync import Worker
+
+QUESTIONS = [f"What is {number} + {number + 3}?" for number in range(8)]
+SETTINGS: dict[str, Any] = {"max_tokens": 12, "seed": 5}
+
+
+@pytest.fixture(scope="module", params=["cpu", "gpu"])
+def gemma(request: pytest.FixtureRequest) -> Iterator[Gemma]:
+    with Gemma.load(device=request.param) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def alone(gemma: Gemma) -> list[list[int]]:
+    """Tokens of the reply to each question when nothing else runs."""
+    return [reply(gemma, question) for question in QUESTIONS]
+
+
+def reply(gemma: Gemma, question: str) -> list[int]:
+    return [piece.token for piece in gemma.chat(question, **SETTINGS)]
+
+
+async def areply(gemma: Gemma, question: str) -> list[int]:
+    return [piece.token async for piece in gemma.achat(question, **SETTINGS)]
+
+
+def test_threads_get_the_replies_that_they_would_get_alone(
+    gemma: Gemma, alone: list[list[int]]
+) -> None:
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        rounds = [list(pool.map(lambda q: reply(gemma, q), QUESTIONS)) for _ in range(2)]
+    assert rounds == [alone, alone]
+    assert reply(gemma, QUESTIONS[0]) == alone[0]
+
+
+def test_tasks_get_the_replies_that_they_would_get_alone(
+    gemma: Gemma, alone: list[list[int]]
+) -> None:
+    async def gather() -> list[list[int]]:
+        return await asyncio.gather(*(areply(gemma, question) for question in QUESTIONS))
+
+    assert asyncio.run(gather()) == alone
+
+
+def test_threads_tasks_and_short_calls_mix(gemma: Gemma, alone: list[list[int]]) -> None:
+    ids = gemma.tokenizer.encode("Once upon a time")
+    logits = gemma.logits(ids)
+
+    def loop() -> list[int]:
+        return asyncio.run(areply(gemma, QUESTIONS[1]))
+
+    def short() -> bool:
+        return bool((gemma.logits(ids) == logits).all())
+
+    calls: list[Callable[[], Any]] = [
+        lambda: reply(gemma, QUESTIONS[0]),
+        short,
+        loop,
+        short,
+        lambda: reply(gemma, QUESTIONS[2]),
+    ]
+    with ThreadPoolExecutor(len(calls)) as pool:
+        results = [future.result() for future in [pool.submit(call) for call in calls]]
+    assert results == [alone[0], True, alone[1], True, alone[2]]
+
+
+def test_a_reply_that_is_left_does_not_hold_others_up(gemma: Gemma, alone: list[list[int]]) -> None:
+    for _ in gemma.chat(QUESTIONS[0], **SETTINGS):
+        break
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(reply, gemma, QUESTIONS[1]).result() == alone[1]
+
+
+def test_the_next_reply_of_the_same_caller_ends_the_one_before(
+    gemma: Gemma, alone: list[list[int]]
+) -> None:
+    first = gemma.chat(QUESTIONS[0], **SETTINGS)
+    next(first)
+    assert reply(gemma, QUESTIONS[1]) == alone[1]
+    with pytest.raises(InputError, match="same caller has begun another one on this model"):
+        next(first)
+    assert reply(gemma, QUESTIONS[0]) == alone[0]
+
+
+def test_a_reply_that_broke_does_not_change_the_next(
+    gemma: Gemma, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache never outlives a reply that ended in the middle of a step."""
+    target: Any
+    if gemma.device.startswith("CPU"):
+        target, name = gemma._engine.model, "layer_output"  # type: ignore[attr-defined]
+    else:
+        target, name = gemma._engine._session, "submit"  # type: ignore[attr-defined]
+    original = getattr(target, name)
+    for steps in (0, 1, 3, 9):
+        left = [steps]
+
+        def fails(*args: Any, left: list[int] = left) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise ZeroDivisionError
+            return original(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, fails)
+            with pytest.raises(ZeroDivisionError):
+                reply(gemma, QUESTIONS[3] + " And why?")
+        assert reply(gemma, QUESTIONS[3]) == alone[3]
+
+
+# The queue itself
+
+
+async def letters(text: str) -> AsyncGenerator[str, None]:
+    for letter in text:
+        yield letter
+
+
+def test_a_caller_that_is_gone_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webgemma.turns.POLL", 0.01)
+    worker, kept = Worker(), list[Iterator[str]]()
+
+    def leave() -> None:
+        kept.append(worker.iterate(letters("abc")))
+        next(kept[0])
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    assert list(worker.iterate(letters("xyz"))) == ["x", "y", "z"]
+
+    async def leave_in_a_task() -> AsyncGenerator[str, None]:
+        stream = worker.aiterate(letters("abc"))
+        await anext(stream)
+        return stream
+
+    async def both() -> None:
+        stream = await asyncio.create_task(leave_in_a_task())
+        assert [letter async for letter in worker.aiterate(letters("uv"))] == ["u", "v"]
+        await stream.aclose()
+
+    asyncio.run(both())
+
+
+def test_a_plain_call_never_waits_for_a_task_that_it_blocks() -> None:
+    worker = Worker()
+
+    async def value() -> int:
+        return 3
+
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        async def stream() -> None:
+            async for _ in worker.aiterate(letters("ab")):
+                begun.set()
+                await asyncio.sleep(0)
+                await asyncio.sleep(0.01)
+
+        task = asyncio.create_task(stream())
+        await begun.wait()
+        with pytest.raises(InputError, match="await the method whose name begins with 'a'"):
+            worker.run(value())
+        await task
+        assert worker.run(value()) == 3
+
+    asyncio.run(main())
+
+
+def test_a_plain_call_goes_before_the_waiting_tasks_of_its_loop() -> None:
+    worker, release, begun = Worker(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        for _ in worker.iterate(letters("ab")):
+            begun.set()
+            release.wait()
+
+    async def value() -> int:
+        return 3
+
+    async def main() -> None:
+        holder = threading.Thread(target=hold)
+        holder.start()
+        begun.wait()
+        waiting = asyncio.create_task(worker.arun(value()))
+        await asyncio.sleep(0)
+        threading.Timer(0.05, release.set).start()
+        assert worker.run(value()) == 3
+        assert await waiting == 3
+        holder.join()
+
+    asyncio.run(main())
+
+
+def test_cancelled_while_waiting() -> None:
+    worker = Worker()
+
+    async def main() -> None:
+        first = worker.aiterate(letters("abc"))
+        await anext(first)
+        waiting = asyncio.create_task(anext(worker.aiterate(letters("x"))))  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert [letter async for letter in first] == ["b", "c"]
+        assert [letter async for letter in worker.aiterate(letters("yz"))] == ["y", "z"]
+
+    asyncio.run(main())
