@@ -31,6 +31,7 @@ PACKAGES = {
     "numpy": {"reference", "engine/cpu.py", "media", "convert", "diagnostics", "cli", "api"},
     "soundfile": {"media/audio_files.py"},
     "rich": {"cli"},
+    "threadpoolctl": {"reference/blas.py"},
     "typer": {"cli"},
     "PIL": {"media/image_files.py", "cli/plot.py"},
     "wgpu": {"device/native.py", "device/commands.py", "device/forks.py"},

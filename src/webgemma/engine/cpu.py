@@ -16,6 +16,7 @@ from webgemma.images import RgbImage
 from webgemma.media.encoders import EncoderFiles, Encoders, MediaSpan
 from webgemma.progress import Progress
 from webgemma.reference.audio import AudioEncoder
+from webgemma.reference.blas import blas
 from webgemma.reference.diffusion import DiffusionModel, SeededDraws
 from webgemma.reference.images import patches, resize, rgb_array
 from webgemma.reference.lora import AdaptedWeights, scaled_pairs
@@ -158,7 +159,8 @@ class CpuEngine:
         self._cached = marks[:agreed]
         soft = [Soft(at - agreed, x.rows, x.is_image) for at, x in media if at >= agreed]
         tokens = _unmarked(marks[agreed:])
-        logits: Floats = self.model.forward(tokens, self.cache, soft=soft, last_only=True)[0]
+        with blas().step():
+            logits: Floats = self.model.forward(tokens, self.cache, soft=soft, last_only=True)[0]
         self._cached = list(marks)
         return logits
 

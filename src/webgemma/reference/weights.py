@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from webgemma.gemma.tensors import canonical_tensors
 from webgemma.gguf.reader import Gguf, TensorInfo
+from webgemma.reference.blas import blas
 from webgemma.reference.dequantise import dequantise
 
 Floats = NDArray[np.float32]
@@ -54,14 +55,15 @@ class Weights:
         tensor = self.tensors[name]
         count = tensor.rows // expert_count
         first = expert * count
-        if self._fits(name, tensor):
-            return x @ self[name].reshape(tensor.rows, -1)[first : first + count].T
-        step = max(1, CHUNK_NBYTES // (4 * tensor.width))
-        out = np.empty((len(x), count), np.float32)
-        for start in range(0, count, step):
-            stop = min(count, start + step)
-            out[:, start:stop] = x @ self._dequantise(tensor, first + start, stop - start).T
-        return out
+        with blas().product(len(x), count * tensor.width):
+            if self._fits(name, tensor):
+                return x @ self[name].reshape(tensor.rows, -1)[first : first + count].T
+            step = max(1, CHUNK_NBYTES // (4 * tensor.width))
+            out = np.empty((len(x), count), np.float32)
+            for start in range(0, count, step):
+                stop = min(count, start + step)
+                out[:, start:stop] = x @ self._dequantise(tensor, first + start, stop - start).T
+            return out
 
     def weighted_rows(self, p: Floats, name: str) -> Floats:
         """Return p W for p [T, rows] and W [rows, width]: rows weighted and summed, [T, width]."""
