@@ -30,6 +30,7 @@ LOOSE = {  # modules beside the folders
 PACKAGES = {
     "numpy": {"reference", "engine/cpu.py", "media", "convert", "diagnostics", "cli", "api"},
     "soundfile": {"media/audio_files.py"},
+    "prompt_toolkit": {"cli/prompt.py"},
     "rich": {"cli"},
     "threadpoolctl": {"reference/blas.py"},
     "typer": {"cli"},

@@ -62,7 +62,7 @@ class FoundModel:
         if self.ollama is None:
             return ModelDefaults({}, (), None)
         params = self.ollama.params
-        renamed = {_OLLAMA_NAMES.get(name, name): value for name, value in params.items()}
+        renamed = {OLLAMA_NAMES.get(name, name): value for name, value in params.items()}
         settings: Any = {name: value for name, value in renamed.items() if name in SETTINGS}
         for name in ("seed", "max_tokens"):  # negative means unset to Ollama
             if isinstance(settings.get(name), int) and settings[name] < 0:
@@ -96,7 +96,7 @@ class ModelDefaults:
 
 
 # Settings that Ollama gives another name.
-_OLLAMA_NAMES = {
+OLLAMA_NAMES = {
     "repeat_penalty": "repetition_penalty",
     "repeat_last_n": "recent",
     "num_predict": "max_tokens",

@@ -1,25 +1,36 @@
-"""A chat in the terminal: messages with images and audio, replies as they are generated."""
+"""A chat in the terminal: messages with images and audio, commands, and replies."""
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import os
+import shlex
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from webgemma.api import Gemma
-from webgemma.cli.terminal import StepsBar, out, print_error, steps_bar, write_json
+from webgemma.cli.commands import (
+    COMMANDS,
+    SWITCHES,
+    Command,
+    help_text,
+    parse_value,
+    read_command,
+    set_help,
+    setting_named,
+    shown,
+)
+from webgemma.cli.conversation import Conversation, attachment, load
+from webgemma.cli.history import HistoryFile, history_path
+from webgemma.cli.reading import LineReader, Reader, Typed, is_tty
+from webgemma.cli.reply import Received, note, print_json, print_reply
+from webgemma.cli.terminal import StepsBar, print_error, steps_bar
 from webgemma.cli.watch import watched
-from webgemma.errors import InputError
-from webgemma.replies import Piece, TopToken
-from webgemma.settings import Settings
+from webgemma.errors import InputError, WebgemmaError
+from webgemma.replies import Piece
+from webgemma.settings import Setting, Settings, applicable, resolve
 
-HELP = """/clear    start a new conversation
-/image    attach an image to the next message: /image cat.jpg
-/audio    attach audio to the next message: /audio note.wav
-/think    let the model think before it replies, or not
-/bye      leave (also Ctrl-D)
-\"\"\"       begin and end a message of several lines
-Ctrl-C    stop the reply"""
+DUMB = ("dumb", "unknown")  # terminals that cannot move their cursor
 
 
 class TerminalChat:
@@ -29,149 +40,304 @@ class TerminalChat:
         self,
         gemma: Gemma,
         settings: Settings,
-        system: str | None,
-        think: bool,
-        media: Sequence[dict[str, Any]] = (),
+        *,
+        system: str | None = None,
+        think: bool = False,
+        attached: Sequence[dict[str, Any]] = (),
+        quiet: bool = False,
+        verbose: bool = False,
+        wrap: bool = True,
+        history: bool = True,
     ) -> None:
         self.gemma = gemma
         self.settings = settings
+        self.conversation = Conversation(system, attached=list(attached))
         self.think = think
-        self.system = [{"role": "system", "content": system}] if system else []
-        self.messages: list[dict[str, Any]] = list(self.system)
-        self.media = list(media)  # parts of the next message
+        self.quiet = quiet  # only replies and errors
+        self.verbose = verbose
+        self.wrap = wrap
+        self.last: Received | None = None  # the last reply
+        self._history = HistoryFile(history_path() if history else None)
+        self._told = False  # that messages are left out
 
-    def reply(self, message: str) -> Iterator[Piece]:
-        """Yield the reply to a message; both become part of the conversation."""
-        parts = [*self.media, {"type": "text", "text": message}]
-        self.messages.append({"role": "user", "content": parts if self.media else message})
-        self.media = []
-        text = ""
-        try:
-            with steps_bar("encoding images and audio") as bar:
-                pieces = self.gemma.chat(
-                    self.messages, think=self.think, progress=bar.show, **self.settings
-                )
-                for piece in watched(_hiding(bar, pieces), self.gemma):
-                    text += piece.text
-                    yield piece
-        finally:
-            self.messages.append({"role": "assistant", "content": text})
+    @property
+    def history(self) -> bool:
+        """Whether what is typed is kept for the next chat."""
+        return self._history.path is not None
 
-    def loop(self) -> None:
-        """Read messages and print replies until the user leaves."""
-        _enable_line_editing()
-        out.print(f"{self.gemma.name} · /help for help, Ctrl-D to leave", style="dim", markup=False)
-        while (line := _read_message()) is not None:
-            if line in ("/bye", "/exit", "/quit"):
+    @history.setter
+    def history(self, keep: bool) -> None:
+        self._history.path = history_path() if keep else None
+
+    # One reply
+
+    def reply_once(self, message: str, *, raw: bool = False, as_json: bool = False) -> None:
+        """Print the reply to one message, or the text that continues it."""
+        received = self._received()
+        if not raw:
+            self.conversation.ask(message)
+        with self._completion(message) if raw else self._reply() as pieces:
+            if as_json:
+                print_json(pieces, received)
                 return
-            command, _, rest = line.partition(" ")
-            if not line.startswith("/"):
-                if line:
-                    self._print_reply(line)
-            elif command in ("/image", "/audio"):
-                self._attach(command[1:], rest.strip().strip("'\""))
-            elif line == "/clear":
-                self.messages, self.media = list(self.system), []
-                out.print("This is a new conversation.", style="dim")
-            elif line == "/think":
-                self.think = not self.think
-                out.print(f"Thinking is {'on' if self.think else 'off'}.", style="dim")
-            else:
-                out.print(HELP, style="dim", markup=False)
+            print_reply(pieces, received, self.wrap)
+        self._tell(received, "--max-tokens allows no more.", "a larger --context has more room.")
 
-    def _attach(self, kind: str, path: str) -> None:
-        if not Path(path).expanduser().is_file():
-            print_error(f"There is no file {path!r}.")
-            return
-        self.media.append({"type": kind, "path": Path(path).expanduser()})
-        out.print(f"{path} is attached to your next message.", style="dim", markup=False)
+    # The chat
 
-    def _print_reply(self, message: str) -> None:
-        before = len(self.messages)
+    def loop(self, reader: Reader | None = None) -> None:
+        """Read messages and commands until the user leaves."""
+        if reader is None:
+            reader = self._open_reader()
+        self._note(f"{self.gemma.name} · /help for help, Ctrl-D to leave")
+        while True:
+            try:
+                typed = reader.read()
+                if typed is None or not self._obey(typed):
+                    return
+            except KeyboardInterrupt:
+                self._note("Ctrl-D or /bye leaves.")
+            except WebgemmaError as error:  # the conversation is as it was before
+                print_error(str(error))
+            except MemoryError:
+                print_error("The memory of this machine is full; /clear, or write less at a time.")
+
+    def _open_reader(self) -> Reader:
+        """Return an editor with history where the terminal can have one."""
+        terminal = next((stream for stream in (sys.stdout, sys.stderr) if is_tty(stream)), None)
+        if terminal is not None and is_tty(sys.stdin) and os.environ.get("TERM") not in DUMB:
+            from webgemma.cli.prompt import PromptReader, UnusableTerminalError  # slow to import
+
+            names = [*self._settable(), *SWITCHES, "system"]
+            with suppress(UnusableTerminalError):
+                return PromptReader(terminal, list(COMMANDS), names, self._history)
+        return LineReader()
+
+    def _obey(self, typed: Typed) -> bool:
+        """Do what was typed; return whether to go on."""
+        command = read_command(typed)
+        if command is not None:
+            return self._run(command)
+        if typed.text:
+            attached = self.conversation.attached
+            before = list(self.conversation.messages)
+            self.conversation.ask(typed.text)
+            try:
+                self._respond(before)
+            except WebgemmaError:
+                if attached:
+                    self._note("Nothing was sent, and nothing is attached any more.")
+                raise
+        return True
+
+    def _run(self, command: Command) -> bool:
+        actions: dict[str, Callable[[Command], None]] = {
+            "image": self._attach,
+            "audio": self._attach,
+            "regenerate": self._regenerate,
+            "continue": self._continue,
+            "clear": self._clear,
+            "save": self._save,
+            "load": self._load,
+            "set": self._set,
+            "think": self._toggle_thinking,
+            "stats": self._show_statistics,
+            "help": lambda _: note(help_text()),
+        }
+        if command.name == "bye":
+            return False
         try:
-            print_reply(self.reply(message), as_json=False)
+            actions[command.name](command)
+        except BrokenPipeError:  # nobody reads the replies any more
+            raise
+        except OSError as error:
+            raise InputError(f"{command.rest}: {error.strerror or error}.") from None
+        return True
+
+    # Replies
+
+    def _respond(self, before: list[dict[str, Any]], *, continue_last: bool = False) -> None:
+        """Print and keep a reply, also a stopped one; after an error, restore the messages."""
+        received = self._received()
+        try:
+            with self._reply(continue_last) as pieces:
+                print_reply(pieces, received, self.wrap)
         except KeyboardInterrupt:
-            out.print()
-        except InputError as error:  # such as a conversation that is longer than the context
-            del self.messages[before:]
-            print_error(str(error))
+            received.stopped = True
+        except BaseException:
+            self.conversation.messages = before
+            raise
+        self.last = received
+        keep = self.conversation.extend if continue_last else self.conversation.answer
+        keep(received.text, received.thinking)
+        self._tell(
+            received,
+            "/continue goes on, /set max_tokens changes that.",
+            "/continue goes on, /clear starts a new conversation.",
+        )
+
+    @contextmanager
+    def _reply(self, continue_last: bool = False) -> Iterator[Iterator[Piece]]:
+        """Give the pieces of the reply to the conversation."""
+        bars = nullcontext() if self.quiet else steps_bar("encoding images and audio")
+        with bars as bar:
+            pieces = self.gemma.chat(
+                self.conversation.all(),
+                think=self.think,
+                continue_last=continue_last,
+                overflow="drop",
+                progress=bar.show if bar else None,
+                **self.settings,
+            )
+            with _closing(pieces), _closing(watched(_hiding(bar, pieces), self.gemma)) as shown:
+                yield shown
+
+    @contextmanager
+    def _completion(self, text: str) -> Iterator[Iterator[Piece]]:
+        """Give the pieces that continue a text."""
+        pieces = self.gemma.generate(text, **self.settings)
+        with _closing(pieces), _closing(watched(pieces, self.gemma)) as shown:
+            yield shown
+
+    def _received(self) -> Received:
+        return Received(by_canvas=self.gemma.config.diffusion is not None)
+
+    def _tell(self, received: Received, of_limit: str, of_context: str) -> None:
+        """Say that a reply was cut or messages left out and, on request, what it took."""
+        usage = received.usage
+        if received.finish == "length":
+            limit = self._resolved(self.settings)["max_tokens"]
+            if limit is not None and (usage is None or usage.reply >= limit):
+                self._note(f"The reply was cut at {limit} tokens: {of_limit}")
+            else:
+                full = f"the context of {self.gemma.context} tokens is full"
+                self._note(f"The reply was cut, because {full}: {of_context}")
+        if usage is not None and usage.left_out and not self._told:
+            self._told = True
+            self._note(
+                "The context is full: from here on the oldest messages are left out; "
+                "/clear starts a new conversation."
+            )
+        if self.verbose:
+            note(received.statistics())
+
+    def _regenerate(self, _: Command) -> None:
+        before = list(self.conversation.messages)
+        if not any(message["role"] == "user" for message in before):
+            raise InputError("There is no message yet to reply to.")
+        while self.conversation.messages[-1]["role"] != "user":
+            self.conversation.messages.pop()
+        self._respond(before)
+        if self.last is not None and self.last.stopped and not self.last.pieces:
+            self.conversation.messages = before
+
+    def _continue(self, _: Command) -> None:
+        if not self.conversation.has_reply():
+            raise InputError("There is no reply to continue.")
+        if self.last is not None and self.last.finish == "stop":
+            raise InputError("The last reply is complete; /regenerate makes another one.")
+        self._respond(list(self.conversation.messages), continue_last=True)
+
+    # Commands
+
+    def _attach(self, command: Command) -> None:
+        path = _path(command)
+        self.conversation.attached.append(attachment(command.name, path))
+        self._note(f"{path} is attached to your next message.")
+
+    def _clear(self, _: Command) -> None:
+        self._begin(Conversation(self.conversation.system))
+        self._note("This is a new conversation.")
+
+    def _begin(self, conversation: Conversation) -> None:
+        self.conversation, self.last, self._told = conversation, None, False
+
+    def _save(self, command: Command) -> None:
+        if not self.conversation.messages:
+            raise InputError("There is nothing to save yet.")
+        path = _path(command)
+        self.conversation.save(path)
+        self._note(f"{len(self.conversation.messages)} messages are saved in {path}.")
+
+    def _load(self, command: Command) -> None:
+        path = _path(command)
+        loaded = load(path)
+        loaded.system = loaded.system or self.conversation.system
+        self._begin(loaded)
+        hint = "" if loaded.has_reply() else "; /regenerate replies to the last one"
+        self._note(f"{len(loaded.messages)} messages of {path} are loaded{hint}.")
+
+    def _toggle_thinking(self, _: Command) -> None:
+        self._switch("think", not self.think)
+
+    def _show_statistics(self, _: Command) -> None:
+        nothing = f"no reply yet · context of {self.gemma.context} tokens"
+        note(self.last.statistics() if self.last else nothing)
+
+    def _set(self, command: Command) -> None:
+        words = command.rest.removeprefix("parameter ").lstrip()
+        name, _, text = words.partition(" ")
+        text = text.strip()
+        if not name:
+            note(set_help(self._settable(), {**self._resolved(self.settings)}))
+        elif name in SWITCHES and not text:
+            self._switch(*SWITCHES[name])
+        elif name == "system":
+            self.conversation.system = text.strip('"') or None
+            self._note("The system message is set." if text else "There is no system message now.")
+        elif not text:
+            raise InputError(f"/set {name} needs a value; /set lists what there is.")
+        else:
+            self._set_setting(name, text)
+
+    def _set_setting(self, name: str, text: str) -> None:
+        setting = setting_named(name, self._settable())
+        settings: dict[str, Any] = {**self.settings}
+        if text == "default":
+            settings.pop(setting.name, None)
+        else:
+            settings[setting.name] = parse_value(setting, text)
+        resolved = self._resolved(cast(Settings, settings))
+        self.settings = cast(Settings, settings)
+        self._note(f"{setting.name} is {shown({**resolved}[setting.name])}.")
+
+    def _switch(self, name: str, value: bool) -> None:
+        setattr(self, name, value)
+        words = {"think": "Thinking", "wrap": "Word wrap", "history": "History"}
+        self._note(f"{words.get(name, name.capitalize())} is {shown(getattr(self, name))}.")
+
+    def _settable(self) -> dict[str, Setting]:
+        """Return the settings that a chat has: likeliest tokens are printed as JSON only."""
+        settings = applicable(self.gemma.config.diffusion is not None)
+        return {name: setting for name, setting in settings.items() if name != "top_logprobs"}
+
+    def _resolved(self, settings: Settings) -> Settings:
+        return resolve(
+            settings, self.gemma.defaults, diffusion=self.gemma.config.diffusion is not None
+        )
+
+    def _note(self, text: str) -> None:
+        if not self.quiet:
+            note(text)
 
 
-def _hiding(bar: StepsBar, pieces: Iterator[Piece]) -> Iterator[Piece]:
+def _path(command: Command) -> Path:
+    """Return the file that a command names, also as a terminal writes one that is dropped on it."""
+    path = Path(os.path.expanduser(command.rest.strip("'\"")))
+    if os.name != "nt" and "\\" in command.rest and not path.exists():
+        with suppress(ValueError):  # my\\ cat.jpg
+            return Path(os.path.expanduser("".join(shlex.split(command.rest))))
+    return path
+
+
+def _closing(pieces: Iterator[Piece]) -> AbstractContextManager[Iterator[Piece]]:
+    """Close a stream that is left early, at once: what computes for it stops."""
+    return closing(cast("Generator[Piece, None, None]", pieces))
+
+
+def _hiding(bar: StepsBar | None, pieces: Iterator[Piece]) -> Iterator[Piece]:
     """Yield the pieces; the bar disappears with the first one."""
     for piece in pieces:
-        bar.hide()
+        if bar:
+            bar.hide()
         yield piece
-
-
-def _read_message() -> str | None:
-    """Read a line, or several between triple quotes; None at the end of input."""
-    try:
-        line = input(">>> ").strip()
-        if not line.startswith('"""'):
-            return line
-        lines = [line[3:]]
-        while not lines[-1].rstrip().endswith('"""'):
-            lines.append(input("... "))
-        lines[-1] = lines[-1].rstrip()[:-3]
-        return "\n".join(lines).strip()
-    except EOFError:
-        out.print()
-        return None
-    except KeyboardInterrupt:
-        out.print()
-        return ""
-
-
-def _enable_line_editing() -> None:
-    with suppress(ImportError):  # not on Windows
-        import readline  # noqa: F401  (importing it gives input() history and editing)
-
-
-def print_reply(pieces: Iterator[Piece], as_json: bool) -> None:
-    """Print a reply as it is generated, or all of it as JSON at the end."""
-    start = time.perf_counter()
-    received: list[Piece] = []
-    thinking = False
-    for piece in pieces:
-        received.append(piece)
-        if as_json:
-            continue
-        if piece.thinking:
-            out.print(piece.thinking, end="", style="dim italic", markup=False, soft_wrap=True)
-            thinking = True
-        if piece.text:
-            out.print("\n\n" * thinking + piece.text, end="", markup=False, soft_wrap=True)
-            thinking = False
-        for call in piece.tool_calls:
-            out.print(
-                f"[calls {call.name} {call.arguments}]", style="cyan", markup=False, soft_wrap=True
-            )
-        out.file.flush()
-    if as_json:
-        write_json(_reply_facts(received, time.perf_counter() - start))
-    else:
-        out.print()
-
-
-def _reply_facts(pieces: list[Piece], seconds: float) -> dict[str, Any]:
-    facts = {
-        "text": "".join(piece.text for piece in pieces),
-        "thinking": "".join(piece.thinking for piece in pieces),
-        "tool_calls": [
-            {"name": call.name, "arguments": call.arguments}
-            for p in pieces
-            for call in p.tool_calls
-        ],
-        "finish": pieces[-1].finish if pieces else "length",
-        "tokens": [piece.token for piece in pieces],
-        "logprobs": [round(piece.logprob, 6) for piece in pieces],
-        "seconds": round(seconds, 3),
-    }
-    if any(piece.top for piece in pieces):
-        facts["top_logprobs"] = [[_top_facts(top) for top in piece.top] for piece in pieces]
-    return facts
-
-
-def _top_facts(top: TopToken) -> dict[str, Any]:
-    return {"token": top.token, "text": top.text, "logprob": round(top.logprob, 6)}

@@ -1,13 +1,15 @@
 """`webgemma run`: one reply, or a chat until the user leaves."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from webgemma.api import Gemma
-from webgemma.cli.chat import TerminalChat, print_reply
+from webgemma.cli.chat import TerminalChat
+from webgemma.cli.conversation import attachment
 from webgemma.cli.options import (
     Device,
     DeviceOption,
@@ -23,7 +25,6 @@ from webgemma.cli.options import (
 )
 from webgemma.cli.terminal import bytes_bar, err, reported_errors
 from webgemma.cli.tokens import read_stdin
-from webgemma.cli.watch import watched
 from webgemma.errors import InputError
 from webgemma.images import BUDGET, check_budget
 
@@ -66,6 +67,20 @@ def run(
     mmproj: Annotated[
         Path | None, typer.Option(help="The file of the vision and audio encoders.")
     ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print replies and errors, nothing else.")
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Print tokens, tokens/s and context after each reply."),
+    ] = False,
+    nowordwrap: Annotated[
+        bool, typer.Option("--nowordwrap", help="Leave long lines to the terminal.")
+    ] = False,
+    no_history: Annotated[
+        bool,
+        typer.Option("--no-history", help="Do not keep what is typed for the next chat."),
+    ] = False,
     as_json: JsonOption = False,
     settings: Any,
 ) -> None:
@@ -82,11 +97,16 @@ def run(
     with reported_errors():
         if settings.get("top_logprobs") and not as_json:
             raise InputError("--top-logprobs needs --json, which prints them.")
-        media = _media(image, audio, video, image_budget)
-        if media and raw:
+        if quiet and verbose:
+            raise InputError("--quiet prints less and --verbose prints more; choose one.")
+        attached = _attachments(image, audio, video, image_budget)
+        if attached and raw:
             raise InputError("Images and audio need the chat template; leave --raw out.")
         message = _message(prompt)
-        with bytes_bar("loading") as show:
+        if message is None and (as_json or raw):
+            option = "--json" if as_json else "--raw"
+            raise InputError(f"{option} needs a prompt, as an argument or on standard input.")
+        with nullcontext() if quiet else bytes_bar("loading") as show:
             gemma = Gemma.load(
                 model,
                 device.value,
@@ -99,31 +119,35 @@ def run(
                 lora=lora,
             )
         with gemma:
-            if device == Device.auto and gemma.device.startswith("CPU") and err.is_terminal:
+            on_cpu = device == Device.auto and gemma.device.startswith("CPU")
+            if on_cpu and err.is_terminal and not quiet:
                 err.print("No GPU found: computing on the CPU, in numpy.", style="dim")
-            chat = TerminalChat(gemma, settings, system, think, media)
-            if message is None and not as_json:
+            chat = TerminalChat(
+                gemma,
+                settings,
+                system=system,
+                think=think,
+                attached=attached,
+                quiet=quiet,
+                verbose=verbose,
+                wrap=not nowordwrap,
+                history=not no_history,
+            )
+            if message is None:
                 chat.loop()
-            elif message is None:
-                raise InputError("--json needs a prompt, as an argument or on standard input.")
-            elif raw:
-                print_reply(watched(gemma.generate(message, **settings), gemma), as_json)
             else:
-                print_reply(chat.reply(message), as_json)
+                chat.reply_once(message, raw=raw, as_json=as_json)
 
 
-def _media(
+def _attachments(
     images: list[Path] | None, audio: list[Path] | None, videos: list[Path] | None, budget: int
 ) -> list[dict[str, Any]]:
-    """Return the media as parts of a message; InputError before a model is loaded."""
+    """Return the files as parts of a message; InputError before a model is loaded."""
     check_budget(budget)
     kinds = {"image": images or [], "audio": audio or [], "video": videos or []}
-    for paths in kinds.values():
-        for path in paths:
-            if not path.is_file():
-                raise InputError(f"There is no file {path}.")
-    parts = [{"type": kind, "path": path} for kind, paths in kinds.items() for path in paths]
-    return [{**part, "budget": budget} for part in parts]
+    return [
+        attachment(kind, path, budget=budget) for kind, paths in kinds.items() for path in paths
+    ]
 
 
 def _message(prompt: str | None) -> str | None:
