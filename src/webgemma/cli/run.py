@@ -23,6 +23,7 @@ from webgemma.cli.options import (
     PrecisionOption,
     with_settings,
 )
+from webgemma.cli.preflight import check_order, check_request, check_settings
 from webgemma.cli.terminal import bytes_bar, err, reported_errors
 from webgemma.cli.tokens import read_stdin
 from webgemma.errors import InputError
@@ -95,6 +96,8 @@ def run(
       webgemma run gemma4:e2b "Is ice cold? Yes or no." --max-tokens 1 --top-logprobs 5 --json
     """
     with reported_errors():
+        check_order(model, prompt)
+        check_settings(settings)
         if settings.get("top_logprobs") and not as_json:
             raise InputError("--top-logprobs needs --json, which prints them.")
         if quiet and verbose:
@@ -106,6 +109,7 @@ def run(
         if message is None and (as_json or raw):
             option = "--json" if as_json else "--raw"
             raise InputError(f"{option} needs a prompt, as an argument or on standard input.")
+        check_request(model, message, settings, system=system, context=context, raw=raw)
         with nullcontext() if quiet else bytes_bar("loading") as show:
             gemma = Gemma.load(
                 model,
