@@ -6,6 +6,7 @@ import os
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from math import prod
@@ -26,6 +27,8 @@ from webgemma.gguf.header import (
 )
 from webgemma.gguf.metadata import VALUE_CODES, VALUE_TYPES
 from webgemma.gguf.sources import Bytes
+
+TEMPORARY_ENDING = ".part"  # of a file that is being written
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +67,54 @@ def write_gguf(
 
 def write_atomically(path: str | os.PathLike[str], chunks: Iterable[Bytes]) -> None:
     """Write the chunks to a temporary file, then rename it; GgufError if that fails."""
+    with written_beside(path, chunks) as rename:
+        rename()
+
+
+@contextmanager
+def written_beside(
+    path: str | os.PathLike[str], chunks: Iterable[Bytes]
+) -> Iterator[Callable[[], None]]:
+    """Write the chunks to a temporary file; give the function that renames it to its path.
+
+    Files that belong together are written first, then renamed, when no disk can be full any more.
+    GgufError if the writing or the renaming fails."""
     target = Path(path)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY_ENDING}")
+
+    def rename() -> None:
+        try:
+            temporary.replace(target)
+        except OSError as error:
+            raise _cannot_write(target, error) from error
+        _sync_folder(target.parent)
+
     try:
-        with temporary.open("xb") as file:
-            file.writelines(chunks)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except OSError as error:
-        raise GgufError(f"{target} cannot be written: {error.strerror or error}.") from error
+        try:
+            with temporary.open("xb") as file:
+                file.writelines(chunks)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise _cannot_write(target, error) from error
+        yield rename
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _cannot_write(target: Path, error: OSError) -> GgufError:
+    return GgufError(f"{target} cannot be written: {error.strerror or error}.")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in it last through a power failure, where the system can."""
+    with suppress(OSError):  # Windows opens no folders, some file systems do not sync them
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def gguf_bytes(

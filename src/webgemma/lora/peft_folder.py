@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from webgemma.errors import GgufError, InputError, ModelNotFoundError
-from webgemma.gguf.safetensors import NewSafetensor, Safetensors, write_safetensors
-from webgemma.gguf.writer import write_atomically
+from webgemma.gguf.safetensors import NewSafetensor, Safetensors, safetensors_chunks
+from webgemma.gguf.writer import written_beside
 from webgemma.lora.adapter import (
     EMBEDDING,
     EXPERT_PARAMETERS,
@@ -274,9 +274,24 @@ def write_peft_folder(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder} cannot be created: {error.strerror or error}.") from error
-    config = json.dumps(_config(adapter, modules), indent=2) + "\n"
-    write_safetensors(folder / WEIGHTS_FILE, _stored(adapter, modules), {"format": "pt"})
-    write_atomically(folder / CONFIG_FILE, [config.encode()])
+    config = (json.dumps(_config(adapter, modules), indent=2) + "\n").encode()
+    weights = safetensors_chunks(_stored(adapter, modules), {"format": "pt"})
+    with (
+        written_beside(folder / WEIGHTS_FILE, weights) as rename_weights,
+        written_beside(folder / CONFIG_FILE, [config]) as rename_config,
+    ):
+        _remove_other_config(folder / CONFIG_FILE, config)
+        rename_weights()
+        rename_config()
+
+
+def _remove_other_config(path: Path, config: bytes) -> None:
+    """Remove another adapter's configuration: half replaced, a folder must not pass for whole."""
+    try:
+        if path.exists() and path.read_bytes() != config:
+            path.unlink()
+    except OSError as error:
+        raise InputError(f"{path} cannot be replaced: {error.strerror or error}.") from error
 
 
 def _module(name: str, text_only: bool) -> str:
