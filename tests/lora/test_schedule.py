@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from webgemma.errors import InputError
-from webgemma.lora.schedule import LearningRate
+from webgemma.lora.data import Example
+from webgemma.lora.schedule import LearningRate, Schedule
 from webgemma.reference.adamw import AdamW, clip_gradients
 
 
@@ -72,3 +73,18 @@ def test_clipping_keeps_the_direction() -> None:
     np.testing.assert_allclose(gradients[1], [[0.8]], rtol=1e-6)
     assert clip_gradients(gradients, 2.0) == pytest.approx(1)
     np.testing.assert_allclose(gradients[1], [[0.8]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "count", "message"),
+    [
+        (Schedule(epochs=10**12), 3, "3000000000000 steps are too many"),
+        (Schedule(max_steps=10**12), 3, "steps are too many"),
+        (Schedule(max_steps=5), 0, "no examples to train on"),
+    ],
+)
+def test_schedules_without_an_end_raise_an_error(
+    schedule: Schedule, count: int, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        schedule.steps([Example((2, 3), (False, True), 1)] * count, 1)

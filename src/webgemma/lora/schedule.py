@@ -10,6 +10,7 @@ from webgemma.errors import InputError
 from webgemma.lora.data import Example, batches
 
 Shape = Literal["cosine", "linear", "constant"]
+MAX_STEPS = 1 << 22  # their batches are listed before the first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,9 @@ class Schedule:
         self.learning_rates(1)  # checks the rate and the shape
 
     def steps(self, examples: Sequence[Example], batch_size: int) -> list[list[list[Example]]]:
-        """Return the batches of every step, epoch after epoch."""
+        """Return the batches of every step, epoch after epoch; InputError if they are too many."""
+        if not examples:
+            raise InputError("There are no examples to train on.")
         steps: list[list[list[Example]]] = []
         for epoch in count():
             if epoch >= self.epochs if self.max_steps is None else len(steps) >= self.max_steps:
@@ -79,6 +82,9 @@ class Schedule:
             epoch_batches = batches(examples, batch_size, self.seed + epoch)
             starts = range(0, len(epoch_batches), self.accumulate)
             steps += [epoch_batches[at : at + self.accumulate] for at in starts]
+            total = self.max_steps or self.epochs * len(starts)
+            if total > MAX_STEPS:
+                raise InputError(f"{total} steps are too many for a training: {MAX_STEPS} at most.")
         return steps[: self.max_steps]
 
     def learning_rates(self, steps: int) -> LearningRate:
