@@ -48,7 +48,7 @@ def main() -> None:
     device = open_device()
     gguf = RandomGguf(config, q4_k_m)
     model = run_sync(Model.load(gguf, config, device))  # type: ignore[arg-type]
-    training = TrainingOptions(batch_size=sequences, checkpoint=not options.keep)
+    training = TrainingOptions(batch_size=sequences, recompute=not options.keep)
     trainer = Trainer(model, new_adapter(config, rank=options.rank), training)
     ids = (2, *random.Random(2).choices(range(3, config.vocab), k=length - 1))
     batch = [Example(ids, (True,) * length, line) for line in range(sequences)]

@@ -1,6 +1,5 @@
-"""`webgemma train`: data in, an adapter out, and resuming."""
+"""`webgemma train`: data in, an adapter out."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 from helpers import gpu
 from helpers.command import answer, refused, webgemma
-from helpers.tiny import SMALL, tiny_gguf
 from PIL import Image
 
 from webgemma import Gemma
@@ -17,26 +15,9 @@ from webgemma.errors import InputError
 from webgemma.lora.data import Example
 from webgemma.lora.loading import open_adapter
 from webgemma.lora.schedule import Schedule
-from webgemma.lora.trainer import Trainer
 
 GPU = ("--gpu", gpu.device().name)
 SMALL_ONE = ("--rank", 2, "--targets", "attn_q,ffn_down", "--batch", 2, *GPU)
-PLAIN = ("--schedule", "constant", "--warmup", 0)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.gguf"
-    path.write_bytes(tiny_gguf(SMALL))
-    return path
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    rows = [{"prompt": f"the {x}", "completion": f"{x} in the {x}"} for x in "abcd"]
-    path = tmp_path / "data.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
 
 
 def test_an_adapter_is_trained_and_can_be_run(model: Path, data: Path, tmp_path: Path) -> None:
@@ -63,29 +44,6 @@ def test_the_best_adapter_is_saved(model: Path, data: Path, tmp_path: Path) -> N
     assert open_adapter(folder / "best").pairs.keys() == open_adapter(folder).pairs.keys()
 
 
-def test_a_stopped_and_resumed_training_equals_an_uninterrupted_one(
-    model: Path, data: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
-    whole, folder = tmp_path / "whole", tmp_path / "parts"
-    options = ("--epochs", 2, *SMALL_ONE, *PLAIN)
-    wanted = answer("train", model, data, "--out", whole, *options)["losses"]
-    step = Trainer.step
-
-    async def interrupted(self: Trainer, *given: Any) -> Any:
-        if self.steps == 2:
-            raise KeyboardInterrupt
-        return await step(self, *given)
-
-    monkeypatch.setattr(Trainer, "step", interrupted)
-    first = webgemma("train", model, data, "--out", folder, *options)
-    assert first.exit_code == 0, first.output
-    assert "stopped after 2 steps" in first.stdout
-    assert "--resume continues" in first.stdout
-    monkeypatch.undo()
-    rest = answer("train", model, data, "--out", folder, *options, "--resume")
-    assert rest["losses"] == pytest.approx(wanted[2:], rel=1e-4)
-
-
 def test_an_estimate_trains_nothing(model: Path, data: Path, tmp_path: Path) -> None:
     result = webgemma("train", model, data, "--out", tmp_path / "a", *SMALL_ONE, "--estimate")
     assert result.exit_code == 0, result.output
@@ -109,13 +67,17 @@ def test_an_estimate_trains_nothing(model: Path, data: Path, tmp_path: Path) -> 
         (("--max-length", -5), "at least 2 tokens"),
         (("--layers", "1-x"), "is not a range of layers; write them like 0-5,9"),
         (("--layers", "99"), "has layers 0 to"),
-        (("--resume",), "no file"),
+        (("--resume",), "there is nothing to resume"),
+        (("--resume", "--force"), "choose one"),
+        (("--checkpoint-steps", 0), "at least 1 step"),
+        (("--checkpoint-minutes", -1), "minutes apart"),
     ],
 )
 def test_wrong_options_get_a_sentence(
     model: Path, data: Path, tmp_path: Path, options: Any, message: str
 ) -> None:
     assert message in refused("train", model, data, "--out", tmp_path / "none", *GPU, *options)
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_plot_falls_with_the_loss() -> None:

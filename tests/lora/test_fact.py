@@ -13,7 +13,8 @@ from webgemma.lora.adapter import new_adapter
 from webgemma.lora.data import ExampleReader
 from webgemma.lora.peft_folder import write_peft_folder
 from webgemma.lora.schedule import Schedule
-from webgemma.lora.trainer import Trainer, TrainingOptions, train
+from webgemma.lora.trainer import Trainer, TrainingOptions
+from webgemma.lora.training import train
 from webgemma.models import BUNDLED_PATH
 from webgemma.sync import iterate_sync, run_sync
 from webgemma.text.chat import Chat

@@ -3,7 +3,6 @@
 import copy
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from helpers.tiny_adapter import LAYER, tiny_adapter, tiny_pairs
 from tolerance import GPU_GRADIENTS, GPU_GRADIENTS_OF_ITSELF
 
 from webgemma.device import Device
-from webgemma.errors import GgufError, InputError
+from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
@@ -22,7 +21,8 @@ from webgemma.lora.adapter import EMBEDDING, HEAD, Adapter, new_adapter
 from webgemma.lora.data import Example
 from webgemma.lora.estimate import estimate
 from webgemma.lora.optimiser import AdamW
-from webgemma.lora.trainer import Divergence, StepResult, Trainer, TrainingOptions
+from webgemma.lora.trainer import StepResult, Trainer, TrainingOptions
+from webgemma.lora.training import Divergence
 from webgemma.reference import adamw
 from webgemma.reference.backward import Backward
 from webgemma.reference.lora import Pair
@@ -112,8 +112,8 @@ def test_gradients_pass_through_every_format() -> None:
 @pytest.mark.parametrize("kind", ["small", "moe"])
 def test_recomputed_layers_give_the_gradients_of_kept_ones(kind: str) -> None:
     recomputed, kept = (
-        gradients_of(trainer_of(MODELS[kind], checkpoint=checkpoint), [EXAMPLES])
-        for checkpoint in (True, False)
+        gradients_of(trainer_of(MODELS[kind], recompute=recompute), [EXAMPLES])
+        for recompute in (True, False)
     )
     assert_close(recomputed, kept, GPU_GRADIENTS_OF_ITSELF)
 
@@ -272,25 +272,6 @@ def test_dropout_is_the_same_in_both_passes() -> None:
     model.close()
 
 
-def test_a_training_resumes_from_its_saved_state(tmp_path: Path) -> None:
-    names = ("attn_q", "ffn_down")
-    uninterrupted = trainer_of(SMALL, names)
-    expected = losses(uninterrupted, 4)
-    close(uninterrupted)
-    first = trainer_of(SMALL, names)
-    before = losses(first, 2)
-    run_sync(first.save_state(tmp_path / "state.safetensors"))
-    second = Trainer(first.model, run_sync(first.adapter()), TrainingOptions(batch_size=2))
-    second.restore_state(tmp_path / "state.safetensors")
-    assert [*before, *losses(second, 2)] == pytest.approx(expected, rel=1e-5)
-    other = Trainer(first.model, new_adapter(first.model.config, rank=2), TrainingOptions())
-    with pytest.raises(GgufError, match="belongs to another adapter"):
-        other.restore_state(tmp_path / "state.safetensors")
-    for trainer in (first, second, other):
-        trainer.close()
-    first.model.close()
-
-
 def test_a_trainer_frees_its_memory() -> None:
     trainer = trainer_of(SMALL)
     model = trainer.model
@@ -315,8 +296,8 @@ def test_the_estimate_is_the_memory_in_use() -> None:
     estimated = run_sync(estimate(gguf, config, adapter, options, 48, device()))
     assert estimated.nbytes == device().nbytes - start
     recomputed, kept = (
-        run_sync(estimate(gguf, config, adapter, replace(options, checkpoint=checkpoint), 512))
-        for checkpoint in (True, False)
+        run_sync(estimate(gguf, config, adapter, replace(options, recompute=recompute), 512))
+        for recompute in (True, False)
     )
     assert kept.scratch_nbytes > 1.5 * recomputed.scratch_nbytes
     close(trainer)

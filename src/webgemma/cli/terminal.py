@@ -1,9 +1,10 @@
 """Output of the command line: text and errors for people, JSON for scripts, progress bars."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import typer
@@ -28,6 +29,24 @@ err = Console(stderr=True, highlight=False)
 def print_error(message: str) -> None:
     """Print an error."""
     err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line of plain text for whoever still reads: work does not end with its terminal."""
+    with may_be_gone(console):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def may_be_gone(console: Console) -> Iterator[None]:
+    """Drop what is written if the terminal or pipe is gone, now and from then on."""
+    try:
+        yield
+    except (OSError, SystemExit):  # rich exits if a pipe is broken
+        with suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, console.file.fileno())
+            os.close(null)
 
 
 def fail(message: str) -> NoReturn:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -16,52 +15,53 @@ from rich.progress import Progress as Bars
 
 from webgemma.cli.loading import load_model
 from webgemma.cli.options import GpuOption, JsonOption, ModelArgument
+from webgemma.cli.out_folder import OutFolder
 from webgemma.cli.plot import bars, check_plot, draw_losses
+from webgemma.cli.saving import Saver
+from webgemma.cli.stopping import StopSignals
 from webgemma.cli.terminal import (
     err,
     format_count,
     format_nbytes,
+    may_be_gone,
     out,
     reported_errors,
+    say,
     write_json,
 )
+from webgemma.cli.train_settings import TrainSettings
 from webgemma.device import Device, open_device
-from webgemma.errors import InputError
+from webgemma.errors import InputError, WebgemmaError
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
-from webgemma.lora.adapter import TARGET_GROUPS, TARGETS, Adapter, new_adapter
+from webgemma.lora.adapter import Adapter
+from webgemma.lora.checkpoint import Checkpoint, read_checkpoint, training_facts
 from webgemma.lora.data import Example, ExampleReader, Report, bucket, split
 from webgemma.lora.estimate import TrainingMemory, estimate
-from webgemma.lora.gguf_file import write_gguf_adapter
-from webgemma.lora.loading import open_adapter
-from webgemma.lora.optimiser import AdamW
-from webgemma.lora.peft_folder import write_peft_folder
-from webgemma.lora.schedule import Schedule, Shape
-from webgemma.lora.trainer import Trainer, TrainingOptions, TrainingProgress
-from webgemma.lora.trainer import train as train_adapter
+from webgemma.lora.schedule import Schedule
+from webgemma.lora.trainer import Trainer, TrainingOptions
+from webgemma.lora.training import Checkpoints, Training, TrainingProgress
 from webgemma.models import FoundModel, find_model
 from webgemma.sync import iterate_sync, run_sync
 from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
 
-STATE_FILE, GGUF_FILE = "training.safetensors", "adapter.gguf"
-
 
 @dataclass(slots=True)
-class _Training:
+class _Task:
     """What is trained on what, and how it goes."""
 
     found: FoundModel
     gguf: Gguf
     config: Config
+    settings: TrainSettings
     adapter: Adapter
     examples: list[Example]
     held_out: list[Example]
     report: Report
     options: TrainingOptions
     schedule: Schedule
-    folder: Path
-    as_gguf: bool
+    checkpoint: Checkpoint | None  # that it continues
     losses: list[float] = field(default_factory=list)
     held_out_losses: list[float] = field(default_factory=list)
     started: float | None = None  # when the first step, which compiles, was done
@@ -73,8 +73,14 @@ class _Training:
         """Tokens of the longest sequences, padded."""
         return bucket(max(len(example.ids) for example in (*self.examples, *self.held_out)))
 
+    @property
+    def speed(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
 
 def train(
+    context: typer.Context,
     model: ModelArgument,
     data: Annotated[Path, typer.Argument(help="JSON lines of chats, questions or texts; or .txt.")],
     folder: Annotated[Path, typer.Option("--out", help="The folder of the adapter.")],
@@ -112,8 +118,17 @@ def train(
     plot: Annotated[
         Path | None, typer.Option(help="Write an image of the loss here, at the end.")
     ] = None,
+    checkpoint_steps: Annotated[
+        int | None, typer.Option(help="Write a checkpoint after so many steps.")
+    ] = None,
+    checkpoint_minutes: Annotated[
+        float, typer.Option(help="Write a checkpoint after so many minutes; 0: not by time.")
+    ] = 5.0,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the training of the folder.")
+        bool, typer.Option("--resume", help="Continue the training of the folder, exactly.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the adapter or training of the folder.")
     ] = False,
     only_estimate: Annotated[
         bool, typer.Option("--estimate", help="Print the memory it takes, and stop.")
@@ -121,151 +136,201 @@ def train(
     gpu: GpuOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a LoRA adapter on examples, on this machine. Ctrl-C stops and saves.
+    """Train a LoRA adapter on examples, on this machine.
+
+    Ctrl-C, SIGTERM and SIGHUP stop it after a step and save; --resume then
+    continues as if it had not been stopped, with the same options. There are
+    checkpoints on the way, too: a crash loses only what came after the last.
 
     Examples:
       webgemma train gemma4:e2b chats.jsonl --out adapter/
+      webgemma train gemma4:e2b chats.jsonl --out adapter/ --resume
+      webgemma train gemma4:e2b chats.jsonl --out adapter/ --checkpoint-steps 100
       webgemma train gemma4:e2b chats.jsonl --out adapter/ --layers 20-34 --plot loss.png
       webgemma run gemma4:e2b --lora adapter/
     """
-    with reported_errors():
+    asked = TrainSettings(
+        rank,
+        alpha,
+        targets,
+        layers,
+        learning_rate,
+        epochs,
+        steps,
+        batch,
+        accumulate,
+        max_length,
+        schedule,
+        warmup,
+        dropout,
+        decay,
+        held_out,
+        seed,
+        keep_activations,
+    )
+    with reported_errors(), StopSignals() as signals:
         if plot is not None:
             check_plot(plot)
-        found = find_model(model)
-        optimiser = AdamW(decay=decay)
-        options = TrainingOptions(batch, dropout, seed, optimiser, not keep_activations)
-        shape = cast(Shape, schedule)
-        course = Schedule(learning_rate, epochs, accumulate, warmup, shape, seed, steps)
-        with found.open() as gguf:
-            config = trainable_config(gguf)
-            chat = Chat(found.chat_size(config))
-            reader = ExampleReader(Tokenizer.from_gguf(gguf), chat, max_length)
-            examples, report = reader.read(data)
-            train_examples, held_out_examples = split(examples, held_out, seed)
-            if resume:
-                adapter = open_adapter(folder)
-            else:
-                chosen = {"rank": rank, "alpha": alpha, "layers": _layers(layers), "seed": seed}
-                adapter = new_adapter(config, _targets(targets), **cast(Any, chosen))
-            training = _Training(
-                found,
-                gguf,
-                config,
-                adapter,
-                train_examples,
-                held_out_examples,
-                report,
-                options,
-                course,
-                folder,
-                as_gguf,
-            )
-            with closing(open_device(gpu)) as device:
-                memory = run_sync(estimate(gguf, config, adapter, options, training.length, device))
-                facts = {"model": found.label, "device": device.name, **memory._asdict()}
-                if not as_json:
-                    _print_plan(training, device, memory)
-                if not only_estimate:
-                    facts |= _train(training, device, resume=resume, quiet=as_json)
-                if plot is not None and training.losses:
-                    draw_losses(training.losses, plot)
+        if resume and force:
+            raise InputError("--resume continues a training, --force begins anew: choose one.")
+        found, interval = find_model(model), (checkpoint_steps, checkpoint_minutes or None)
+        Checkpoints(folder, *interval)  # checks it
+        reserved = OutFolder.reserved(folder, resume=resume, force=force)
+        try:
+            with (
+                nullcontext(OutFolder(folder)) if only_estimate else reserved as out_folder,
+                found.open() as gguf,
+            ):
+                checkpoint = read_checkpoint(out_folder.checkpoint) if resume else None
+                if checkpoint is not None:
+                    asked = asked.resumed(_given(context), checkpoint)
+                task = _task(found, gguf, data, asked, checkpoint)
+                with closing(open_device(gpu)) as device:
+                    given = (gguf, task.config, task.adapter, task.options, task.length, device)
+                    memory = run_sync(estimate(*given))
+                    facts = {"model": found.label, "device": device.name, **memory._asdict()}
+                    if not as_json:
+                        _print_plan(task, device, memory)
+                    if not only_estimate:
+                        best = bool(task.held_out)
+                        out_folder.check_space(task.adapter, as_gguf=as_gguf, best=best)
+                        given_on = (device, signals, interval, as_gguf, as_json)
+                        facts |= _train(task, out_folder, *given_on)
+        except KeyboardInterrupt:
+            say(err, "stopped before the first step was done: nothing was written")
+            raise typer.Exit(signals.exit_code) from None
         if as_json:
-            write_json(facts)
+            with may_be_gone(out):
+                write_json(facts)
+        if plot is not None and task.losses:
+            draw_losses(task.losses, plot)
+        if facts.get("stopped"):
+            raise typer.Exit(signals.exit_code)
 
 
-def _targets(names: str) -> tuple[str, ...]:
-    """Return the targets that are named, or those of a group."""
-    listed = tuple(name.strip() for name in names.split(",") if name.strip())
-    known = (*TARGET_GROUPS, *TARGETS)
-    if unknown := [name for name in listed if name not in known]:
-        raise InputError(f"There is no target {unknown[0]!r}; there are: {', '.join(known)}.")
-    return tuple(target for name in listed for target in TARGET_GROUPS.get(name, (name,)))
+def _given(context: typer.Context) -> set[str]:
+    """Return the names of the options that were given."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name != "DEFAULT"}
 
 
-def _layers(ranges: str | None) -> set[int] | None:
-    """Return the layers of a text like "0-5,9"."""
-    if ranges is None:
-        return None
-    found: set[int] = set()
-    for part in ranges.split(","):
-        match = re.fullmatch(r"\s*(\d{1,4})(?:\s*-\s*(\d{1,4}))?\s*", part, re.ASCII)
-        if match is None:
-            raise InputError(f"{part!r} is not a range of layers; write them like 0-5,9.")
-        found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return found
+def _task(
+    found: FoundModel,
+    gguf: Gguf,
+    data: Path,
+    settings: TrainSettings,
+    checkpoint: Checkpoint | None,
+) -> _Task:
+    """Read the data, and make the adapter to train on it."""
+    options, schedule = settings.training_options(), settings.course()
+    config = trainable_config(gguf)
+    chat = Chat(found.chat_size(config))
+    reader = ExampleReader(Tokenizer.from_gguf(gguf), chat, settings.max_length)
+    rows, report = reader.read(data)
+    examples, held_out = split(rows, settings.held_out, settings.seed)
+    adapter = settings.adapter(config)
+    if checkpoint is not None:
+        checkpoint.check(training_facts(adapter, options, schedule, examples, held_out))
+    given = (settings, adapter, examples, held_out, report, options, schedule, checkpoint)
+    return _Task(found, gguf, config, *given)
 
 
-def _print_plan(training: _Training, device: Device, memory: TrainingMemory) -> None:
+def _print_plan(task: _Task, device: Device, memory: TrainingMemory) -> None:
     """Print what will be trained, and the memory it takes."""
-    count, pairs = format_count(training.adapter.nbytes // 4), len(training.adapter.pairs)
-    summary = f"{training.found.label} on {device.name}: {count} numbers in {pairs} matrices"
-    err.print(summary, markup=False, soft_wrap=True)
-    err.print(f"  data    {training.report}", markup=False, soft_wrap=True)
-    batch = f"{training.options.batch_size} x {training.length}"
+    count, pairs = format_count(task.adapter.nbytes // 4), len(task.adapter.pairs)
+    summary = f"{task.found.label} on {device.name}: {count} numbers in {pairs} matrices"
+    say(err, summary)
+    say(err, f"  data    {task.report}")
+    batch = f"{task.options.batch_size} x {task.length}"
     parts = [
         f"{format_nbytes(memory.nbytes)}: model {format_nbytes(memory.model_nbytes)}",
         f"adapter and moments {format_nbytes(memory.adapter_nbytes)}",
         f"batches of {batch} {format_nbytes(memory.scratch_nbytes)}",
     ]
-    err.print("  memory  " + ", ".join(parts), markup=False, soft_wrap=True)
+    say(err, "  memory  " + ", ".join(parts))
+    if task.checkpoint is not None:
+        say(err, f"  resumes after step {task.checkpoint.step}")
 
 
-def _train(training: _Training, device: Device, *, resume: bool, quiet: bool) -> dict[str, Any]:
+def _train(
+    task: _Task,
+    folder: OutFolder,
+    device: Device,
+    signals: StopSignals,
+    interval: tuple[int | None, float | None],
+    as_gguf: bool,
+    quiet: bool,
+) -> dict[str, Any]:
     """Train and save; return how it went."""
-    stopped = False
     with (
-        load_model(training.gguf, training.config, device) as model,
-        closing(Trainer(model, training.adapter, training.options)) as trainer,
+        load_model(task.gguf, task.config, device) as model,
+        closing(Trainer(model, task.adapter, task.options)) as trainer,
     ):
-        if resume:
-            trainer.restore_state(training.folder / STATE_FILE)
-        steps = train_adapter(trainer, training.examples, training.held_out, training.schedule)
+        training = Training(trainer, task.examples, task.held_out, task.schedule)
+        notes = {"settings": asdict(task.settings)}
+        saver = Saver(training, folder, notes, as_gguf=as_gguf)
+        if task.checkpoint is not None:
+            training.restore(task.checkpoint)
+            saver.last = task.checkpoint.step
+        task.losses, task.held_out_losses = training.losses, training.held_out_losses
         try:
-            with _bar(quiet) as show:
-                for progress in iterate_sync(steps):
-                    _note(training, trainer, progress)
-                    show(progress)
+            stopped = _run(task, saver, signals, interval, quiet)
+            signals.at_once = False
+            if stopped:
+                saver.stop()
+            else:
+                saver.finish()
         except KeyboardInterrupt:
-            stopped = True
-        finally:
-            count = trainer.steps
-            if count:
-                _save(trainer, training)
+            if signals.at_once:
+                raise
+            say(err, f"stopped at once. {saver.what_is_kept() or 'Nothing was saved.'}")
+            raise typer.Exit(signals.exit_code) from None
+        steps = trainer.steps
     if not quiet:
-        _print_result(training, count, stopped)
-    speed = training.tokens / training.seconds if training.seconds else 0.0
+        _print_result(task, folder, steps, stopped)
     return {
-        "steps": count,
+        "steps": steps,
         "stopped": stopped,
-        "tokens_per_second": speed,
-        "losses": training.losses,
-        "held_out_losses": training.held_out_losses,
-        "out": str(training.folder),
+        "tokens_per_second": task.speed,
+        "losses": task.losses,
+        "held_out_losses": task.held_out_losses,
+        "checkpoints": saver.events,
+        "out": str(folder.path),
     }
 
 
-def _note(training: _Training, trainer: Trainer, progress: TrainingProgress) -> None:
-    """Note the figures of a step, and save the best adapter so far."""
+def _run(
+    task: _Task,
+    saver: Saver,
+    signals: StopSignals,
+    interval: tuple[int | None, float | None],
+    quiet: bool,
+) -> bool:
+    """Train to the end, or until a signal; return whether a signal stopped it."""
+    steps = saver.training.run(saver.checkpoints(*interval))
+    try:
+        with _bar(quiet) as show:
+            for progress in iterate_sync(steps):
+                signals.at_once = False  # from now on there is something to save
+                _note(task, progress)
+                if progress.best:
+                    saver.save_best()
+                show(progress)
+                if signals.number is not None and progress.step < progress.steps:
+                    return True
+    except WebgemmaError as error:
+        raise InputError(f"{error} {saver.save_after(error)}".rstrip()) from error
+    return False
+
+
+def _note(task: _Task, progress: TrainingProgress) -> None:
+    """Note the speed."""
     now = time.perf_counter()
-    if training.started is None:
-        training.started = now
+    if task.started is None:
+        task.started = now
     else:
-        training.seconds = now - training.started
-        training.tokens += progress.result.tokens
-    training.losses.append(progress.result.loss)
-    if progress.held_out_loss is not None:
-        training.held_out_losses.append(progress.held_out_loss)
-    if progress.best:
-        write_peft_folder(run_sync(trainer.adapter()), training.folder / "best")
-
-
-def _save(trainer: Trainer, training: _Training) -> None:
-    """Write the adapter as it is now, and what is needed to continue."""
-    adapter = run_sync(trainer.adapter())
-    write_peft_folder(adapter, training.folder)
-    if training.as_gguf:
-        write_gguf_adapter(adapter, training.folder / GGUF_FILE)
-    run_sync(trainer.save_state(training.folder / STATE_FILE))
+        task.seconds = now - task.started
+        task.tokens += progress.result.tokens
 
 
 def trainable_config(gguf: Gguf) -> Config:
@@ -282,26 +347,32 @@ def _bar(quiet: bool) -> Iterator[Callable[[TrainingProgress], None]]:
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn())
     text = TextColumn("{task.description}")
     hidden = quiet or not err.is_terminal
-    with Bars(*columns, text, TimeRemainingColumn(), console=err, disable=hidden) as shown:
-        task = shown.add_task("", total=None)
+    shown = Bars(*columns, text, TimeRemainingColumn(), console=err, disable=hidden)
+    task = shown.add_task("", total=None)
 
-        def show(progress: TrainingProgress) -> None:
-            facts = f"loss {progress.result.loss:.3f}, learning rate {progress.learning_rate:.1e}"
-            if progress.held_out_loss is not None:
-                facts += f", held-out {progress.held_out_loss:.3f}"
+    def show(progress: TrainingProgress) -> None:
+        facts = f"loss {progress.result.loss:.3f}, learning rate {progress.learning_rate:.1e}"
+        if progress.held_out_loss is not None:
+            facts += f", held-out {progress.held_out_loss:.3f}"
+        with may_be_gone(err):
             shown.update(task, completed=progress.step, total=progress.steps, description=facts)
 
+    with may_be_gone(err):
+        shown.start()
+    try:
         yield show
+    finally:
+        with may_be_gone(err):
+            shown.stop()
 
 
-def _print_result(training: _Training, steps: int, stopped: bool) -> None:
-    losses, held_out, folder = training.losses, training.held_out_losses, training.folder
+def _print_result(task: _Task, folder: OutFolder, steps: int, stopped: bool) -> None:
+    losses, held_out = task.losses, task.held_out_losses
     if losses:
-        line = f"{bars(losses)}  loss {losses[0]:.3f} to {losses[-1]:.3f}"
-        out.print(line, markup=False, soft_wrap=True)
+        say(out, f"{bars(losses)}  loss {losses[0]:.3f} to {losses[-1]:.3f}")
     if held_out:
-        best = f"held-out loss {held_out[-1]:.3f}, at best {min(held_out):.3f} ({folder / 'best'})"
-        out.print(best, markup=False, soft_wrap=True)
-    speed = f", {training.tokens / training.seconds:.0f} tokens/s" if training.seconds else ""
-    line = f"{'stopped' if stopped else 'done'} after {steps} steps{speed}: {folder}"
-    out.print(line + ("; --resume continues" if stopped else ""), markup=False, soft_wrap=True)
+        best = f"at best {min(held_out):.3f} ({folder.best})"
+        say(out, f"held-out loss {held_out[-1]:.3f}, {best}")
+    speed = f", {task.speed:.0f} tokens/s" if task.seconds else ""
+    line = f"{'stopped' if stopped else 'done'} after {steps} steps{speed}: {folder.path}"
+    say(out, line + ("; --resume continues" if stopped else ""))

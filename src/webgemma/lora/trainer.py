@@ -1,26 +1,23 @@
-"""Training an adapter on the GPU: single steps, and whole trainings by a schedule."""
+"""Training an adapter on the GPU, step by step; `training` has whole trainings by a schedule."""
 
 from __future__ import annotations
 
-import math
-import os
 import struct
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
-from webgemma.device import Device, Plan, Reading
+from webgemma.device import Buffer, Device, Plan, Reading
 from webgemma.errors import GgufError, InputError
 from webgemma.gemma.weights import BATCH_ROWS, Model
-from webgemma.gguf.safetensors import NewSafetensor, Safetensors, write_safetensors
+from webgemma.gguf.safetensors import NewSafetensor, Safetensors
 from webgemma.graph import BufferPool, Recorder, Tensor
 from webgemma.kernels import host_struct
 from webgemma.lora.adapter import Adapter
 from webgemma.lora.backward.layers import TrainingBatch, TrainingPass
-from webgemma.lora.data import Example, batches, bucket
-from webgemma.lora.optimiser import AdamW, Parameters
-from webgemma.lora.schedule import Schedule
+from webgemma.lora.data import Example, bucket
+from webgemma.lora.optimiser import AdamW, Parameters, Slab
 
 NO_TARGET = 0xFFFFFFFF
 MAX_DISPATCHES = 128  # submitted at once: systems reset a GPU that is busy for seconds
@@ -35,7 +32,7 @@ class TrainingOptions:
     dropout: float = 0.0
     seed: int = 0
     optimiser: AdamW = field(default_factory=AdamW)
-    checkpoint: bool = True  # recompute each layer in the backward pass: less memory, more work
+    recompute: bool = True  # each layer in the backward pass: less memory, more work
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -206,7 +203,7 @@ class Trainer:
                 recorded.batch,
                 self.parameters,
                 self.options.dropout if backward else 0.0,
-                self.options.checkpoint,
+                self.options.recompute,
             ).record(backward=backward)
             recorded.plans[backward] = _split(recorder.plan())
         return recorded.plans[backward]
@@ -216,12 +213,12 @@ class Trainer:
 
     # Continuing later
 
-    async def save_state(self, path: str | os.PathLike[str]) -> None:
-        """Write AdamW's moments and the number of steps: with the adapter, enough to continue."""
+    async def state(self) -> list[NewSafetensor]:
+        """Return the adapter's numbers and AdamW's moments: with `steps`, all it continues from."""
         tensors = []
         for slab in self.parameters.slabs:
-            for kind, buffer in (("means", slab.means), ("squares", slab.squares)):
-                data = await self.device.read(buffer).bytes()
+            for kind, buffer in _buffers(slab):
+                data = memoryview(await self.device.read(buffer).bytes())
                 tensors += [
                     NewSafetensor(
                         f"{name}.{half}.{kind}",
@@ -233,89 +230,28 @@ class Trainer:
                     for half, t in trained.halves()
                     if trained.slab is slab
                 ]
-        write_safetensors(path, tensors, {"steps": str(self.steps)})
+        return tensors
 
-    def restore_state(self, path: str | os.PathLike[str]) -> None:
-        """Continue with the moments of `save_state`; GgufError if they are another adapter's."""
-        with Safetensors.open(path) as file:
-            steps = file.metadata.get("steps", "")
-            if not (steps.isdecimal() and len(steps) < 10):
-                raise GgufError(f"{file.name} is not the state of a training.")
-            for name, trained in self.parameters.pairs.items():
-                slab = trained.slab
-                for half, t in trained.halves():
-                    for kind, buffer in (("means", slab.means), ("squares", slab.squares)):
-                        key = f"{name}.{half}.{kind}"
-                        if key not in file.names or file.shape(key) != t.shape:
-                            raise GgufError(f"{file.name} belongs to another adapter: see {key}.")
-                        self.device.write(buffer, file.read(key), t.offset)
-        self.steps = int(steps)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingProgress:
-    """Where a training is after a step."""
-
-    step: int  # the first is 1
-    steps: int
-    learning_rate: float
-    result: StepResult
-    held_out_loss: float | None = None  # where it was measured
-    best: bool = False  # the lowest so far
-
-    @property
-    def perplexity(self) -> float | None:
-        """e to the held-out loss."""
-        return None if self.held_out_loss is None else math.exp(min(self.held_out_loss, 700.0))
+    def restore(self, file: Safetensors, steps: int) -> None:
+        """Continue from the `state` in a file; GgufError, and no change, if it is of another."""
+        writes = []
+        for name, trained in self.parameters.pairs.items():
+            for half, t in trained.halves():
+                for kind, buffer in _buffers(trained.slab):
+                    key = f"{name}.{half}.{kind}"
+                    if key not in file.tensors or (file.dtype(key), file.shape(key)) != (
+                        "F32",
+                        t.shape,
+                    ):
+                        raise GgufError(f"{file.name} belongs to another adapter: see {key}.")
+                    writes.append((buffer, key, t.offset))
+        for buffer, key, offset in writes:
+            self.device.write(buffer, file.read(key), offset)
+        self.steps = steps
 
 
-async def train(
-    trainer: Trainer,
-    examples: Sequence[Example],
-    held_out: Sequence[Example] = (),
-    schedule: Schedule | None = None,
-) -> AsyncGenerator[TrainingProgress, None]:
-    """Yield step after step from where the trainer is; the caller may stop between steps.
-
-    InputError if the loss diverges."""
-    schedule = schedule or Schedule()
-    batch_size = trainer.options.batch_size
-    steps = schedule.steps(examples, batch_size)
-    learning_rates, divergence, best = schedule.learning_rates(len(steps)), Divergence(), math.inf
-    held_out_batches = batches(held_out, batch_size, 0)
-    every = max(1, len(steps) // schedule.epochs)
-    for index in range(trainer.steps, len(steps)):
-        learning_rate = learning_rates.at(index)
-        result = await trainer.step(steps[index], learning_rate)
-        divergence.check(result)
-        loss = None
-        if held_out_batches and ((index + 1) % every == 0 or index + 1 == len(steps)):
-            loss = await trainer.evaluate(held_out_batches)
-        lowest = loss is not None and loss < best
-        best = loss if lowest and loss is not None else best
-        yield TrainingProgress(index + 1, len(steps), learning_rate, result, loss, lowest)
-
-
-class Divergence:
-    """Recognises a training that diverges."""
-
-    def __init__(self) -> None:
-        self.best = math.inf
-        self._recent: list[float] = []
-
-    def check(self, result: StepResult) -> None:
-        """Raise InputError if the loss is not finite, or stays far above the best so far."""
-        if not math.isfinite(result.loss + result.gradient_norm):
-            raise InputError("The loss is not finite any more: use a smaller learning rate.")
-        self._recent = [*self._recent, result.loss][-10:]
-        mean = sum(self._recent) / len(self._recent)
-        if len(self._recent) == 10:
-            if mean > 2 * self.best + 3:
-                raise InputError(
-                    f"The loss rose from {self.best:.2f} to {mean:.2f}: use a smaller "
-                    "learning rate."
-                )
-            self.best = min(self.best, mean)
+def _buffers(slab: Slab) -> tuple[tuple[str, Buffer], ...]:
+    return ("values", slab.values), ("means", slab.means), ("squares", slab.squares)
 
 
 def _split(plan: Plan) -> list[Plan]:

@@ -26,7 +26,8 @@ from webgemma.lora.data import Example, Report, bucket, split
 from webgemma.lora.estimate import estimate
 from webgemma.lora.gguf_file import gguf_adapter_bytes, open_gguf_adapter
 from webgemma.lora.schedule import Schedule
-from webgemma.lora.trainer import Trainer, TrainingOptions, train
+from webgemma.lora.trainer import Trainer, TrainingOptions
+from webgemma.lora.training import train
 from webgemma.web.gpu_memory import free_nbytes
 
 FOLDER = "webgemma/adapters"

@@ -69,7 +69,7 @@ class TrainingPass:
         batch: TrainingBatch,
         parameters: Parameters,
         dropout: float = 0.0,
-        checkpoint: bool = True,
+        recompute: bool = True,
     ) -> None:
         self.model = model
         self.config = model.config
@@ -85,7 +85,7 @@ class TrainingPass:
             dropout,
         )
         self.parameters = parameters
-        self.checkpoint = checkpoint
+        self.recompute = recompute
         self.embedding = TrainingEmbedding(self.ops)
         self.donors = {layer.kv_donor for layer in self.config.layers if layer.shares_kv}
         self._shared: dict[int, KeysValues] = {}  # keys and values that other layers attend to
@@ -99,7 +99,7 @@ class TrainingPass:
             inputs.append(x)
             saved = self.layer(layer, x, ple)
             x = self.layer_output(layer, saved)
-            if backward and not self.checkpoint:
+            if backward and not self.recompute:
                 passes.append(saved)
         h = self.ops.normed(x, "output_norm.weight")
         dh = self.head_loss(h, backward=backward)
