@@ -1,6 +1,8 @@
 """Adapters: written and read in both formats, fitted to a model; errors for invalid ones."""
 
+import errno
 import json
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from helpers.tiny_adapter import tiny_adapter, tiny_pairs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from webgemma.errors import InputError, WebgemmaError
+from webgemma.errors import GgufError, InputError, WebgemmaError
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.safetensors import NewSafetensor, Safetensors, write_safetensors
@@ -237,3 +239,23 @@ def test_copies_of_frozen_tables_in_a_peft_folder_are_ignored(tmp_path: Path) ->
     frozen = NewSafetensor("base_model.model.lm_head.base_layer.weight", "F32", (1, 1), bytes(4))
     write_safetensors(tmp_path / "adapter_model.safetensors", [*tensors, frozen])
     assert dict(open_adapter(tmp_path).pairs) == dict(adapter.pairs)
+
+
+def test_a_full_disk_leaves_the_adapter_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (tiny_adapter(tiny_pairs(opened("small"), rank=rank)) for rank in (2, 5))
+    write_peft_folder(first, tmp_path)
+    fsync, calls = os.fsync, list[int]()
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 2:  # the configuration does not fit any more
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(GgufError, match="cannot be written: No space left on device"):
+        write_peft_folder(second, tmp_path)
+    assert open_adapter(tmp_path).pairs == first.pairs
+    assert len(list(tmp_path.iterdir())) == 2
