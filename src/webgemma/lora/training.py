@@ -71,8 +71,8 @@ class TrainingProgress:
 class Training:
     """Trains on examples by a schedule; between two steps it can be saved, to continue later.
 
-    A training that is continued computes what it would have computed without the interruption:
-    on the same device, to the bit."""
+    A training that is continued computes what it would have computed without the interruption: to
+    the bit, on a device that repeats a training to the bit (some add in an order that varies)."""
 
     def __init__(
         self,
