@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from webgemma import Canvas, Gemma, InputError, Piece
-from webgemma.cli import app
+from webgemma.cli.program import app
 from webgemma.cli.watch import canvas_text, watched
 
 IDS = [2, *range(30, 51)]

@@ -23,7 +23,7 @@ from helpers.tiny import (
 )
 from typer.testing import CliRunner
 
-from webgemma.cli import app
+from webgemma.cli.program import app
 from webgemma.convert import convert
 from webgemma.convert.floats import cast_floats
 from webgemma.convert.names import _GLOBAL, _LAYER, gguf_name

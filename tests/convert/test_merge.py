@@ -10,7 +10,7 @@ from helpers.tiny import KINDS, MOE, SMALL, Tiny, tiny_gguf
 from helpers.tiny_adapter import tiny_adapter, tiny_pairs
 from typer.testing import CliRunner
 
-from webgemma.cli import app
+from webgemma.cli.program import app
 from webgemma.convert.merge import merge
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config

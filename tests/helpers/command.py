@@ -5,7 +5,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from webgemma.cli import app
+from webgemma.cli.program import app
 
 
 def webgemma(*args: object, terminal: bool = False) -> Result:

@@ -11,7 +11,7 @@ from tolerance import GPU_LOGITS
 from typer.testing import CliRunner
 
 from webgemma import Gemma
-from webgemma.cli import app
+from webgemma.cli.program import app
 from webgemma.errors import InputError, ModelNotFoundError
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf

@@ -1,5 +1,7 @@
 """Output of the command line: text and errors for people, JSON for scripts, progress bars."""
 
+import codecs
+import io
 import json
 import os
 import sys
@@ -20,10 +22,48 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from webgemma.cli.interrupts import EXIT_CODE, Interruptible
 from webgemma.errors import WebgemmaError
 
 out = Console(highlight=False)  # rich honours NO_COLOR and a missing terminal by itself
 err = Console(stderr=True, highlight=False)
+
+
+PLAIN = str.maketrans({"…": "...", "·": "-", "→": ">", "–": "-", "—": "-", "’": "'", "×": "x"})
+
+
+def _spell(error: UnicodeError) -> tuple[str, int]:
+    """Spell what an encoding has no letters for: in plain letters, or as Python writes it."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(PLAIN)
+    return text.encode("ascii", "backslashreplace").decode(), error.end
+
+
+codecs.register_error("webgemma.spell", _spell)
+
+
+def prepare_output() -> None:
+    """Make standard output and error accept every text, in any encoding and when closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="webgemma.spell")
+
+
+def discard_output() -> None:
+    """Send what standard output still holds nowhere, so that the end of Python says nothing."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def writes_unicode() -> bool:
+    """Return whether standard output can write every character."""
+    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
 
 
 def print_error(message: str) -> None:
@@ -55,28 +95,34 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(1)
 
 
+def sentence(error: OSError) -> str:
+    """Return an error of the system as a sentence."""
+    return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}."
+
+
 @contextmanager
 def reported_errors() -> Iterator[None]:
     """Turn every error that a user can cause into a sentence and an exit code."""
     try:
-        yield
+        with Interruptible():
+            yield
     except WebgemmaError as error:
         fail(str(error))
     except KeyboardInterrupt:
-        err.print("stopped")
-        raise typer.Exit(130) from None
-    except BrokenPipeError:  # as in `webgemma list | head -1`
-        sys.stderr.close()
+        raise typer.Exit(EXIT_CODE) from None
+    except BrokenPipeError:  # as in `webgemma kernels norm | head -1`
+        discard_output()
         raise typer.Exit(0) from None
     except MemoryError:
         fail("The memory of this machine is full; use a smaller model or a shorter prompt.")
     except OSError as error:
-        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
+        fail(sentence(error))
 
 
 def write_json(value: Any) -> None:
     """Write one JSON value to standard output."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    text = json.dumps(value, ensure_ascii=not writes_unicode(), indent=2)
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
