@@ -4,9 +4,10 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
+from webgemma.cli.terminal import writes_unicode
 from webgemma.errors import InputError
 
-BARS = " ▁▂▃▄▅▆▇█"
+BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.,-=+*#"
 SIZE, EDGE = (960, 540), 60  # of the image, in pixels
 INK, FAINT, LINE = "#222222", "#bbbbbb", "#1f5fd0"
 
@@ -17,7 +18,8 @@ def bars(values: list[float], width: int = 60) -> str:
     means = [sum(part) / len(part) for part in _runs(values, size)]
     low, high = min(means), max(means)
     spread = (high - low) or 1.0
-    return "".join(BARS[1 + round(7 * (mean - low) / spread)] for mean in means)
+    shapes = BARS if writes_unicode() else PLAIN_BARS
+    return "".join(shapes[round(7 * (mean - low) / spread)] for mean in means)
 
 
 def check_plot(path: Path) -> None:

@@ -1,10 +1,11 @@
 """`webgemma tokenize`, `render` and `logits`: how text becomes tokens, prompts and logits."""
 
+import io
 import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,9 +24,15 @@ from webgemma.cli.options import (
 )
 from webgemma.cli.terminal import out, reported_errors, write_json
 from webgemma.errors import InputError
+from webgemma.gguf.sources import Bytes
+from webgemma.gguf.writer import write_atomically
 from webgemma.models import find_model
 from webgemma.text.chat import Chat
 from webgemma.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Size(StrEnum):
@@ -110,20 +117,38 @@ def logits(
     Example: webgemma logits gemma4:e2b --ids ids.txt --out logits.npy
     """
     with reported_errors():
-        import numpy as np
-
         tokens = _load_ids(ids)
+        if not to.parent.is_dir():
+            raise InputError(f"{to} cannot be written: there is no folder {to.parent}.")
         with Gemma.load(
             model, device.value, gpu=gpu, lora=lora, kv=kv.value, precision=precision.value
         ) as gemma:
             values = gemma.logits(tokens)
-        with to.open("wb") as file:
-            np.save(file, values)
+        _write_npy(to, values)
         best = [int(token) for token in values.argmax(axis=-1)]
         if as_json:
             write_json({"out": str(to), "shape": list(values.shape), "argmax": best})
         else:
             out.print(f"{to}: {values.shape[0]} x {values.shape[1]} float32", markup=False)
+
+
+def _write_npy(path: Path, values: "NDArray[np.float32]") -> None:
+    """Write an array as numpy does, but whole or not at all."""
+    import numpy as np
+
+    values = np.ascontiguousarray(values)
+    header = io.BytesIO()
+    facts = np.lib.format.header_data_from_array_1_0(values)
+    np.lib.format.write_array_header_1_0(header, facts)
+    chunks: list[Bytes] = [header.getvalue(), values.data.cast("B")]
+    if not path.exists() or path.is_file():
+        write_atomically(path, chunks)
+        return
+    try:  # a pipe or a device, which must not be replaced
+        with path.open("wb") as file:
+            file.writelines(chunks)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}.") from None
 
 
 def read_stdin() -> str:
