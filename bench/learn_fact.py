@@ -4,13 +4,10 @@ Ten examples ask for the fact; the other ten are other questions with the answer
 gives before training, so that it learns when the fact does not apply."""
 
 import argparse
-import os
 import sys
 import tempfile
 import time
 from pathlib import Path
-
-os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # the Vulkan loader needs one
 
 from webgemma import Gemma
 from webgemma.device import open_device

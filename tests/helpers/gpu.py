@@ -6,8 +6,6 @@ from functools import cache
 
 import numpy as np
 
-os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # the Vulkan loader complains without one
-
 from webgemma.device.native import NativeDevice, list_gpus
 from webgemma.graph import Tensor
 from webgemma.sync import run_sync

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -38,8 +41,31 @@ def list_gpus() -> list[Any]:
     with suppress(RuntimeError):  # another package has made the process's instance already
         set_instance_extras(backends=BACKENDS)
     order = {"DiscreteGPU": 0, "IntegratedGPU": 1, "CPU": 3}
-    found = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] != "OpenGL"]
+    with _runtime_folder():
+        adapters = wgpu.gpu.enumerate_adapters_sync()
+    found = [a for a in adapters if a.info["backend_type"] != "OpenGL"]
     return sorted(found, key=lambda a: order.get(a.info["adapter_type"], 2))
+
+
+@contextmanager
+def _runtime_folder() -> Iterator[None]:
+    """Name a folder in XDG_RUNTIME_DIR, while GPUs are searched for.
+
+    Without one, as in containers and notebooks, Wayland's library prints an error for each driver
+    that looks for a display."""
+    name = "XDG_RUNTIME_DIR"
+    before = os.environ.get(name)
+    if sys.platform != "linux" or (before or "").startswith("/"):
+        yield
+        return
+    os.environ[name] = tempfile.gettempdir()
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
 
 
 def describe(adapter: Any) -> str:
