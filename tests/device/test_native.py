@@ -1,10 +1,12 @@
 """WebGPU through wgpu: plans that run repeatedly, reading results, and a device that is lost."""
 
+import os
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from helpers.gpu import device, get, put
@@ -173,3 +175,44 @@ def test_closing_a_device_ends_its_thread() -> None:
         text=True,
     )
     assert (ended.returncode, ended.stdout) == (0, "")
+
+
+def test_ctrl_c_inside_a_callback_of_the_library_is_raised(
+    eager: NativeDevice, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Waiting for results, that is where most of them are noticed: the library would drop them."""
+    plan, total = counter(eager, 3)
+    eager.run(plan)
+
+    def interrupt(frame: FrameType, _event: str, _: object) -> None:
+        if frame.f_code.co_name == "_mapped":
+            raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            number(eager, total)
+    finally:
+        sys.settrace(before)
+    assert number(eager, total) == 3
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="XDG_RUNTIME_DIR is of Linux")
+@pytest.mark.parametrize("folder", [None, "", "/run/user/nobody"])
+def test_gpus_are_found_in_silence_and_the_environment_stays(folder: str | None) -> None:
+    """In containers and notebooks XDG_RUNTIME_DIR is not set, and drivers complain of that."""
+    code = """
+import os
+from webgemma.device import open_device
+
+open_device().close()
+print(repr(os.environ.get("XDG_RUNTIME_DIR")))
+"""
+    env = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
+    env |= {} if folder is None else {"XDG_RUNTIME_DIR": folder}
+    made = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert (made.stdout, made.stderr) == (f"{folder!r}\n", "")

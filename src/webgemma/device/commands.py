@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import count
+from threading import local
 from time import monotonic, sleep, thread_time
+from types import TracebackType
 from typing import Any
 
 import wgpu  # type: ignore[import-untyped]
@@ -25,10 +28,22 @@ MAP_TIMEOUT_SECONDS = 5.0
 STAGING = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
 
 
-@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
-def _mapped(status: int, _message: Any, userdata: Any, _: Any) -> None:
-    """Store the status; the library calls this inside a poll."""
-    ffi.cast("int *", userdata)[0] = status
+_statuses: dict[int, int] = {}  # of buffers that were mapped, by the number of the request
+_numbers = count(1)
+_kept = local()  # .error: the exception that this thread's callback could not raise
+
+
+def _keep(_type: type[BaseException], error: BaseException, traceback: TracebackType) -> None:
+    """Finish a callback that was interrupted; the code that polls raises the exception."""
+    given = traceback.tb_frame.f_locals
+    _statuses[int(ffi.cast("intptr_t", given["number"]))] = given["status"]
+    _kept.error = error
+
+
+@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", onerror=_keep)  # type: ignore[untyped-decorator]
+def _mapped(status: int, _message: Any, number: Any, _: Any) -> None:
+    """Store the status; the library calls this inside a poll, where Ctrl-C is often raised."""
+    _statuses[int(ffi.cast("intptr_t", number))] = status
 
 
 class Recording:
@@ -126,21 +141,23 @@ class Commands:
 
     def fetch(self, staging: Any, nbytes: int, index: int) -> bytes:
         """Return what a staging buffer holds when the submission with this index is done."""
-        status, info = ffi.new("int *"), ffi.new("WGPUBufferMapCallbackInfo *")
+        info, number = ffi.new("WGPUBufferMapCallbackInfo *"), next(_numbers)
         info.mode, info.callback = lib.WGPUCallbackMode_AllowProcessEvents, _mapped
-        info.userdata1 = status
+        info.userdata1 = ffi.cast("void *", number)
         submission = ffi.new("WGPUSubmissionIndex *", index)
         raw = staging._internal
         with self.errors():
             libf.wgpuBufferMapAsync(raw, lib.WGPUMapMode_Read, 0, nbytes, info[0])
             libf.wgpuDevicePoll(self._raw, True, submission)
             deadline = monotonic() + MAP_TIMEOUT_SECONDS
-            while not status[0] and monotonic() < deadline:
+            while number not in _statuses and monotonic() < deadline:
                 sleep(0)  # another thread's poll has the result and is about to store it
-            if status[0] != lib.WGPUMapAsyncStatus_Success:
+            if _statuses.pop(number, None) != lib.WGPUMapAsyncStatus_Success:
                 raise DeviceError(f"{self._name} does not respond: it may have been lost.")
             data = bytes(ffi.buffer(lib.wgpuBufferGetConstMappedRange(raw, 0, nbytes), nbytes))
             libf.wgpuBufferUnmap(raw)
+        if error := _kept.__dict__.pop("error", None):
+            raise error
         return data
 
     def settle(self) -> None:
