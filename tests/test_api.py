@@ -1,6 +1,8 @@
 """The public API: load, logits, generate and chat, what they yield, and their errors."""
 
+import copy
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +44,16 @@ def test_the_public_names() -> None:
         "Gemma",
     }
     assert all(hasattr(webgemma, name) for name in webgemma.__all__)
+
+
+def test_a_model_says_what_it_is(small: Gemma) -> None:
+    assert repr(small) == "<Gemma 'small.gguf' on CPU (numpy), context 512>"
+
+
+@pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_loaded_model_cannot_be_pickled(small: Gemma, way: Callable[[Gemma], object]) -> None:
+    with pytest.raises(InputError, match="cannot be pickled or copied: load it in each process"):
+        way(small)
 
 
 def test_logits_are_those_of_transformers(load: Callable[..., Gemma]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import pydoc
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 from webgemma import Gemma, InputError, ModelNotFoundError, Piece
 from webgemma.engine.gpu import GpuEngine
 from webgemma.models import BUNDLED_PATH
+from webgemma.settings import SETTINGS, Settings
 
 DEVICES = ("cpu", "gpu")
 TICK = 0.01  # seconds
@@ -572,6 +574,28 @@ def test_both_faces_have_the_same_signature(name: str) -> None:
     assert plain.__qualname__ == f"Gemma.{name}"
     assert asynchronous.__qualname__ == f"Gemma.a{name}"
     assert plain.__module__ == asynchronous.__module__ == "webgemma.api"
+
+
+@pytest.mark.parametrize("name", ["chat", "achat", "generate", "agenerate"])
+def test_help_names_and_explains_every_setting(name: str) -> None:
+    text = pydoc.render_doc(getattr(Gemma, name), renderer=pydoc.plaintext)
+    parameters = inspect.signature(getattr(Gemma, name)).parameters
+    for setting in SETTINGS.values():
+        assert parameters[setting.name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert f"{setting.name}: " in text
+        assert setting.help in text
+        assert setting.help in pydoc.render_doc(Settings, renderer=pydoc.plaintext)
+
+
+@pytest.mark.parametrize("prefix", ["", "a"])
+def test_help_explains_every_parameter(prefix: str) -> None:
+    for name in ("load", "chat"):
+        face = getattr(Gemma, prefix + name)
+        text = pydoc.render_doc(face, renderer=pydoc.plaintext)
+        own = set(inspect.signature(face).parameters) - {"self", "messages", *SETTINGS}
+        assert [parameter for parameter in own if f"`{parameter}" not in text] == []
+    for parameter in ("device", "tools", "think", "continue_last"):
+        assert parameter in (Gemma.__doc__ or "")
 
 
 def test_every_coroutine_has_two_faces() -> None:

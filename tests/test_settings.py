@@ -62,8 +62,9 @@ def test_a_wrong_value_gets_a_sentence(name: str, value: Any, message: str) -> N
 
 def test_the_api_takes_every_setting_as_a_keyword() -> None:
     for method in (Gemma.chat, Gemma.achat, Gemma.generate, Gemma.agenerate):
-        keywords = inspect.signature(method).parameters["settings"].annotation
-        assert keywords.__args__ == (Settings,)
+        parameters = inspect.signature(method).parameters
+        types = {name: parameters[name].annotation for name in SETTINGS}
+        assert types == get_type_hints(Settings)
 
 
 def test_the_command_line_has_an_option_for_every_setting() -> None:

@@ -8,7 +8,17 @@ import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, TypeAlias, Unpack, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    BinaryIO,
+    Literal,
+    NoReturn,
+    Self,
+    TypeAlias,
+    Unpack,
+    get_args,
+)
 
 from webgemma.engine.gpu import GpuEngine
 from webgemma.engine.interface import DeviceName, Engine, EngineOptions, KvName, PrecisionName
@@ -60,7 +70,16 @@ SavedPath: TypeAlias = "str | os.PathLike[str] | BinaryIO"
 
 
 class Gemma:
-    """A loaded model. `Gemma.load(…)` or `await Gemma.aload(…)` makes one."""
+    """A loaded model, which `Gemma.load(model=None, device="auto", …)` makes; `with` closes it.
+
+    - `chat(messages, tools=…, think=…, continue_last=…, …)` replies to a conversation, and
+      `generate(prompt, …)` continues a text; both yield pieces as they are generated.
+    - `logits(ids)`, `encode_image(image)` and `encode_audio(audio)` return arrays.
+    - `set_lora(lora)` applies adapters; `fork()`, `save(path)` and `restore(path)` are for
+      conversations; `close()` frees what the model holds.
+
+    What computes can also be awaited, by a name that begins with an a: `aload`, `achat` and so on.
+    `help(Gemma.load)` and `help(Gemma.chat)` explain all parameters and settings."""
 
     def __init__(
         self,
@@ -86,6 +105,15 @@ class Gemma:
         self._engine = engine
         self._replies = Replies(config, tokenizer, engine, context)
         self._template = chat
+
+    def __repr__(self) -> str:
+        return f"<Gemma {self.name!r} on {self.device}, context {self.context}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            f"{self.name} is loaded and cannot be pickled or copied: load it in each process, with "
+            "Gemma.load(…); in the same one, fork() gives a second conversation."
+        )
 
     # Loading
 

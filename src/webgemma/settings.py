@@ -136,6 +136,17 @@ def _declared() -> dict[str, Setting]:
 SETTINGS: Mapping[str, Setting] = _declared()
 
 
+def _described(setting: Setting) -> str:
+    default = "" if setting.default in (None, (), {}) else f" Gemma's default is {setting.default}."
+    only = "DiffusionGemma only. " if setting.applies == "diffusion" else ""
+    return f"    - `{setting.name}`: {only}{setting.help}{default}"
+
+
+Settings.__doc__ = "\n".join(  # for help(Settings) and help(Gemma.chat)
+    [f"{Settings.__doc__ or ''}\n", *(_described(setting) for setting in SETTINGS.values())]
+)
+
+
 def applicable(diffusion: bool) -> dict[str, Setting]:
     """Return the settings that mean something to a model that denoises, or to one that samples."""
     kinds = ("all", "diffusion" if diffusion else "sampling")

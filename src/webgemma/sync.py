@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import update_wrapper
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_args
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_args, get_type_hints
 from weakref import WeakSet
 
 from webgemma.errors import InputError
@@ -333,7 +333,8 @@ def plain_stream(
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         return self.worker.iterate(method(self, *args, **kwargs))
 
-    face, signature = _named(call, method, ""), inspect.signature(method)
+    face = _named(call, method, "")
+    signature = inspect.signature(face)
     item = get_args(signature.return_annotation)[0]
     iterator: Any = Iterator  # a value here, not a type
     face.__dict__["__signature__"] = signature.replace(return_annotation=iterator[item])
@@ -394,10 +395,43 @@ def asynchronous_constructor(
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class _LeftOut:
+    """The default of a keyword that may be left out, as help() shows it."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+_LEFT_OUT = _LeftOut()
+
+
 def _named(face: F, method: Callable[..., Any], prefix: str) -> F:
     """Give a face the documentation and signature of its method, and a public name."""
     update_wrapper(face, method)
     name = prefix + method.__name__.lstrip("_")
     face.__qualname__ = face.__qualname__.replace(method.__name__, name)
     face.__name__ = name
+    keywords = _keywords(method)
+    if keywords is not None:
+        signature, documentation = _with_keywords(inspect.signature(method), keywords)
+        face.__dict__["__signature__"] = signature
+        face.__doc__ = f"{inspect.cleandoc(face.__doc__ or '')}\n\n{documentation}"
     return face
+
+
+def _keywords(method: Callable[..., Any]) -> type | None:
+    """Return the TypedDict of a method's keyword arguments, if it has `**name: Unpack[…]`."""
+    last = [*inspect.signature(method).parameters.values()][-1:]
+    unpacked = [get_args(p.annotation) for p in last if p.kind is p.VAR_KEYWORD]
+    return next((types[0] for types in unpacked if types), None)
+
+
+def _with_keywords(signature: inspect.Signature, keywords: type) -> tuple[inspect.Signature, str]:
+    """Name each key of a TypedDict in a signature; return that, and what the keys mean."""
+    *before, last = signature.parameters.values()
+    named = [
+        inspect.Parameter(name, last.KEYWORD_ONLY, default=_LEFT_OUT, annotation=type_)
+        for name, type_ in get_type_hints(keywords).items()
+    ]
+    meaning = f"{last.name.capitalize()}:\n\n{inspect.cleandoc(keywords.__doc__ or '')}"
+    return signature.replace(parameters=[*before, *named]), meaning
