@@ -7,7 +7,7 @@ SPREAD := -n 2 --dist loadfile
 
 .PHONY: chat test lint types pytest browser vulkan chromium format bench wheel clean
 
-chat: $(VENV)/ready  ## talk to the bundled model; from a pipe, answer and end
+chat: $(VENV)/ready $(VENV)/told  ## talk to the bundled model; from a pipe, answer and end
 	@$(BIN)/webgemma run
 
 test: lint types pytest browser  ## all that CI runs
@@ -66,6 +66,13 @@ clean:
 $(VENV)/ready: pyproject.toml | $(VENV)/created
 	@echo "setting up $(VENV) ..."
 	@$(PIP) install --editable .
+	@touch $@
+
+# Said once, by the first `make chat`.
+$(VENV)/told: | $(VENV)/ready
+	@echo "webgemma is installed in $(VENV): the command is $(BIN)/webgemma, and after" >&2
+	@echo "  source $(BIN)/activate" >&2
+	@echo "it is webgemma, and Python finds it, too. README.md says how to have it everywhere." >&2
 	@touch $@
 
 # micropip is for the Python in the browser, which is a newer one than here.
