@@ -18,6 +18,7 @@ from webgemma.sync import IN_BROWSER, has_event_loop, on_event_loop
 
 BUNDLED = "the bundled model"
 BUNDLED_PATH = Path(__file__).parent / "demo" / "webgemma-demo-Q8_0.gguf"
+BUNDLED_SHA256 = "371273fdfcd5e5abe29d834bd57457348d948005f0706ae15538d6053e783074"
 DEFAULT_CONTEXT = 32768  # unless more is requested: the GPU allocates its cache at once
 
 Message = Mapping[str, Any]

@@ -159,14 +159,30 @@ def test_list(store: dict[str, str]) -> None:
     assert "gemma4:tiny" in table.stdout
     assert "alice/story:v1" in table.stdout
     listed = json.loads(webgemma("list", "--json", env=store).stdout)
-    assert [entry["name"] for entry in listed] == ["alice/story:v1", "gemma4:tiny"]
-    assert listed[1]["nbytes"] >= len(DATA)
+    assert [entry["name"] for entry in listed] == ["-", "alice/story:v1", "gemma4:tiny"]
+    assert listed[2]["nbytes"] >= len(DATA)
+
+
+def test_list_marks_what_cannot_run(store: dict[str, str], tmp_path: Path) -> None:
+    other = tiny_gguf(replace(SMALL, metadata={"general.architecture": "llama"}))
+    add_model(tmp_path, "llama9:tiny", gguf=other)
+    table = webgemma("list", env=store).stdout
+    runs = {line.split()[0]: line.split()[-1] for line in table.splitlines()[1:5]}
+    expected = {"-": "yes", "gemma4:tiny": "yes", "alice/story:v1": "no", "llama9:tiny": "no"}
+    assert runs == expected
+    assert "llama9:tiny cannot run: " in table
+    assert "'llama', not Gemma 4" in table
+    listed = json.loads(webgemma("list", "--json", env=store).stdout)
+    assert {entry["name"]: "no" if entry["problem"] else "yes" for entry in listed} == expected
 
 
 def test_list_of_an_empty_store(tmp_path: Path) -> None:
-    result = webgemma("list", env={"OLLAMA_MODELS": str(tmp_path)})
+    env = {"OLLAMA_MODELS": str(tmp_path)}
+    result = webgemma("list", env=env)
     assert result.returncode == 0
     assert "ollama pull" in result.stdout
+    (bundled,) = json.loads(webgemma("list", "--json", env=env).stdout)
+    assert (bundled["name"], bundled["quantisation"], bundled["problem"]) == ("-", "Q8_0", None)
 
 
 def test_show_prints_sizes_layers_and_memory(model: Path) -> None:
@@ -205,6 +221,25 @@ def test_verify_a_plain_file(model: Path) -> None:
     assert webgemma("verify", model, "--sha256", digest).returncode == 0
     assert "damaged" in refused("verify", model, "--sha256", "0" * 64)
     assert "digest" in refused("verify", model, "--sha256", "abc")
+
+
+def test_verify_the_bundled_model() -> None:
+    for args in (["verify", "-"], ["verify"]):
+        result = webgemma(*args)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.startswith("ok  webgemma-demo-Q8_0.gguf")
+    sentence = refused("verify", "-", "--sha256", "0" * 64)
+    assert "is damaged" in sentence
+    assert "Install webgemma again." in sentence
+
+
+def test_without_a_model_it_is_the_bundled_one(tmp_path: Path) -> None:
+    (tmp_path / "ids.txt").write_text("2 30")
+    out = tmp_path / "logits.npy"
+    options = ("--ids", tmp_path / "ids.txt", "--out", out, "--device", "cpu", "--json")
+    assert json.loads(webgemma("logits", *options).stdout)["shape"] == [2, 8192]
+    assert json.loads(webgemma("show", "--json").stdout)["name"] == "the bundled model"
+    assert json.loads(webgemma("tokenize", "--json", stdin="the").stdout)[0]["piece"] == "the"
 
 
 def test_tokenize(model: Path) -> None:
@@ -301,7 +336,6 @@ def test_wrong_ids_get_a_sentence(tmp_path: Path, model: Path) -> None:
         (["run", "-", "no " * 2000], "", "tokens, but the context holds 1024"),
         (["run", "a//b", "hi"], "", "model name"),
         (["verify", "https://example.org/x.gguf"], "", "is on a server"),
-        (["verify", "-"], "", "its digest is not known"),
         (["show", "-", "--context", "0"], "", "context"),
         (["render"], "not json", "is not JSON"),
         (["render"], "{}", "messages"),

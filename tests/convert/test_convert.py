@@ -231,6 +231,9 @@ def test_the_command_line(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == 1
     assert "--force replaces it" in again.output
+    replaced = CliRunner().invoke(app, [*arguments, "--force", "--json"])
+    facts = {"out": str(target), "nbytes": target.stat().st_size, "format": "stored"}
+    assert json.loads(replaced.stdout) == facts
     with Gguf.open(target) as gguf:
         config = Config.from_gguf(gguf)
     assert config.diffusion is not None

@@ -1,5 +1,6 @@
 """Merging adapters into a model: equal logits, other tensors unchanged, no file overwritten."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,8 +113,13 @@ def test_the_merge_command(tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert message in " ".join(result.output.split())
     assert out.read_bytes() == before
-    assert CliRunner().invoke(app, [*command, str(out), "--force"]).exit_code == 0
+    result = CliRunner().invoke(app, [*command, str(out), "--force", "--json"])
+    assert result.exit_code == 0
     assert out.read_bytes() != before
+    facts = json.loads(result.stdout)
+    assert (facts["out"], facts["nbytes"]) == (str(out), out.stat().st_size)
+    assert len(facts["changed"]) == 6
+    assert set(facts["changed"].values()) == {"F32"}
 
 
 def test_adapters_that_change_nothing_are_rejected(tmp_path: Path) -> None:

@@ -159,6 +159,16 @@ def test_bench_on_the_cpu(model: Path) -> None:
     assert "copy_nbytes_per_second" not in facts
 
 
+def test_bench_computes_where_run_does(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU that is numpy."""
+    task = ("bench", model, "--prompt", 3, "--decode", 1, "--repetitions", 1)
+    monkeypatch.setattr("webgemma.device.native.list_gpus", list)
+    assert answer(*task)["device"] == "CPU (numpy)"
+    assert "No GPU found" in webgemma(*task, terminal=True).stderr
+    assert "There is no GPU" in refused(*task, "--device", "gpu")
+    assert "--lora is timed on a GPU only" in refused(*task, "--lora", "none")
+
+
 def test_bench_needs_no_vocabulary(tmp_path: Path) -> None:
     path = tmp_path / "ids.gguf"
     missing: dict[str, object] = {f"tokenizer.ggml.{x}": None for x in ("tokens", "token_type")}
@@ -170,7 +180,6 @@ def test_bench_needs_no_vocabulary(tmp_path: Path) -> None:
 
 def test_a_machine_without_a_gpu_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("webgemma.device.native.list_gpus", list)
-    assert "--device cpu" in refused("bench", model, "--prompt", 5)
     assert "There is no GPU" in refused("check", model)
     listed = webgemma("gpus")
     assert listed.exit_code == 0

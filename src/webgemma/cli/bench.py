@@ -21,7 +21,7 @@ from webgemma.cli.options import (
     Precision,
     PrecisionOption,
 )
-from webgemma.cli.terminal import format_nbytes, out, reported_errors, write_json
+from webgemma.cli.terminal import err, format_nbytes, out, reported_errors, write_json
 from webgemma.device import Device as Gpu
 from webgemma.device import open_device
 from webgemma.diagnostics.bench import Task, copy_rate, time_gpu, time_reference
@@ -36,7 +36,7 @@ from webgemma.sync import run_sync
 
 
 def bench(
-    model: ModelArgument,
+    model: ModelArgument = None,
     prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 512,
     decode: Annotated[int, typer.Option(help="Tokens to generate after it.")] = 128,
     depth: Annotated[int, typer.Option(help="Tokens before the prompt.")] = 0,
@@ -65,14 +65,13 @@ def bench(
                     "bench/diffusion.py in webgemma's repository times canvases."
                 )
             task.check(config.context)
-            if device == Device.cpu and lora:
-                raise InputError("--lora is timed on a GPU only; leave --device cpu out.")
-            if device == Device.cpu:
-                facts = _cpu_facts(gguf, config, task)
+            opened = _open(device, gpu)
+            if opened is None:
+                facts = _cpu_facts(gguf, config, task, lora)
             else:
-                adapters = fitted_adapters(lora, config)
-                mode = (kv.value, precision.value)
-                with closing(_open(device, gpu)) as opened:
+                with closing(opened):
+                    adapters = fitted_adapters(lora, config)
+                    mode = (kv.value, precision.value)
                     facts = _gpu_facts(gguf, config, adapters, task, *mode, opened)
         facts = {"model": found.label, **facts, "task": asdict(task)}
         if as_json:
@@ -81,7 +80,9 @@ def bench(
             _print(facts, task)
 
 
-def _cpu_facts(gguf: Gguf, config: Config, task: Task) -> dict[str, Any]:
+def _cpu_facts(gguf: Gguf, config: Config, task: Task, lora: list[str] | None) -> dict[str, Any]:
+    if lora:
+        raise InputError("--lora is timed on a GPU only; --device gpu also takes a software one.")
     speed = time_reference(gguf, config, task)
     return {
         "device": "CPU (numpy)",
@@ -125,16 +126,19 @@ def _gpu_facts(
     }
 
 
-def _open(device: Device, gpu: str | None) -> Gpu:
-    software = device == Device.gpu or gpu is not None
+def _open(device: Device, gpu: str | None) -> Gpu | None:
+    """Open the GPU that `run` would use with the same options; None: it computes in numpy."""
+    if device == Device.cpu:
+        return None
+    required = device == Device.gpu or gpu is not None
     try:
-        return open_device(gpu, software=software)
-    except DeviceError as error:
-        if software:
+        return open_device(gpu, software=required)
+    except DeviceError:
+        if required:
             raise
-        raise DeviceError(
-            f"{error} --device cpu times numpy on the CPU, --device gpu a software GPU."
-        ) from None
+        if err.is_terminal:
+            err.print("No GPU found: computing on the CPU, in numpy.", style="dim")
+        return None
 
 
 def _print(facts: dict[str, Any], task: Task) -> None:

@@ -33,7 +33,7 @@ LARGE_NBYTES = 1 << 30  # of a file: the reference takes minutes
 
 
 def check(
-    model: ModelArgument,
+    model: ModelArgument = None,
     tokens: Annotated[int, typer.Option(help="How many tokens to compute.")] = 8,
     gpu: GpuOption = None,
     lora: LoraOption = None,

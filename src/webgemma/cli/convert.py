@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from webgemma.cli.terminal import bytes_bar, format_nbytes, out, reported_errors
+from webgemma.cli.options import JsonOption
+from webgemma.cli.terminal import bytes_bar, format_nbytes, out, reported_errors, write_json
 from webgemma.convert import convert as convert_folder
 from webgemma.errors import InputError
 
@@ -27,6 +28,7 @@ def convert(
         Format, typer.Option(help="How to store matrices; stored: as they are.")
     ] = Format.stored,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Convert a DiffusionGemma or Gemma 4 folder of Hugging Face to a GGUF file.
 
@@ -39,4 +41,7 @@ def convert(
             raise InputError(f"{to} already exists; --force replaces it.")
         with bytes_bar("converting") as show:
             convert_folder(folder, to, format=format.value, progress=show)
+        if as_json:
+            write_json({"out": str(to), "nbytes": to.stat().st_size, "format": format.value})
+            return
         out.print(f"{to}: {format_nbytes(to.stat().st_size)}", markup=False, soft_wrap=True)

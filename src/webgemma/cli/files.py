@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from webgemma.cli.options import JsonOption, ModelArgument
@@ -19,62 +20,98 @@ from webgemma.cli.terminal import (
     reported_errors,
     write_json,
 )
-from webgemma.errors import InputError
+from webgemma.errors import GgufError, InputError
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gemma.tensors import canonical_tensors
-from webgemma.gguf.ollama import OllamaStore, parse_digest, sha256_file
+from webgemma.gguf.ollama import OllamaModel, OllamaStore, parse_digest, sha256_file
 from webgemma.gguf.reader import Gguf
-from webgemma.models import FoundModel, find_model, needs_await
+from webgemma.models import (
+    BUNDLED_PATH,
+    BUNDLED_SHA256,
+    FoundModel,
+    find_model,
+    needs_await,
+)
+from webgemma.web.gpu_memory import gpu_size
 
 
 def list_models(as_json: JsonOption = False) -> None:
-    """List the models in Ollama's store on this machine.
+    """List the bundled model and those in Ollama's store on this machine.
 
     Example: webgemma list
     """
     with reported_errors():
         store = OllamaStore()
-        models = store.list()
+        stored = [_stored_facts(model) for model in store.list()]
+        facts = [_bundled_facts(), *stored]
         if as_json:
-            write_json(
-                [
-                    {
-                        "name": str(model.name),
-                        "nbytes": model.nbytes,
-                        "family": str(model.config.get("model_family", "")),
-                        "quantisation": str(model.config.get("file_type", "")),
-                        "modified": _time(model.modified_seconds).isoformat(),
-                    }
-                    for model in models
-                ]
-            )
+            write_json(facts)
             return
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in ("name", "family", "parameters", "quantisation", "size", "modified"):
-            table.add_column(
-                column, justify="right" if column in ("parameters", "size") else "left"
-            )
-        for model in models:
-            config = model.config
-            table.add_row(
-                str(model.name),
-                str(config.get("model_family", "")),
-                str(config.get("model_type", "")),
-                str(config.get("file_type", "")),
-                format_nbytes(model.nbytes),
-                f"{_time(model.modified_seconds):%Y-%m-%d %H:%M}",
-            )
-        if models:
-            out.print(table)
-        else:
+        out.print(_model_table(facts))
+        for each in facts:
+            if each["problem"]:
+                line = f"{each['name']} cannot run: {each['problem']}"
+                out.print(line, style="dim", markup=False, soft_wrap=True)
+        if not stored:
             out.print(f"No models in {store.root}. Pull one: ollama pull gemma4:e2b", markup=False)
         for problem in store.problems:
-            err.print(f"[yellow]note:[/] {problem}", markup=True, soft_wrap=True)
+            err.print(f"[yellow]note:[/] {escape(problem)}", soft_wrap=True)
+
+
+def _bundled_facts() -> dict[str, Any]:
+    with find_model(None).open() as gguf:
+        config = Config.from_gguf(gguf)
+        return {
+            "name": "-",
+            "family": config.architecture,
+            "parameters": format_count(config.parameters),
+            "quantisation": _formats(gguf).most_common(1)[0][0],
+            "nbytes": gguf.nbytes,
+            "modified": _time(BUNDLED_PATH.stat().st_mtime).isoformat(),
+            "problem": None,
+        }
+
+
+def _stored_facts(model: OllamaModel) -> dict[str, Any]:
+    """Return what is listed of a model of the store, and why it cannot run, if so."""
+    try:
+        problem = gpu_size(model.path, str(model.name)).problem
+    except GgufError as error:  # it has no weights on this machine
+        problem = str(error)
+    return {
+        "name": str(model.name),
+        "family": str(model.config.get("model_family", "")),
+        "parameters": str(model.config.get("model_type", "")),
+        "quantisation": str(model.config.get("file_type", "")),
+        "nbytes": model.nbytes,
+        "modified": _time(model.modified_seconds).isoformat(),
+        "problem": problem,
+    }
+
+
+def _model_table(models: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("name", "family", "parameters", "quantisation", "size", "modified", "runs"):
+        table.add_column(column, justify="right" if column in ("parameters", "size") else "left")
+    for model in models:
+        bundled = model["name"] == "-"
+        modified = datetime.fromisoformat(model["modified"])
+        table.add_row(
+            "- (bundled)" if bundled else model["name"],
+            model["family"],
+            model["parameters"],
+            model["quantisation"],
+            format_nbytes(model["nbytes"]),
+            "" if bundled else f"{modified:%Y-%m-%d %H:%M}",
+            "no" if model["problem"] else "yes",
+            style="dim" if model["problem"] else None,
+        )
+    return table
 
 
 def show(
-    model: ModelArgument,
+    model: ModelArgument = None,
     context: Annotated[
         int, typer.Option(help="The context length for the memory of the cache.")
     ] = 8192,
@@ -103,9 +140,6 @@ def describe(found: FoundModel, gguf: Gguf, context: int) -> dict[str, Any]:
     tensors = canonical_tensors(gguf)
     projector = _projector(found)
     encoders = EncoderConfigs.from_gguf(projector) if projector else EncoderConfigs.from_gguf(gguf)
-    formats: Counter[str] = Counter()
-    for tensor in gguf.tensors.values():
-        formats[tensor.format.name] += tensor.nbytes
     text_nbytes = sum(x.nbytes for n, x in tensors.items() if not n.startswith(("v.", "a.", "mm.")))
     table = tensors.get("per_layer_token_embd.weight")
     table_nbytes = table.nbytes if table else 0
@@ -135,7 +169,7 @@ def describe(found: FoundModel, gguf: Gguf, context: int) -> dict[str, Any]:
             and {"layers": encoders.audio.layers, "width": encoders.audio.width},
         },
         "file_nbytes": gguf.nbytes,
-        "formats_nbytes": dict(formats.most_common()),
+        "formats_nbytes": dict(_formats(gguf).most_common()),
         "memory_nbytes": {
             "weights": text_nbytes - table_nbytes,
             "per_layer_table": table_nbytes,
@@ -148,7 +182,7 @@ def describe(found: FoundModel, gguf: Gguf, context: int) -> dict[str, Any]:
 
 
 def verify(
-    model: ModelArgument,
+    model: ModelArgument = None,
     sha256: Annotated[
         str | None,
         typer.Option(help="The digest to compare with, for a file outside Ollama's store."),
@@ -160,8 +194,9 @@ def verify(
     Example: webgemma verify gemma4:e2b
     """
     with reported_errors():
-        results = []
-        for label, path, digest in _to_verify(find_model(model), sha256):
+        results, found = [], find_model(model)
+        bundled = found.path == BUNDLED_PATH
+        for label, path, digest in _to_verify(found, sha256):
             with bytes_bar(label, path.stat().st_size) as advance:
                 actual = sha256_file(path, advance)
             results.append({"file": str(path), "label": label, "digest": digest, "actual": actual})
@@ -175,7 +210,7 @@ def verify(
         if bad:
             fail(
                 f"{bad[0]['label']} is damaged: its digest should be sha256:{bad[0]['digest']}. "
-                "Pull the model again."
+                + ("Install webgemma again." if bundled else "Pull the model again.")
             )
 
 
@@ -191,12 +226,22 @@ def _to_verify(found: FoundModel, sha256: str | None) -> list[tuple[str, Path, s
         digest = parse_digest(sha256 if ":" in sha256 else f"sha256:{sha256}")
     elif found.path.name.startswith("sha256-"):  # a blob, named by its digest
         digest = parse_digest(found.path.name)
+    elif found.path == BUNDLED_PATH:
+        digest = BUNDLED_SHA256
     else:
         raise InputError(
             f"{found.path.name} is not from Ollama's store, so its digest is not known; "
             "give it with --sha256."
         )
     return [(found.path.name, found.path, digest)]
+
+
+def _formats(gguf: Gguf) -> Counter[str]:
+    """Return how many bytes of a model are in each format."""
+    formats: Counter[str] = Counter()
+    for tensor in gguf.tensors.values():
+        formats[tensor.format.name] += tensor.nbytes
+    return formats
 
 
 def _projector(found: FoundModel) -> Gguf | None:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from webgemma.cli.options import ModelArgument
-from webgemma.cli.terminal import bytes_bar, err, reported_errors
+from webgemma.cli.options import JsonOption, ModelArgument
+from webgemma.cli.terminal import bytes_bar, err, reported_errors, write_json
 from webgemma.errors import InputError
 from webgemma.models import find_model
 
@@ -19,9 +19,10 @@ def merge_command(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write.")],
     format: Annotated[
-        str, typer.Option(help="The format of changed matrices: same, F16, Q8_0, …")
+        str, typer.Option(help="The format of changed matrices: same, F16, Q8_0 and others")
     ] = "same",
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Merge an adapter into the weights of a new model file.
 
@@ -36,6 +37,9 @@ def merge_command(
         with bytes_bar("merging", gguf.nbytes) as show:
             stored = SAME if format.lower() == SAME else format.upper()
             changed = merge(gguf, adapter, out, format=stored, overwrite=force, progress=show)
+        if as_json:
+            write_json({"out": str(out), "nbytes": out.stat().st_size, "changed": changed})
+            return
         kinds = ", ".join(f"{n} as {kind}" for kind, n in Counter(changed.values()).items())
         err.print(
             f"{out}: {len(changed)} matrices changed ({kinds}).", markup=False, soft_wrap=True

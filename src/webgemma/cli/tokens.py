@@ -43,7 +43,7 @@ class Size(StrEnum):
 
 
 def tokenize(
-    model: ModelArgument,
+    model: ModelArgument = None,
     text: Annotated[
         str | None, typer.Argument(help="The text; standard input if left out.")
     ] = None,
@@ -100,7 +100,8 @@ def render(
 
 
 def logits(
-    model: ModelArgument,
+    model: ModelArgument = None,
+    *,
     ids: Annotated[
         Path, typer.Option(help="A file of token ids: separated by spaces, or a JSON list.")
     ],
