@@ -10,7 +10,7 @@ from helpers.store import add_model
 from helpers.tiny import SMALL, tiny_gguf
 from typer.testing import CliRunner
 
-from webgemma.cli import app
+from webgemma.cli.program import app
 
 DATA = tiny_gguf(SMALL)
 

@@ -21,7 +21,7 @@ from webgemma.cli import (
     web,
 )
 from webgemma.cli.interrupts import EXIT_CODE
-from webgemma.cli.terminal import discard_output, prepare_output, print_error, sentence
+from webgemma.cli.terminal import discard, prepare_output, print_error, sentence
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]  # typer exports only those below it
 
@@ -77,7 +77,7 @@ def run_command() -> int:
     try:
         sys.stdout.flush()
     except OSError as error:  # a full disk, unless the reader is gone, as in `… | head -1`
-        discard_output()
+        discard(sys.stdout)
         if not isinstance(error, BrokenPipeError):
             code, problem = 1, problem or sentence(error)
     if problem:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -53,11 +53,11 @@ def prepare_output() -> None:
             stream.reconfigure(errors="webgemma.spell")
 
 
-def discard_output() -> None:
-    """Send what standard output still holds nowhere, so that the end of Python says nothing."""
+def discard(stream: IO[str]) -> None:
+    """Send what a stream still holds, and all that follows, nowhere: the end of Python is quiet."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
 
 
@@ -83,10 +83,7 @@ def may_be_gone(console: Console) -> Iterator[None]:
     try:
         yield
     except (OSError, SystemExit):  # rich exits if a pipe is broken
-        with suppress(OSError, ValueError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, console.file.fileno())
-            os.close(null)
+        discard(console.file)
 
 
 def fail(message: str) -> NoReturn:
@@ -111,7 +108,7 @@ def reported_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_CODE) from None
     except BrokenPipeError:  # as in `webgemma kernels norm | head -1`
-        discard_output()
+        discard(sys.stdout)
         raise typer.Exit(0) from None
     except MemoryError:
         fail("The memory of this machine is full; use a smaller model or a shorter prompt.")
