@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,8 @@ from helpers.tiny_vision import (
 from webgemma import Gemma, InputError
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import gguf_bytes
+from webgemma.replies import Piece
+from webgemma.text.calls import ToolCall
 from webgemma.web.tab import BUNDLED_URL, Tab
 
 DATA = standin_gguf()
@@ -79,6 +81,64 @@ def test_a_file_is_loaded_and_replies() -> None:
         assert text == "".join(piece.text for piece in pieces)
     done = messages[-1]
     assert (done["type"], done["id"], done["tokens"]) == ("done", 7, 5)
+
+
+def test_a_reply_carries_its_usage_and_is_continued() -> None:
+    asked = json.loads(HELLO)
+    with Gemma.load(BytesSource(DATA), "cpu") as model:
+        pieces = list(model.chat(asked, temperature=0, max_tokens=5))
+        reply = {"role": "assistant", "content": "".join(piece.text for piece in pieces)}
+        rest = list(model.chat([*asked, reply], continue_last=True, temperature=0, max_tokens=5))
+
+    async def act(tab: Tab) -> None:
+        await tab.load(BUNDLED, None, "auto")
+        await tab.chat(1, HELLO, GREEDY)
+        await tab.chat(2, json.dumps([*asked, reply]), GREEDY, (), True)
+
+    messages = messages_of(act)
+    first, second = (m for m in messages if m["type"] == "done")
+    assert pieces[-1].usage
+    assert rest[-1].usage
+    assert first["usage"] == asdict(pieces[-1].usage)
+    assert first["finish"] == "length"
+    assert first["usage"]["reply"] == 5
+    assert second["usage"] == asdict(rest[-1].usage)
+    text = "".join(m["text"] for m in messages if m["type"] == "piece" and m["id"] == 2)
+    assert text == "".join(piece.text for piece in rest)
+    shown = [m["usage"] for m in messages if m["type"] == "piece" and m["id"] == 1]
+    assert all(usage["prompt"] == first["usage"]["prompt"] for usage in shown)
+
+
+def test_turns_that_do_not_fit_are_left_out() -> None:
+    turn = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+    conversation = json.dumps([*turn * 20, turn[0]])
+
+    async def act(tab: Tab) -> None:
+        await tab.load(BUNDLED, 256, "auto")
+        await tab.chat(1, conversation, GREEDY)
+
+    usage = messages_of(act)[-1]["usage"]
+    assert usage["context"] == 256
+    assert 0 < usage["left_out"] < 40
+    assert usage["left_out"] % 2 == 0
+
+
+def test_a_tool_call_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = ToolCall("get_weather", {"city": "Bern"})
+
+    async def achat(*_: Any, **__: Any) -> AsyncIterator[Piece]:
+        yield Piece(1, "", 0.0)
+        yield Piece(2, "", 0.0, tool_calls=(call,), finish="stop")
+
+    async def act(tab: Tab) -> None:
+        await tab.load(BUNDLED, None, "auto")
+        monkeypatch.setattr(Gemma, "achat", achat)
+        await tab.chat(3, HELLO, GREEDY)
+
+    *_, sent, done = messages_of(act)
+    arguments = {"city": "Bern"}
+    assert sent == {"type": "tool_call", "id": 3, "name": "get_weather", "arguments": arguments}
+    assert (done["type"], done["tokens"], done["usage"]) == ("done", 2, None)
 
 
 def test_images_are_passed_beside_the_messages() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from webgemma.gguf.opfs import OpfsStore, stored_id
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import Source
 from webgemma.models import BUNDLED, BUNDLED_PATH, gpu_nbytes
-from webgemma.replies import canvas_runs
+from webgemma.replies import Usage, canvas_runs
 from webgemma.settings import applicable
 from webgemma.web.gpu_memory import free_nbytes
 
@@ -94,22 +95,31 @@ class Tab:
         facts = {"name": model.name, "context": model.context, "device": model.device}
         self._report("loaded", nbytes=model.memory_nbytes, **facts)
 
-    async def chat(self, id: Any, messages: str, settings: str, media: Any = ()) -> None:
+    async def chat(
+        self,
+        id: Any,
+        messages: str,
+        settings: str,
+        media: Any = (),
+        continue_last: bool = False,
+    ) -> None:
         """Reply to a conversation, until the reply ends or is stopped.
 
-        `messages` and `settings` are JSON, in which an image or audio is its index in `media`."""
+        `messages` and `settings` are JSON, in which an image or audio is its index in `media`;
+        `continue_last` continues the last message, which is a reply."""
         conversation = json.loads(messages)
         for part in _media_parts(conversation):
             part[part["type"]] = media[part[part["type"]]]
         reply = self._replies[id] = asyncio.ensure_future(
-            self._reply(id, conversation, json.loads(settings))
+            self._reply(id, conversation, json.loads(settings), continue_last)
         )
         try:
             await reply
         except asyncio.CancelledError:
             if not reply.cancelled():
                 raise
-            self._report("done", id=id, finish="stopped", tokens=0, tokens_per_second=0)
+            facts = {"tokens": 0, "tokens_per_second": 0, "usage": None}
+            self._report("done", id=id, finish="stopped", **facts)
         finally:
             del self._replies[id]
 
@@ -274,7 +284,9 @@ class Tab:
             return await self._store.open(id) if id else None
         return None
 
-    async def _reply(self, id: Any, messages: list[Any], settings: dict[str, Any]) -> None:
+    async def _reply(
+        self, id: Any, messages: list[Any], settings: dict[str, Any], continue_last: bool
+    ) -> None:
         """Generate a reply and report its pieces, then `done` or the error."""
         if self._model is None:
             self._report("error", id=id, kind="other", message="No model is loaded: choose one.")
@@ -295,8 +307,11 @@ class Tab:
         if media:
             encoding(0, 1)  # decoding the files and loading the encoders also takes a while
         try:
-            pieces = self._model.achat(messages, think=think, progress=encoding, **chosen)
+            pieces = self._model.achat(
+                messages, think=think, continue_last=continue_last, progress=encoding, **chosen
+            )
             async for piece in pieces:
+                batch.usage = piece.usage or batch.usage
                 if piece.canvas is not None:
                     batch.flush()
                     self._report_canvas(id, piece.canvas)
@@ -305,6 +320,8 @@ class Tab:
                 start = start if count > 1 else time.monotonic()
                 batch.add(piece.thinking, thinking=True)
                 batch.add(piece.text, thinking=False)
+                for call in piece.tool_calls:
+                    self._report("tool_call", id=id, name=call.name, arguments=call.arguments)
                 finish = piece.finish or finish
         except asyncio.CancelledError:
             pass
@@ -316,7 +333,8 @@ class Tab:
         batch.flush()
         seconds = time.monotonic() - start
         rate = (count - 1) / seconds if count > 1 and seconds > 0 else 0
-        self._report("done", id=id, finish=finish, tokens=count, tokens_per_second=rate)
+        facts = {"tokens": count, "tokens_per_second": rate, "usage": batch.usage_facts()}
+        self._report("done", id=id, finish=finish, **facts)
 
     def _report_canvas(self, id: Any, canvas: Canvas) -> None:
         assert self._model is not None
@@ -368,6 +386,7 @@ class _TextBatch:
         self._tab = tab
         self._id = id
         self._text, self._thinking = "", False
+        self.usage: Usage | None = None  # the latest
         self._flush_seconds = 0.0  # when text was last sent
 
     def add(self, text: str, *, thinking: bool) -> None:
@@ -380,10 +399,15 @@ class _TextBatch:
         if time.monotonic() - self._flush_seconds >= FRAME_SECONDS:
             self.flush()
 
+    def usage_facts(self) -> dict[str, int] | None:
+        """Return the latest usage as JSON."""
+        return asdict(self.usage) if self.usage else None
+
     def flush(self) -> None:
         """Send the text that has been added."""
         if self._text:
-            self._tab._report("piece", id=self._id, text=self._text, thinking=self._thinking)
+            facts = {"thinking": self._thinking, "usage": self.usage_facts()}
+            self._tab._report("piece", id=self._id, text=self._text, **facts)
         self._text, self._flush_seconds = "", time.monotonic()
 
 

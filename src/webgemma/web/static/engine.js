@@ -5,7 +5,9 @@
 //             | {kind: "stored", id, name}, each with mmproj?: such a source (the file of the model's encoders),
 //           options: {context, precision}                     (context null: the model's default)
 //   unload
-//   chat    id, messages: [{role, content}], settings         (a setting that is null: the model's default)
+//   chat    id, messages: [{role, content, thinking?}], settings, continue_last
+//                                                             (a setting that is null: the model's default;
+//                                                             continue_last: continue the last message, a reply)
 //           content: text | [{type: "image", image: Blob} | {type: "audio", audio: Float32Array at 16 kHz}
 //             | {type: "text", text}]
 //   stop    id                                                stop a reply; its done follows
@@ -31,8 +33,11 @@
 //   loaded    name, context, device, nbytes
 //   encoding  id, media: ["image"?, "audio"?], done, total   repeatedly, before the first piece
 //   canvas    id, runs: [[text, accepted]], number, step, accepted, size   a canvas of DiffusionGemma after a step
-//   piece     id, text, thinking      text of a reply; thinking: it belongs to the thoughts
-//   done      id, finish: "stop" | "length" | "stopped", tokens, tokens_per_second
+//   piece     id, text, thinking, usage   text of a reply; thinking: it belongs to the thoughts
+//             usage: {prompt, reply, context, left_out} or null: tokens read, written so far and that there is room
+//             for; left_out: how many messages, from the first that is not a system message, did not fit
+//   tool_call  id, name, arguments    a call of a tool in a reply
+//   done      id, finish: "stop" | "length" | "stopped", tokens, tokens_per_second, usage
 //   storing   id, name, stage: "copying" | "checking", done, total         bytes; repeatedly
 //   stored    id, name                the copy is complete and checked
 //   store_cancelled  id, name
@@ -66,7 +71,7 @@ const FAILED = "The engine of this page has failed. Your conversation is saved."
 
 /** The message types of the worker; others are ignored. */
 const MESSAGE_TYPES = [
-  "ready", "progress", "loaded", "encoding", "canvas", "piece", "done", "error", "storing", "stored", "store_cancelled",
+  "ready", "progress", "loaded", "encoding", "canvas", "piece", "tool_call", "done", "error", "storing", "stored", "store_cancelled",
   "stored_models", "gpu_memory", "examined", "tuning", "tuned", "adapter_applied", "adapters", "adapter_file",
 ];
 
@@ -129,8 +134,8 @@ export class Engine extends EventTarget {
     this.worker.postMessage({ type: "load", source, options });
   }
 
-  chat(id, messages, settings) {
-    this.worker.postMessage({ type: "chat", id, messages, settings });
+  chat(id, messages, settings, continue_last = false) {
+    this.worker.postMessage({ type: "chat", id, messages, settings, continue_last });
   }
 
   stop(id) {

@@ -46,9 +46,9 @@ async function sendAdapter(tab, { id }) {
 const queuedHandlers = {
   load: (tab, { source, options }) => tab.load(sourceSpec(source), options.context ?? undefined, options.precision),
   unload: (tab) => tab.unload(),
-  chat: (tab, { id, messages, settings }) => {
+  chat: (tab, { id, messages, settings, continue_last }) => {
     const [json, media] = withoutMedia(messages);
-    return tab.chat(id, json, JSON.stringify(settings), media);
+    return tab.chat(id, json, JSON.stringify(settings), media, continue_last);
   },
   examine: (tab, { data, options }) => tab.tuning.examine(data, JSON.stringify(options)),
   tune: (tab, { data, options }) => tab.tuning.tune(data, JSON.stringify(options)),
