@@ -30,17 +30,22 @@ function isAllowed({ min, max, integer }, value) {
     || (typeof value === "number" && value >= min && value <= max && (!integer || Number.isInteger(value)));
 }
 
-/** Return the stored settings; missing and invalid ones are the defaults. */
-export function readSettings() {
+/** Return the stored settings; missing and invalid ones are the defaults, and without any storage `otherwise`. */
+export function readSettings(otherwise = null) {
   const settings = defaults();
+  let text = null;
   try {
-    const stored = JSON.parse(localStorage.getItem(KEY)) ?? {};
+    text = localStorage.getItem(KEY);
+  } catch { /* storage is forbidden */ }
+  if (text === null) return { ...(otherwise ?? settings) };
+  try {
+    const stored = JSON.parse(text) ?? {};
     if (typeof stored.system === "string") settings.system = stored.system;
     settings.think = stored.think === true;
     for (const field of fields) {
       if (field.name in stored && isAllowed(field, stored[field.name])) settings[field.name] = stored[field.name];
     }
-  } catch { /* nothing is stored, or it cannot be read */ }
+  } catch { /* it cannot be read */ }
   return settings;
 }
 
@@ -65,7 +70,7 @@ function numberField({ name, label, min, max, integer, help, empty = "default" }
   return element("label", "", label, input, element("small", "", help));
 }
 
-/** The dialog; calls `changed(settings, before)` when the settings are saved. */
+/** The dialog; calls `changed(settings, before)` when the settings are saved here. Other tabs' settings are followed. */
 export class SettingsDialog {
   constructor(settings, changed) {
     this.settings = settings;
@@ -79,19 +84,49 @@ export class SettingsDialog {
       event.preventDefault();
       this.save();
     });
+    addEventListener("storage", ({ key }) => {
+      if (key === KEY || key === null) this.follow();
+    });
   }
 
   open() {
     this.fill(this.settings);
+    this.filled = this.entries(); // to see what the user changes
     this.dialog.showModal();
   }
 
+  /** Take over what another tab has saved, except what the user has changed in the open dialog. */
+  follow() {
+    this.settings = readSettings();
+    if (!this.dialog.open) return;
+    const changed = this.changes();
+    this.fill(this.settings);
+    this.filled = this.entries();
+    for (const [name, value] of Object.entries(changed)) this.fillField(name, value);
+  }
+
   fill(settings) {
-    const { elements } = this.form;
-    elements.system.value = settings.system;
-    elements.think.checked = settings.think;
-    for (const { name } of fields) elements[name].value = settings[name] ?? "";
+    for (const name of this.names) this.fillField(name, settings[name] ?? "");
     this.showProblem("");
+  }
+
+  fillField(name, value) {
+    this.form.elements[name][name === "think" ? "checked" : "value"] = value;
+  }
+
+  get names() {
+    return ["system", "think", ...fields.map(({ name }) => name)];
+  }
+
+  /** Return what the fields contain. */
+  entries() {
+    const { elements } = this.form;
+    return Object.fromEntries(this.names.map((name) => [name, name === "think" ? elements.think.checked : elements[name].value]));
+  }
+
+  /** Return those entries that the user has changed since the fields were filled. */
+  changes() {
+    return Object.fromEntries(Object.entries(this.entries()).filter(([name, value]) => value !== this.filled[name]));
   }
 
   showProblem(message) {
@@ -100,9 +135,14 @@ export class SettingsDialog {
 
   save() {
     const { elements } = this.form;
-    const settings = { system: elements.system.value, think: elements.think.checked };
+    const changes = this.changes();
+    const before = this.settings;
+    const settings = readSettings(before); // only the changes are saved: another tab may have saved others
+    if ("system" in changes) settings.system = changes.system;
+    if ("think" in changes) settings.think = changes.think;
     for (const field of fields) {
       const input = elements[field.name];
+      if (!(field.name in changes) && !input.validity.badInput) continue;
       const value = input.value === "" ? null : input.valueAsNumber;
       if (input.validity.badInput || !isAllowed(field, value)) {
         this.showProblem(`${field.label} must be a ${field.integer ? "whole " : ""}number from ${field.min} to ${field.max}, or empty.`);
@@ -111,7 +151,6 @@ export class SettingsDialog {
       }
       settings[field.name] = value;
     }
-    const before = this.settings;
     this.settings = settings;
     store(settings);
     this.dialog.close();

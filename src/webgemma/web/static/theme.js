@@ -13,10 +13,13 @@
   };
   const apply = () => { document.documentElement.dataset.theme = chosen(); };
   apply();
-  addEventListener("storage", apply); // changed in another tab
   document.addEventListener("DOMContentLoaded", () => {
     const choice = document.getElementById("theme");
     choice.value = chosen();
+    addEventListener("storage", () => { // changed in another tab
+      apply();
+      choice.value = chosen();
+    });
     choice.addEventListener("change", () => {
       document.documentElement.dataset.theme = choice.value;
       try { localStorage.setItem(KEY, choice.value); } catch { /* it lasts until the page is closed */ }
