@@ -60,3 +60,35 @@ def test_a_model_of_ollama_is_read_in_ranges(visitor: Visitor) -> None:
     visitor.page.locator("#model-name", has_text="standin:tiny").wait_for()
     assert visitor.ask("Hello").strip() == expected("Hello", standin_gguf())
     assert any("/models/sha256-" in request for request in visitor.requests)
+
+
+def test_a_full_context_answers_every_turn_and_a_cut_reply_is_continued(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.button("Settings").click()
+    page.locator("[name=context]").fill("96")
+    page.locator("[name=temperature]").fill("0")
+    page.locator("[name=max_tokens]").fill("4")
+    visitor.button("Save").click()
+    visitor.page.locator("#model-name").click()
+    page.locator(".model", has_text="Bundled model").click()
+    page.locator("#model-button[title*='context of 96 tokens']").wait_for()
+    visitor.button("New conversation").click()
+    for turn in range(7):
+        visitor.ask(f"Question {turn}: what is your name, and what can you do?")
+        used, _, context, _ = visitor.texts("#tokens")[0].split()
+        assert 0 < int(used) <= int(context) == 96
+    assert page.locator("#notice").is_hidden()
+    (line,) = visitor.texts(".left-out")
+    count = int(line.split()[1])
+    assert 0 < count < 14
+    messages = [{"role": "user", "content": "What are you?"}]
+    visitor.button("New conversation").click()
+    visitor.ask("What are you?")
+    visitor.button("Continue").click()
+    page.locator(".facts", has_text="8 tokens").wait_for()
+    with Gemma.load(None, "cpu") as model:
+        settings: Any = {"temperature": 0, "max_tokens": 4}
+        start = "".join(piece.text for piece in model.chat(messages, **settings))
+        messages.append({"role": "assistant", "content": start})
+        rest = model.chat(messages, continue_last=True, **settings)
+        assert visitor.reply().strip() == (start + "".join(p.text for p in rest)).strip()

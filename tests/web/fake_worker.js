@@ -19,6 +19,8 @@ const FAILURES = {
   gone: ["storage", "cannot be read from this browser's storage."],
 };
 
+let context = 32768; // of the loaded model: here a message takes as many tokens as it has words
+
 async function load({ source, options }) {
   const name = source.name ?? source.file?.name ?? "bundled";
   const failure = FAILURES[name.match(/^[a-z]*/)[0]];
@@ -34,7 +36,8 @@ async function load({ source, options }) {
   }
   const device = source.kind === "stored" ? "Pretend GPU, from storage" : "Pretend GPU";
   const mmproj = source.mmproj ? ` with ${source.mmproj.file?.name ?? source.mmproj.url}` : "";
-  postMessage({ type: "loaded", name: name + mmproj, context: options.context ?? 32768, device, nbytes: NBYTES });
+  context = options.context ?? 32768;
+  postMessage({ type: "loaded", name: name + mmproj, context, device, nbytes: NBYTES });
 }
 
 /** Describe images and audio in JSON. */
@@ -53,9 +56,19 @@ function replyTo(request) {
   return text.startsWith("echo ") ? text.slice(5) : `You said ${text}.`;
 }
 
+/** Return the usage of a reply; the oldest turns are left out until half of the context is free. */
+function usageOf(messages) {
+  const turns = messages.filter(({ role }) => role !== "system").map((message) => [message.role, textIn(message).split(" ").length]);
+  const sum = (at) => turns.slice(at).reduce((total, [, words]) => total + words, 0);
+  const starts = [...turns.keys()].filter((at) => turns[at][0] === "user");
+  const left_out = starts.find((at) => sum(at) <= context / 2) ?? starts.at(-1);
+  return { prompt: sum(left_out), reply: 0, context, left_out };
+}
+
 async function chat(request) {
-  const { id, messages, settings } = request;
+  const { id, messages, settings, continue_last } = request;
   const text = textIn(messages.at(-1));
+  const usage = usageOf(messages);
   const parts = messages.map(({ content }) => content).filter(Array.isArray).flat().filter(({ type }) => type !== "text");
   const encoding = { type: "encoding", id, media: [...new Set(parts.map(({ type }) => type))], total: 100 };
   if (parts.length) for (const done of [0, 40]) postMessage({ ...encoding, done });
@@ -80,16 +93,24 @@ async function chat(request) {
     }
     await released;
   }
+  if (text === "call") {
+    postMessage({ type: "tool_call", id, name: "get_weather", arguments: { city: "<b>Bern</b>", days: 3 } });
+    postMessage({ type: "done", id, finish: "stop", tokens: 9, tokens_per_second: 12.34, usage });
+    return;
+  }
   if (text === "die") setTimeout(() => { throw new Error("dead"); });
   let tokens = 0;
-  const pieces = ["forever", "die"].includes(text) ? Array(10000).fill("on and ") : replyTo(request).match(/[\s\S]{1,7}/g);
+  const reply = continue_last ? " and the rest." : replyTo(request);
+  const pieces = ["forever", "die"].includes(text) ? Array(10000).fill("on and ") : reply.match(/[\s\S]{1,7}/g);
   for (const piece of pieces) {
     if (stopped.has(id)) break;
-    postMessage({ type: "piece", id, text: piece, thinking: false });
     tokens += 1;
+    usage.reply = tokens;
+    postMessage({ type: "piece", id, text: piece, thinking: false, usage });
     await pause(text === "forever" ? 10 : 1);
   }
-  postMessage({ type: "done", id, finish: stopped.has(id) ? "stopped" : "stop", tokens, tokens_per_second: 12.34 });
+  const finish = stopped.has(id) ? "stopped" : text.startsWith("cut") && !continue_last ? "length" : "stop";
+  postMessage({ type: "done", id, finish, tokens, tokens_per_second: 12.34, usage });
 }
 
 // Stored models outlive the page: they are JSON in a cache of the browser.

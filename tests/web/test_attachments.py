@@ -145,7 +145,7 @@ def test_editing_keeps_or_removes_attachments(visitor: Sender) -> None:
     assert visitor.last_request()["messages"][-1]["content"] == [BLUE, TEXT]
     assert visitor.images() == ["blue.png"]
     visitor.open()
-    assert visitor.page.evaluate(STORED_FILES) == 1  # files that no message has are deleted
+    assert visitor.page.evaluate(STORED_FILES) == 2  # the earlier version has both
     visitor.button("Delete").click()
     visitor.page.locator("#question").get_by_role("button", name="Delete").click()
     visitor.page.locator("#welcome").wait_for()

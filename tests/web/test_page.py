@@ -60,7 +60,7 @@ def test_escape_stops_the_reply(visitor: Visitor) -> None:
     assert visitor.ask("more") == "You said more."
 
 
-def test_regenerate_replaces_the_last_reply(visitor: Visitor) -> None:
+def test_regenerate_shows_another_reply(visitor: Visitor) -> None:
     visitor.ask("first")
     visitor.ask("request")
     assert visitor.page.get_by_role("button", name="Regenerate").count() == 1
@@ -71,7 +71,7 @@ def test_regenerate_replaces_the_last_reply(visitor: Visitor) -> None:
     assert len(visitor.texts(".message")) == 4
 
 
-def test_editing_a_message_removes_what_follows(visitor: Visitor) -> None:
+def test_an_edited_message_is_shown_with_its_reply(visitor: Visitor) -> None:
     visitor.ask("first")
     visitor.ask("second")
     message = visitor.page.locator(".user").first

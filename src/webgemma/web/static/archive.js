@@ -1,22 +1,25 @@
 // Export and import of conversations as a JSON file; an import is checked completely before any of it is used.
 
-import { exportAttachment, importAttachment } from "./attachments.js";
-import { attachmentsOf, withAttachments } from "./conversations.js";
+import { exportFileData, fileBlob, isAttachment } from "./attachments.js";
+import { attachmentsOf, fromList, inOrder } from "./tree.js";
 
 const FORMAT = "webgemma-conversations";
-const VERSION = 1;
+const VERSION = 2; // in version 1, messages are a list without versions, with the files inside
 const MAX_NBYTES = 500e6; // about what browsers can hold in one string
 const ROLES = ["user", "assistant"];
-const FINISHES = ["stop", "length", "stopped", "error"];
+const FINISHES = ["stop", "length", "stopped", "error", "unfinished"];
+const USAGE = ["prompt", "reply", "context", "left_out"];
+const UNREADABLE_FILE = "has an image or audio that cannot be read";
 
 /** Return all conversations as a file; throw an Error with a message for the user. */
 export async function exportFile(conversations) {
   const texts = [];
   let nbytes = 0;
   for (const conversation of conversations) {
-    const files = new Map();
-    for (const file of attachmentsOf(conversation)) files.set(file.id, await exportAttachment(file));
-    texts.push(JSON.stringify(withAttachments(conversation, ({ id }) => files.get(id)), null, 1));
+    const { id, title, created, updated, leaf } = conversation;
+    const files = [];
+    for (const file of attachmentsOf(conversation)) files.push(await exportFileData(file));
+    texts.push(JSON.stringify({ id, title, created, updated, leaf, messages: inOrder(conversation).map(messageFields), files }, null, 1));
     nbytes += texts.at(-1).length;
     if (nbytes > MAX_NBYTES) throw new Error("These conversations have more images and audio than one file can hold: delete some first.");
   }
@@ -43,47 +46,109 @@ export async function importFile(file, known) {
   if (data?.format !== FORMAT || !Array.isArray(data.conversations)) {
     refuse("it holds no conversations of this page. Choose a file that Export has saved.");
   }
-  if (data.version !== VERSION) refuse("it comes from another version of this page.");
+  if (![1, VERSION].includes(data.version)) refuse("it comes from another version of this page.");
   const checked = data.conversations.map((entry, i) => {
-    const problem = conversationProblem(entry);
+    const problem = conversationProblem(entry) ?? (data.version === 1 ? null : treeProblem(entry));
     if (problem) refuse(`conversation ${i + 1} ${problem}.`);
-    const conversation = withAttachments(onlyKnownFields(entry), importAttachment);
-    if (attachmentsOf(conversation).includes(null)) refuse(`conversation ${i + 1} has an image or audio that cannot be read.`);
+    const conversation = data.version === 1 ? withInnerFiles(entry) : withFiles(entry);
+    if (!conversation) refuse(`conversation ${i + 1} ${UNREADABLE_FILE}.`);
     return conversation;
   });
   return withoutKnown(checked, known);
 }
 
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+const isTextOrNone = (value) => ["string", "undefined"].includes(typeof value);
+const isCount = (value) => Number.isSafeInteger(value) && value >= 0;
+
 /** Return what is wrong with a conversation of a file, or null. */
 function conversationProblem(entry) {
-  if (typeof entry !== "object" || entry === null) return "is not a JSON object";
+  if (!isObject(entry)) return "is not a JSON object";
   if (typeof entry.id !== "string" || !entry.id) return "has no id";
   if (typeof entry.title !== "string" || !entry.title.trim()) return "has no title";
   if (![entry.created, entry.updated].every(Number.isFinite)) return "has no dates";
   if (!Array.isArray(entry.messages)) return "has no messages";
-  const wrong = entry.messages.findIndex((message) =>
-    !ROLES.includes(message?.role) || typeof message.content !== "string"
-    || !["string", "undefined"].includes(typeof message.thinking)
-    || !(message.attachments === undefined || Array.isArray(message.attachments)));
+  const wrong = entry.messages.findIndex((message) => !isMessage(message));
   return wrong >= 0 ? `has a message (number ${wrong + 1}) that cannot be read` : null;
 }
 
-function onlyKnownFields({ id, title, created, updated, messages }) {
-  return { id, title, created, updated, messages: messages.map(messageFields) };
+function isMessage(message) {
+  if (!isObject(message) || !ROLES.includes(message.role) || typeof message.content !== "string") return false;
+  const { thinking, model, attachments = [], tool_calls: calls = [] } = message;
+  return [thinking, model].every(isTextOrNone) && [attachments, calls].every(Array.isArray)
+    && calls.every((call) => isObject(call) && typeof call.name === "string" && isObject(call.arguments));
 }
 
-function messageFields({ role, content, attachments, thinking, finish, tokens, tokens_per_second }) {
-  const message = { role, content };
-  if (attachments?.length) message.attachments = attachments;
+/** Return what is wrong with the versions of a conversation's messages, or null. */
+function treeProblem({ messages }) {
+  const ids = new Set([null]);
+  for (const [i, { id, parent, created }] of messages.entries()) {
+    const where = `has a message (number ${i + 1})`;
+    if (typeof id !== "string" || !id || ids.has(id)) return `${where} without an id of its own`;
+    if (!ids.has(parent)) return `${where} that follows none before it`;
+    if (!Number.isFinite(created)) return `${where} without a date`;
+    ids.add(id);
+  }
+  return null;
+}
+
+/** Return the fields of a message that an exported file holds. */
+function messageFields({ id, parent, created, role, content, attachments, thinking, tool_calls: calls, model, finish, tokens, tokens_per_second, usage }) {
+  const message = { id, parent, created, role, content };
+  if (attachments?.length) message.attachments = attachments.map(({ id: file }) => file);
   if (thinking) message.thinking = thinking;
+  if (calls?.length) message.tool_calls = calls.map(({ name, arguments: given }) => ({ name, arguments: given }));
+  if (model) message.model = model;
   if (FINISHES.includes(finish)) message.finish = finish;
   if (Number.isFinite(tokens)) message.tokens = tokens;
   if (Number.isFinite(tokens_per_second)) message.tokens_per_second = tokens_per_second;
+  if (usage && USAGE.every((name) => isCount(usage[name]))) message.usage = Object.fromEntries(USAGE.map((name) => [name, usage[name]]));
   return message;
 }
 
-/** Return a text that differs between versions of a conversation; the file of an attachment never changes. */
-const fingerprint = (conversation) => JSON.stringify(withAttachments(onlyKnownFields(conversation), ({ id }) => id));
+/** Return a checked conversation of version 2, or null if a file of it cannot be read. */
+function withFiles({ id, title, created, updated, leaf, messages, files = [] }) {
+  if (!Array.isArray(files) || !files.every(isAttachment)) return null;
+  const attachments = new Map(files.map((file) => [file.id, withBlob(file)]));
+  const entries = messages.map((message) => {
+    const fields = messageFields({ ...message, attachments: message.attachments?.map((file) => ({ id: file })) });
+    if (fields.attachments) fields.attachments = fields.attachments.map((file) => attachments.get(file) ?? null);
+    return [fields.id, fields];
+  });
+  const conversation = { id, title, created, updated, titled: 0, leaf: null, messages: new Map(entries) };
+  if (conversation.messages.has(leaf)) conversation.leaf = leaf;
+  return hasAllFiles(conversation) ? conversation : null;
+}
+
+/** Return a checked conversation of version 1, or null if a file of it cannot be read. */
+function withInnerFiles({ id, title, created, updated, messages }) {
+  const fields = messages.map((message) => {
+    const { id: _, parent, created: __, ...known } = messageFields({ ...message, attachments: [] });
+    if (message.attachments?.length) known.attachments = message.attachments.map((file) => (isAttachment(file) ? withBlob(file) : null));
+    return known;
+  });
+  const conversation = fromList({ id, title, created, updated, messages: fields });
+  return hasAllFiles(conversation) ? conversation : null;
+}
+
+/** Return an attachment of a file, or null if its data is not valid. */
+function withBlob({ id, kind, name, seconds, data }) {
+  const blob = data === null ? null : fileBlob(data, kind);
+  return blob === undefined ? null : { id, kind, name, blob, seconds };
+}
+
+const hasAllFiles = ({ messages }) => [...messages.values()].every(({ attachments = [] }) => !attachments.includes(null));
+
+/** Whether every message of a conversation is in another one; the file of an attachment never changes. */
+function isPartOf(conversation, other) {
+  return [...conversation.messages.values()].every((message) => {
+    const same = other.messages.get(message.id);
+    return same && textOf(same) === textOf(message);
+  });
+}
+
+const textOf = ({ parent, role, content, thinking = "", attachments = [] }) =>
+  JSON.stringify([parent, role, content, thinking, attachments.map(({ id }) => id)]);
 
 /** Leave out conversations that are known; others with a known id get another id, so that nothing is overwritten. */
 function withoutKnown(conversations, known) {
@@ -95,7 +160,17 @@ function withoutKnown(conversations, known) {
   };
   const added = conversations.filter((conversation) => {
     const existing = known.get(conversation.id);
-    return !existing || fingerprint(existing) !== fingerprint(conversation);
+    return !existing || !isPartOf(conversation, existing);
   });
-  return added.map((conversation) => withFreeId(withAttachments(conversation, withFreeId)));
+  return added.map((conversation) => {
+    const files = new Map(); // versions of a message share files
+    for (const message of conversation.messages.values()) {
+      message.attachments = message.attachments?.map((file) => {
+        if (!files.has(file)) files.set(file, withFreeId(file));
+        return files.get(file);
+      });
+      if (!message.attachments) delete message.attachments;
+    }
+    return withFreeId(conversation);
+  });
 }

@@ -101,20 +101,19 @@ const asDataUrl = (blob) => new Promise((resolve, reject) => {
 });
 
 /** Return an attachment with its file as a data: URL. */
-export async function exportAttachment({ id, kind, name, blob, seconds }) {
+export async function exportFileData({ id, kind, name, blob, seconds }) {
   return { id, kind, name, seconds, data: blob ? await asDataUrl(blob) : null };
 }
 
-/** Return the attachment that `exportAttachment` wrote, or null if it is not valid. */
-export function importAttachment(entry) {
-  const { id, kind, name, seconds, data } = entry ?? {};
+/** Whether the facts of an exported attachment are valid. */
+export function isAttachment(entry) {
+  const { id, kind, name, seconds } = entry ?? {};
   const hasTexts = [id, name].every((text) => typeof text === "string" && text);
-  if (!hasTexts || !(kind in EXTENSIONS) || (kind === "audio") !== Number.isFinite(seconds)) return null;
-  const blob = data === null ? null : blobOf(data, kind);
-  return blob === undefined ? null : { id, kind, name, blob, seconds };
+  return hasTexts && Object.hasOwn(EXTENSIONS, kind) && (kind === "audio") === Number.isFinite(seconds);
 }
 
-function blobOf(url, kind) {
+/** Return the file of an exported attachment, or undefined if it is not valid. */
+export function fileBlob(url, kind) {
   const [, type, text] = String(url).match(/^data:([\w.+-]+\/[\w.+-]+)[^,]*;base64,([\w+/=]*)$/) ?? [];
   if (text === undefined || !(type.startsWith(`${kind}/`) || type === "application/octet-stream")) return undefined;
   try {

@@ -1,29 +1,41 @@
 // The conversation that is shown, and the reply that is in progress.
 
 import { contentOf } from "./attachments.js";
-import { titleOf } from "./conversations.js";
+import { newId, rememberShown, shownId } from "./drafts.js";
 import { chatSettings } from "./settings.js";
+import { emptyConversation, pathOf, pathTo, titleOf } from "./tree.js";
 
-const SAVE_MILLISECONDS = 500; // between two writes of a conversation while its reply grows
+const SAVE_MILLISECONDS = 500; // between two writes of a reply while it grows
+const CUT = ["length", "stopped", "error", "unfinished"]; // ends of a reply that can be continued
 
 /** Return the title of a conversation from its first message: the text, or the first attachment's name. */
 const titleFrom = ({ content, attachments = [] }) => titleOf(content || attachments[0]?.name || "");
 
+/** Whether a message is a reply that ended too early and can be continued. */
+export const canContinue = ({ role, content, thinking, tool_calls: calls, finish }) =>
+  role === "assistant" && CUT.includes(finish) && Boolean(content || thinking) && !calls?.length;
+
 /**
  * Holds the conversation that is shown and at most one reply in progress, which may belong to another
- * conversation. `view` has changed(), grown(message), finished(message), notSaved(error) and notSent(error).
+ * conversation. `view` has model(), which names the loaded model; opened(), when another conversation is shown;
+ * changed(), grown(message), finished(message), notSent(error), removed(conversation) and notRemoved(error).
  */
 export class Chat {
-  constructor(engine, conversations, view) {
+  constructor(engine, conversations, drafts, view) {
     this.engine = engine;
     this.conversations = conversations;
+    this.drafts = drafts;
     this.view = view;
-    this.conversation = conversations.list()[0] ?? conversations.create();
-    this.reply = null; // {id, conversation, message, isSent, encoding, canvas}; the last two: messages of the engine
+    this.reply = null; // {id, conversation, message, indices, isSent, before, encoding, canvas}; the last two: messages of the engine
     this.saveTimer = null;
+    const id = shownId();
+    this.show(conversations.get(id) ?? (id === this.newId() && drafts.has(id) ? null : conversations.list()[0]));
     for (const type of ["encoding", "canvas"]) engine.addEventListener(type, ({ detail }) => this.onState(type, detail));
     engine.addEventListener("piece", ({ detail }) => this.onPiece(detail));
+    engine.addEventListener("tool_call", ({ detail }) => this.onToolCall(detail));
     engine.addEventListener("done", ({ detail }) => this.onDone(detail));
+    conversations.addEventListener("changed", () => view.changed());
+    conversations.addEventListener("removed", ({ detail }) => this.onRemoved(detail));
   }
 
   /** The message in progress, if it belongs to the conversation that is shown. */
@@ -31,64 +43,118 @@ export class Chat {
     return this.reply?.conversation === this.conversation ? this.reply.message : null;
   }
 
+  /** The messages that are shown. */
+  get path() {
+    return pathOf(this.conversation);
+  }
+
+  newId() {
+    return newId((id) => this.conversations.get(id) !== undefined);
+  }
+
+  /** Show a conversation, or the next one of this tab, which is stored with its first message. */
+  show(conversation) {
+    this.conversation = conversation ?? emptyConversation(this.newId());
+    this.conversations.shown = this.conversation;
+    rememberShown(this.conversation.id);
+  }
+
   open(id) {
-    this.conversation = this.conversations.get(id) ?? this.conversations.create();
-    this.view.changed();
+    this.show(this.conversations.get(id));
+    this.view.opened();
   }
 
   startNew() {
-    if (this.conversation.messages.length) this.conversation = this.conversations.create();
+    if (this.conversation.messages.size) this.show(null);
+    this.view.opened();
+  }
+
+  /** Show another version of a message, with what follows it. */
+  showVersion({ id }) {
+    this.conversation.leaf = id;
+    this.conversations.save(this.conversation);
     this.view.changed();
   }
 
   /** Add a message of the user, and request the reply. */
   send(text, attachments, settings) {
-    const { conversation } = this;
-    const message = { role: "user", content: text };
-    if (attachments.length) message.attachments = attachments;
-    if (!conversation.messages.length && conversation.title === titleOf("")) conversation.title = titleFrom(message);
-    conversation.messages.push(message);
-    this.startReply(settings);
+    this.sendAfter(this.path.at(-1)?.id ?? null, text, attachments, settings);
   }
 
-  /** Replace a message of the user and remove everything after it, then request the reply. */
+  sendAfter(parent, text, attachments, settings) {
+    const { conversation } = this;
+    const message = this.add(parent, { role: "user", content: text });
+    if (attachments.length) message.attachments = attachments;
+    if (parent === null && conversation.title === titleOf("")) this.setTitle(conversation, titleFrom(message));
+    this.startReply([message], settings);
+  }
+
+  /** Add another version of a message of the user, and request the reply. */
   edit(message, text, attachments, settings) {
     const { conversation } = this;
-    const at = conversation.messages.indexOf(message);
-    if (at < 0 || this.reply) return;
-    if (at === 0 && conversation.title === titleFrom(message)) conversation.title = titleOf("");
-    conversation.messages.length = at;
-    this.send(text, attachments, settings);
+    if (this.reply) return;
+    if (message.parent === null && conversation.title === titleFrom(message)) conversation.title = titleOf("");
+    this.sendAfter(message.parent, text, attachments, settings);
   }
 
-  /** Replace the last reply by another one. */
+  /** Add another version of the last reply. */
   regenerate(settings) {
-    const { messages } = this.conversation;
-    if (this.reply || !messages.length) return;
-    if (messages.at(-1).role === "assistant") messages.pop();
-    this.startReply(settings);
+    const last = this.path.at(-1);
+    if (this.reply || !last) return;
+    this.conversation.leaf = last.role === "assistant" ? last.parent : last.id;
+    this.startReply([], settings);
   }
 
-  startReply(settings) {
+  /** Continue the last reply where it was cut. */
+  continueReply(settings) {
+    const { path } = this;
+    const message = path.at(-1);
+    if (this.reply || !message || !canContinue(message)) return;
+    const model = this.view.model();
+    if (message.model && !message.model.split(", ").includes(model)) message.model += `, ${model}`;
+    message.finish = "unfinished";
+    this.generate(message, path, settings, [], true);
+  }
+
+  /** Return a new message of the conversation, which is shown. */
+  add(parent, facts) {
+    const message = { id: crypto.randomUUID(), parent, created: Date.now(), ...facts };
+    this.conversation.messages.set(message.id, message);
+    this.conversation.leaf = message.id;
+    return message;
+  }
+
+  /** Add a reply to the message that is shown last, after `added`, which are new. */
+  startReply(added, settings) {
+    const parent = this.conversation.leaf;
+    const path = pathTo(this.conversation, parent);
+    const facts = { role: "assistant", content: "", finish: "unfinished", model: this.view.model() };
+    this.generate(this.add(parent, facts), path, settings, added, false);
+  }
+
+  /** Request a reply to these messages, or that the last of them is continued. */
+  generate(message, path, settings, added, isContinued) {
     const { conversation } = this;
-    const history = conversation.messages.filter(({ role, content }) => role === "user" || content);
-    const message = { role: "assistant", content: "" };
-    conversation.messages.push(message);
+    const indices = [...path.keys()].filter((i) => path[i].role === "user" || path[i].content || path[i] === message);
+    const before = isContinued ? message.tokens ?? 0 : 0;
+    this.reply = { id: crypto.randomUUID(), conversation, message, indices, before, isSent: false, encoding: null, canvas: null };
     conversation.updated = Date.now();
-    this.reply = { id: crypto.randomUUID(), conversation, message, isSent: false, encoding: null, canvas: null };
-    this.request(this.reply, history, settings);
-    this.save(conversation);
-    this.view.changed();
+    this.conversations.held.add(message);
+    this.conversations.elsewhere.delete(message);
+    this.request(this.reply, indices.map((i) => path[i]), settings, isContinued);
+    this.save(conversation, ...added, message);
+    this.view.opened();
   }
 
   /** Send the conversation to the engine, after its audio is decoded. */
-  async request(reply, history, settings) {
+  async request(reply, history, settings, isContinued) {
     try {
       const messages = await Promise.all(history.map(async (each) => ({ role: each.role, content: await contentOf(each) })));
+      if (isContinued && reply.message.thinking) messages.at(-1).thinking = reply.message.thinking;
       if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system });
       if (this.reply !== reply) return; // stopped meanwhile
       reply.isSent = true;
-      this.engine.chat(reply.id, messages, chatSettings(settings));
+      this.engine.chat(reply.id, messages, chatSettings(settings), isContinued);
     } catch (error) {
       if (this.reply !== reply) return;
       this.finish({ finish: "error" });
@@ -108,18 +174,42 @@ export class Chat {
     this.view.grown(this.reply.message);
   }
 
-  onPiece({ id, text, thinking }) {
+  onPiece({ id, text, thinking, usage }) {
     if (id !== this.reply?.id) return;
-    const { message, conversation } = this.reply;
+    const { message } = this.reply;
     this.reply.canvas = null; // its text follows as pieces
     if (thinking) message.thinking = (message.thinking ?? "") + text;
     else message.content += text;
-    this.view.grown(message);
-    this.saveTimer ??= setTimeout(() => this.save(conversation), SAVE_MILLISECONDS);
+    this.onGrown(usage);
   }
 
-  onDone({ id, finish, tokens, tokens_per_second }) {
-    if (id === this.reply?.id) this.finish({ finish, tokens, tokens_per_second });
+  onToolCall({ id, name, arguments: given }) {
+    if (id !== this.reply?.id) return;
+    const { message } = this.reply;
+    message.tool_calls = [...(message.tool_calls ?? []), { name, arguments: given }];
+    this.onGrown();
+  }
+
+  onGrown(usage) {
+    const { message, conversation } = this.reply;
+    const wasLeftOut = message.usage?.left_out ?? 0;
+    this.noteUsage(usage);
+    if ((message.usage?.left_out ?? 0) === wasLeftOut) this.view.grown(message);
+    else this.view.changed(); // which also shows what was left out
+    this.saveTimer ??= setTimeout(() => this.save(conversation, message), SAVE_MILLISECONDS);
+  }
+
+  /** Note the tokens of a reply; `left_out` becomes the number of messages before the first that the model has read. */
+  noteUsage(usage) {
+    if (!usage) return;
+    const { message, indices } = this.reply;
+    message.usage = { ...usage, left_out: usage.left_out ? indices[usage.left_out] ?? 0 : 0 };
+  }
+
+  onDone({ id, finish, tokens, tokens_per_second, usage }) {
+    if (id !== this.reply?.id) return;
+    this.noteUsage(usage);
+    this.finish({ finish, tokens: this.reply.before + tokens, tokens_per_second });
   }
 
   /** End the reply as it is, also when the worker cannot report its end any more. */
@@ -128,38 +218,77 @@ export class Chat {
     const { message, conversation } = this.reply;
     Object.assign(message, facts);
     this.reply = null;
-    this.save(conversation);
+    this.save(conversation, message);
+    this.conversations.held.delete(message);
     this.view.finished(message);
   }
 
-  save(conversation) {
+  save(conversation, ...messages) {
     clearTimeout(this.saveTimer);
     this.saveTimer = null;
-    this.conversations.save(conversation).catch((error) => this.view.notSaved(error));
+    this.conversations.save(conversation, ...messages);
   }
 
-  /** Save at once what waits to be saved: the page may be closing. */
-  saveNow() {
-    if (this.saveTimer !== null) this.save(this.reply.conversation);
+  /** Save at once what waits to be saved: the page is closing, or is suspended and may not be shown again. */
+  saveNow(isClosing) {
+    if (this.saveTimer !== null) this.save(this.reply.conversation, this.reply.message);
+    if (isClosing) this.conversations.writeNow();
+    this.drafts.write();
+  }
+
+  setTitle(conversation, title) {
+    Object.assign(conversation, { title, titled: Date.now() });
   }
 
   rename(id, title) {
     const conversation = this.conversations.get(id);
-    conversation.title = title;
+    if (!conversation) return; // another tab has deleted it meanwhile
+    this.setTitle(conversation, title);
     this.save(conversation);
     this.view.changed();
   }
 
   async remove(id) {
-    if (this.reply?.conversation.id === id) {
-      this.stop();
-      this.reply = null;
-      clearTimeout(this.saveTimer);
-      this.saveTimer = null;
+    this.endReplyIn(id);
+    try {
+      await this.conversations.remove(id);
+    } catch (error) {
+      this.view.notRemoved(error);
+      return;
     }
-    const isShown = this.conversation.id === id;
-    await this.conversations.remove(id);
-    if (isShown) this.conversation = this.conversations.list()[0] ?? this.conversations.create();
-    this.view.changed();
+    this.drafts.remove(id);
+    if (this.conversation.id === id) this.show(this.conversations.list()[0]);
+    this.view.opened();
+  }
+
+  /** Another tab has deleted a conversation: say so if it was in use here. */
+  onRemoved(conversation) {
+    const wasReplying = this.endReplyIn(conversation.id);
+    if (this.conversation === conversation) this.show(this.conversations.list()[0]);
+    else if (!wasReplying) {
+      this.view.changed();
+      return;
+    }
+    this.view.opened();
+    this.view.removed(conversation);
+  }
+
+  /** Store a conversation again that another tab has deleted, and show it. */
+  restore(conversation) {
+    this.conversations.restore(conversation);
+    this.open(conversation.id);
+  }
+
+  /** Stop a reply without keeping it; return whether there was one in this conversation. */
+  endReplyIn(id) {
+    if (this.reply?.conversation.id !== id) return false;
+    const { message } = this.reply;
+    if (this.reply.isSent) this.engine.stop(this.reply.id);
+    message.finish = "stopped";
+    this.reply = null;
+    this.conversations.held.delete(message);
+    clearTimeout(this.saveTimer);
+    this.saveTimer = null;
+    return true;
   }
 }

@@ -5,14 +5,17 @@ import { byId } from "./dom.js";
 
 /**
  * The message box: Enter sends, Shift+Enter starts a new line, Escape stops the reply. `actions` has
- * send(text), which returns whether it was sent, and stop(). `hasAttachments()` allows an empty text.
+ * send(text), which returns whether it was sent, stop(), and typed(text). `hasAttachments()` allows an empty text.
  */
 export class Composer {
   constructor(actions, hasAttachments) {
     this.actions = actions;
     this.hasAttachments = hasAttachments;
     this.box = byId("prompt");
-    this.box.addEventListener("input", () => this.fit());
+    this.box.addEventListener("input", () => {
+      this.fit();
+      actions.typed(this.box.value);
+    });
     this.box.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
@@ -46,7 +49,13 @@ export class Composer {
   send() {
     const text = this.box.value.trim();
     if (!(text || this.hasAttachments()) || !this.actions.send(text)) return;
-    this.box.value = "";
+    this.fill("");
+    this.actions.typed("");
+  }
+
+  /** Show a text in the box. */
+  fill(text) {
+    this.box.value = text;
     this.fit();
   }
 
@@ -58,14 +67,16 @@ export class Composer {
 }
 
 /**
- * The attachments of the next message: chosen, pasted, dropped or recorded. Calls `changed()` when they
- * change, and `notify(message)` when a file cannot be attached.
+ * The attachments of the next message: chosen, pasted, dropped or recorded. They are in `draft`, which belongs to a
+ * conversation. Calls `changed(draft)` when they change, `shown()` when they are shown, and `notify(message)` when a
+ * file cannot be attached.
  */
 export class Tray {
-  constructor(changed, notify) {
+  constructor({ changed, shown, notify }) {
     this.changed = changed;
+    this.shown = shown;
     this.notify = notify;
-    this.attachments = [];
+    this.draft = { attachments: [] };
     this.decoding = 0; // calls of `add` in progress
     const input = byId("attach-file");
     byId("attach").addEventListener("click", () => input.click());
@@ -85,14 +96,26 @@ export class Tray {
     this.add(files);
   }
 
+  /** Show the attachments of a draft. */
+  open(draft) {
+    this.draft = draft;
+    this.show();
+  }
+
+  get attachments() {
+    return this.draft.attachments;
+  }
+
   /** Attach those of the files that can be decoded, in their order. */
   async add(files) {
+    const { draft } = this; // the conversation may be another one when they are decoded
     this.decoding += 1;
     this.show();
     const results = await Promise.allSettled(files.map(attach));
     this.decoding -= 1;
     const attached = results.filter(({ value }) => value).map(({ value }) => value);
-    this.attachments.push(...attached);
+    draft.attachments.push(...attached);
+    this.changed(draft);
     this.show();
     byId("announcer").textContent = attached.length ? `Attached: ${attached.map(({ name }) => name).join(", ")}` : "";
     const problems = results.filter(({ reason }) => reason).map(({ reason }) => reason.message);
@@ -101,20 +124,23 @@ export class Tray {
 
   /** Return the attachments and remove them from the tray. */
   take() {
-    const { attachments } = this;
-    this.attachments = [];
+    const { draft } = this;
+    const { attachments } = draft;
+    draft.attachments = [];
+    this.changed(draft);
     this.show();
     return attachments;
   }
 
   show() {
-    const { attachments } = this;
-    byId("tray").replaceChildren(...attachmentList(attachments, (removed) => {
-      this.attachments = attachments.filter((other) => other !== removed);
+    const { draft } = this;
+    byId("tray").replaceChildren(...attachmentList(draft.attachments, (removed) => {
+      draft.attachments = draft.attachments.filter((other) => other !== removed);
+      this.changed(draft);
       this.show();
       byId("prompt").focus();
     }));
     byId("tray-state").textContent = this.decoding ? "Reading …" : "";
-    this.changed();
+    this.shown();
   }
 }

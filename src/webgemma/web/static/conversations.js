@@ -1,90 +1,98 @@
-// Conversations, stored in IndexedDB: it holds far more than localStorage's 5 MB, writes one conversation at a
-// time, and does not block the page while a reply streams in. Files of attachments are stored beside the
-// conversations, each written once. Names of the database, its stores and fields are in users' browsers: they stay.
+// The conversations, in the database and in step with other tabs: what a tab has written it tells the others.
 
-const DATABASE = "webgemma";
-const STORE = "conversations";
-const FILES = "attachments"; // {id, blob}
-const BOTH = [STORE, FILES];
-const TITLE_LENGTH = 48;
+import { ALL, DRAFTS, FILES, HEADS, MESSAGES, completed, messagesOf, openDatabase, resultOf } from "./database.js";
+import { attachmentsOf, emptyConversation } from "./tree.js";
 
-const resultOf = (request) => new Promise((resolve, reject) => {
-  request.onsuccess = () => resolve(request.result);
-  request.onerror = () => reject(request.error);
-});
+const CHANNEL = "webgemma.conversations";
+const TEXTS = [HEADS, MESSAGES];
+const RETRY_MILLISECONDS = 3000; // between two attempts to write what could not be written
 
-async function openDatabase() {
-  const request = indexedDB.open(DATABASE, 2);
-  request.onupgradeneeded = ({ oldVersion }) => {
-    for (const name of oldVersion < 1 ? BOTH : [FILES]) request.result.createObjectStore(name, { keyPath: "id" });
-  };
-  return resultOf(request);
-}
+const headOf = ({ id, title, created, updated, titled, leaf }) => ({ id, title, created, updated, titled, leaf });
 
-/** Return all attachments of a conversation. */
-export const attachmentsOf = ({ messages }) => messages.flatMap(({ attachments }) => attachments ?? []);
+/** Return a message without the blobs of its attachments. */
+const withoutBlobs = (message) => (message.attachments
+  ? { ...message, attachments: message.attachments.map(({ blob, ...facts }) => facts) }
+  : { ...message });
 
-/** Return a conversation with `change` applied to each attachment. */
-export const withAttachments = (conversation, change) => ({
-  ...conversation,
-  messages: conversation.messages.map((message) => (message.attachments
-    ? { ...message, attachments: message.attachments.map(change) }
-    : message)),
-});
-
-/** Return a title: the first words of a text. */
-export function titleOf(text) {
-  const line = text.trim().replace(/\s+/g, " ");
-  if (line.length <= TITLE_LENGTH) return line || "New conversation";
-  const cut = line.slice(0, TITLE_LENGTH);
-  return `${cut.slice(0, Math.max(cut.lastIndexOf(" "), TITLE_LENGTH / 2)).trimEnd()} …`;
-}
-
-/** All conversations; without a database they last until the page is closed. */
-export class Conversations {
+/**
+ * All conversations; without a database they last until the page is closed. Events: "changed" (another tab has
+ * changed some), "removed" (detail: a conversation that another tab has deleted), "unsaved" (detail: the error; it
+ * will be tried again) and "saved" (everything is written again).
+ */
+export class Conversations extends EventTarget {
   constructor() {
+    super();
     this.byId = new Map();
-    this.savedFiles = new Set(); // ids of the attachments that are in the database
+    this.shown = null; // the conversation that this tab shows: other tabs do not change its leaf
+    this.held = new Set(); // messages that this tab is writing: other tabs do not change them
+    this.elsewhere = new WeakSet(); // messages that another tab is writing
+    this.stored = new WeakSet(); // conversations that are in the database
+    this.storedFiles = new Set(); // ids of the attachments that are in the database
+    this.unsaved = new Map(); // by conversation, the messages that are not written
+    this.unsavedFiles = new Map(); // by id, the files that are not written: {id, blob}
+    this.inFlight = null; // those that are being written
+    this.isWriting = false;
+    this.transaction = null; // the latest
+    this.error = null; // of the last attempt
+    this.tab = crypto.randomUUID();
+    this.writes = 0;
     this.database = null;
   }
 
   /** Read the stored conversations; return null, or a message if the browser cannot store any. */
   async open() {
     try {
-      this.database = await openDatabase();
-      this.database.onversionchange = () => this.database.close();
+      await this.connect();
+      this.channel = new BroadcastChannel(CHANNEL);
+      const early = []; // what other tabs say before everything is read
+      this.channel.onmessage = ({ data }) => early.push(data);
       await this.read();
+      this.channel.onmessage = ({ data }) => this.receive(data);
+      early.forEach((data) => this.receive(data));
       return null;
     } catch (error) {
       this.database = null;
+      this.channel?.close();
       return `This browser does not store conversations (${error.message}): export those you need before you close the page.`;
     }
   }
 
-  /** Read everything; delete files that no message has any more. */
+  async connect() {
+    this.database = await openDatabase();
+    this.database.onversionchange = () => this.database.close(); // a newer page needs it
+    this.database.onclose = () => this.connect().catch(() => {}); // the browser has closed it: `write` says so
+  }
+
+  /** Read everything; delete messages without a conversation, and files that no message has any more. */
   async read() {
-    const transaction = this.database.transaction(BOTH, "readwrite");
-    const stored = resultOf(transaction.objectStore(STORE).getAll());
-    const files = await resultOf(transaction.objectStore(FILES).getAll());
+    const transaction = this.database.transaction(ALL, "readwrite");
+    const [heads, records, files] = await Promise.all([HEADS, MESSAGES, FILES].map((name) => resultOf(transaction.objectStore(name).getAll())));
     const blobs = new Map(files.map(({ id, blob }) => [id, blob]));
-    for (const entry of await stored) {
-      const conversation = withAttachments(entry, (each) => ({ ...each, blob: blobs.get(each.id) ?? null }));
-      this.byId.set(conversation.id, conversation);
-      this.noteFiles(conversation);
+    const messages = new Map(heads.map(({ id }) => [id, []]));
+    const needed = new Set();
+    for (const { conversation, ...message } of records) {
+      for (const each of message.attachments ?? []) {
+        needed.add(each.id);
+        each.blob = blobs.get(each.id) ?? null;
+      }
+      if (messages.has(conversation)) messages.get(conversation).push(message);
+      else transaction.objectStore(MESSAGES).delete([conversation, message.id]);
     }
-    for (const id of blobs.keys()) if (!this.savedFiles.has(id)) transaction.objectStore(FILES).delete(id);
+    for (const id of blobs.keys()) if (!needed.has(id)) transaction.objectStore(FILES).delete(id);
+    this.storedFiles = new Set([...blobs.keys()].filter((id) => needed.has(id)));
+    for (const head of heads) this.merge(head, messages.get(head.id));
+    for (const conversation of this.byId.values()) {
+      if (this.stored.has(conversation) && !messages.has(conversation.id)) this.drop(conversation);
+    }
   }
 
-  /** Write a conversation and those of its files that are not in the database. */
-  put(transaction, conversation) {
-    for (const { id, blob } of attachmentsOf(conversation)) {
-      if (blob && !this.savedFiles.has(id)) transaction.objectStore(FILES).put({ id, blob });
-    }
-    return transaction.objectStore(STORE).put(withAttachments(conversation, ({ blob, ...facts }) => facts));
-  }
-
-  noteFiles(conversation) {
-    for (const { id } of attachmentsOf(conversation)) this.savedFiles.add(id);
+  /** Read again what other tabs have written while this one was suspended. */
+  async catchUp() {
+    if (!this.database) return;
+    try {
+      await this.read();
+      this.dispatchEvent(new Event("changed"));
+    } catch { /* the database is closed: `write` says so when there is something to write */ }
   }
 
   /** Return all conversations, the latest first. */
@@ -96,44 +104,257 @@ export class Conversations {
     return this.byId.get(id);
   }
 
-  /** Return an empty conversation; it is not stored before `save`. */
-  create() {
-    const now = Date.now();
-    return { id: crypto.randomUUID(), title: "New conversation", created: now, updated: now, messages: [] };
+  /** Whether something waits to be written, which a closing page would lose. */
+  get isUnsaved() {
+    return this.error !== null && this.unsaved.size + this.unsavedFiles.size > 0;
   }
 
-  /** Store a conversation as it is. */
-  async save(conversation) {
+  // Writing
+
+  /** Store a conversation's facts and these of its messages. */
+  save(conversation, ...messages) {
     this.byId.set(conversation.id, conversation);
+    for (const message of messages) conversation.messages.set(message.id, message);
     if (!this.database) return;
-    const transaction = this.database.transaction(BOTH, "readwrite");
-    const written = resultOf(this.put(transaction, conversation));
-    transaction.commit(); // at once: the page may be closing
-    await written;
-    this.noteFiles(conversation);
+    this.addUnsaved(conversation, messages);
+    for (const file of messages.flatMap((message) => this.newFiles(message))) this.unsavedFiles.set(file.id, file);
+    this.write();
   }
 
-  /** Store all of the conversations, or none if one cannot be stored. */
-  async saveAll(conversations) {
-    if (this.database) {
-      const transaction = this.database.transaction(BOTH, "readwrite");
-      const completed = new Promise((resolve, reject) => {
-        transaction.oncomplete = resolve;
-        transaction.onabort = () => reject(transaction.error);
-      });
-      for (const conversation of conversations) this.put(transaction, conversation);
-      await completed;
-      conversations.forEach((conversation) => this.noteFiles(conversation));
+  addUnsaved(conversation, messages) {
+    this.unsaved.set(conversation, new Set([...(this.unsaved.get(conversation) ?? []), ...messages]));
+  }
+
+  /** Write all that is not written; what cannot be written is tried again. */
+  async write() {
+    if (this.isWriting) return; // and then writes what has been added meanwhile
+    this.isWriting = true;
+    clearTimeout(this.retryTimer);
+    let error = await this.writeTexts();
+    for (const file of this.unsavedFiles.values()) { // the loop also visits those that are added meanwhile
+      error = await this.writeFile(file) ?? error; // a full disk may have room for the next one
+      error = await this.writeTexts() ?? error; // which were added meanwhile
     }
-    for (const conversation of conversations) this.byId.set(conversation.id, conversation);
+    if (error) this.retryTimer = setTimeout(() => this.write(), RETRY_MILLISECONDS);
+    const before = this.error;
+    this.error = error;
+    this.isWriting = false;
+    if (error && error.name !== before?.name) this.dispatchEvent(new CustomEvent("unsaved", { detail: error }));
+    if (!error && before) this.dispatchEvent(new Event("saved"));
   }
 
+  /** Do something in a transaction, and wait until it is on disk. */
+  async transact(stores, act) {
+    const transaction = this.database.transaction(stores, "readwrite");
+    this.transaction = transaction;
+    const [result] = await Promise.all([act(transaction), completed(transaction)]);
+    return result;
+  }
+
+  /** Write messages without their files; return null or the error. */
+  async writeTexts() {
+    let error = null;
+    while (this.unsaved.size && !error) {
+      this.inFlight = this.unsaved;
+      this.unsaved = new Map();
+      error = await this.writeJobs(this.inFlight);
+    }
+    this.inFlight = null;
+    return error;
+  }
+
+  /** Write messages in one transaction, and tell the other tabs; return null or the error. */
+  async writeJobs(jobs) {
+    try {
+      const isWritten = await this.transact(TEXTS, (transaction) => Promise.all(
+        [...jobs].map(([conversation, messages]) => this.put(transaction, conversation, messages)),
+      ));
+      [...jobs].forEach(([conversation, messages], i) => {
+        if (!isWritten[i]) {
+          this.drop(conversation);
+          return;
+        }
+        this.stored.add(conversation);
+        this.channel.postMessage({ type: "saved", head: headOf(conversation), messages: [...messages] });
+      });
+      return null;
+    } catch (error) {
+      for (const [conversation, messages] of jobs) if (this.byId.has(conversation.id)) this.addUnsaved(conversation, messages);
+      return error;
+    }
+  }
+
+  /** Write a file; return null or the error. */
+  async writeFile(file) {
+    try {
+      await this.transact(FILES, (transaction) => transaction.objectStore(FILES).put(file));
+      this.storedFiles.add(file.id);
+      this.unsavedFiles.delete(file.id);
+      return null;
+    } catch (error) {
+      return error;
+    }
+  }
+
+  /** Return the files of a message that are not in the database. */
+  newFiles({ attachments = [] }) {
+    return attachments.filter(({ id, blob }) => blob && !this.storedFiles.has(id)).map(({ id, blob }) => ({ id, blob }));
+  }
+
+  /** Write a conversation and messages after looking what other tabs have written; return false if it was deleted. */
+  async put(transaction, conversation, messages) {
+    const heads = transaction.objectStore(HEADS);
+    const existing = await resultOf(heads.get(conversation.id));
+    if (!existing && this.stored.has(conversation)) return false;
+    for (const message of messages) {
+      const other = await resultOf(transaction.objectStore(MESSAGES).get([conversation.id, message.id]));
+      const isNewer = other && other.revision !== message.revision && !other.revision?.startsWith(this.tab);
+      if (isNewer) this.fork(conversation, message, other);
+      this.putMessage(transaction, conversation, message);
+    }
+    if (existing) this.mergeHead(conversation, existing);
+    heads.put(headOf(conversation));
+    return true;
+  }
+
+  putMessage(transaction, conversation, message) {
+    this.writes += 1;
+    message.revision = `${this.tab} ${this.writes}`;
+    transaction.objectStore(MESSAGES).put({ conversation: conversation.id, ...withoutBlobs(message) });
+  }
+
+  /** Make a message another version, because another tab has continued the same one. */
+  fork(conversation, message, { conversation: _, ...other }) {
+    conversation.messages.set(message.id, other);
+    const id = crypto.randomUUID();
+    if (conversation.leaf === message.id) conversation.leaf = id;
+    Object.assign(message, { id, created: Date.now() });
+    conversation.messages.set(id, message);
+    this.dispatchEvent(new Event("changed"));
+  }
+
+  /** Write what is not written without looking first, as the page is closing: the texts, then the files. */
+  writeNow() {
+    const jobs = [...(this.inFlight ?? []), ...this.unsaved];
+    if (!this.database || !(jobs.length || this.unsavedFiles.size)) return;
+    try {
+      this.transaction?.abort(); // it would have to read first, and others wait for it
+    } catch { /* it is complete */ }
+    try {
+      const texts = this.database.transaction(TEXTS, "readwrite");
+      for (const [conversation, messages] of jobs) {
+        if (!this.stored.has(conversation)) texts.objectStore(HEADS).put(headOf(conversation));
+        for (const message of messages) this.putMessage(texts, conversation, message);
+      }
+      texts.commit();
+      const files = this.database.transaction(FILES, "readwrite");
+      for (const file of this.unsavedFiles.values()) files.objectStore(FILES).put(file);
+      files.commit();
+    } catch { /* the database is closed: `write` has said so */ }
+  }
+
+  /** Store new conversations, all or none; throws if they cannot be stored. */
+  async add(conversations) {
+    if (this.database) {
+      const transaction = this.database.transaction(ALL, "readwrite");
+      const done = completed(transaction);
+      for (const conversation of conversations) {
+        transaction.objectStore(HEADS).put(headOf(conversation));
+        for (const message of conversation.messages.values()) {
+          this.putMessage(transaction, conversation, message);
+          for (const file of this.newFiles(message)) transaction.objectStore(FILES).put(file);
+        }
+      }
+      await done;
+    }
+    for (const conversation of conversations) {
+      this.byId.set(conversation.id, conversation);
+      this.stored.add(conversation);
+      for (const { id } of attachmentsOf(conversation)) this.storedFiles.add(id);
+      this.channel?.postMessage({ type: "saved", head: headOf(conversation), messages: [...conversation.messages.values()] });
+    }
+  }
+
+  /** Delete a conversation; throws, and keeps it, if that cannot be stored. */
   async remove(id) {
-    const files = attachmentsOf(this.byId.get(id) ?? { messages: [] });
+    const conversation = this.byId.get(id);
     this.byId.delete(id);
-    if (!this.database) return;
-    const transaction = this.database.transaction(BOTH, "readwrite");
-    for (const file of files) transaction.objectStore(FILES).delete(file.id);
-    await resultOf(transaction.objectStore(STORE).delete(id));
+    this.forget(conversation);
+    if (!this.database || !conversation) return;
+    try {
+      const transaction = this.database.transaction(ALL, "readwrite");
+      const done = completed(transaction);
+      for (const store of [HEADS, DRAFTS]) transaction.objectStore(store).delete(id);
+      transaction.objectStore(MESSAGES).delete(messagesOf(id));
+      for (const file of attachmentsOf(conversation)) transaction.objectStore(FILES).delete(file.id);
+      await done;
+      this.channel.postMessage({ type: "removed", id });
+    } catch (error) {
+      this.byId.set(id, conversation);
+      throw error;
+    }
+  }
+
+  /** Store a conversation again that another tab has deleted. */
+  restore(conversation) {
+    this.stored.delete(conversation);
+    for (const { id } of attachmentsOf(conversation)) this.storedFiles.delete(id);
+    this.save(conversation, ...conversation.messages.values());
+  }
+
+  // Other tabs
+
+  receive({ type, id, head, messages }) {
+    if (type === "removed") {
+      if (this.byId.has(id)) this.drop(this.byId.get(id));
+      return;
+    }
+    const conversation = this.merge(head, messages);
+    for (const { id: each, finish } of messages) {
+      const message = conversation.messages.get(each);
+      if (this.held.has(message)) continue;
+      if (finish === "unfinished") this.elsewhere.add(message);
+      else this.elsewhere.delete(message);
+    }
+    this.dispatchEvent(new Event("changed"));
+  }
+
+  /** Take over what is stored of a conversation; return it. */
+  merge(head, messages) {
+    const isShownNew = this.shown?.id === head.id;
+    const conversation = this.byId.get(head.id) ?? (isShownNew ? this.shown : { ...emptyConversation(head.id), ...head });
+    this.byId.set(head.id, conversation);
+    this.stored.add(conversation);
+    this.mergeHead(conversation, head);
+    if (conversation !== this.shown) conversation.leaf = head.leaf;
+    for (const message of messages) {
+      const mine = conversation.messages.get(message.id);
+      if (!mine) conversation.messages.set(message.id, message);
+      else if (!this.isMine(conversation, mine)) Object.assign(mine, message);
+    }
+    return conversation;
+  }
+
+  /** Whether this tab is writing a message: what another has written of it is then noticed by `put`. */
+  isMine(conversation, message) {
+    return this.held.has(message) || [this.unsaved, this.inFlight].some((jobs) => jobs?.get(conversation)?.has(message));
+  }
+
+  mergeHead(conversation, { title, updated, titled = 0 }) {
+    conversation.updated = Math.max(conversation.updated, updated);
+    if (titled > conversation.titled) Object.assign(conversation, { title, titled });
+  }
+
+  /** Do not write what waits to be written of a conversation. */
+  forget(conversation) {
+    this.unsaved.delete(conversation);
+    for (const { id } of attachmentsOf(conversation ?? { messages: new Map() })) this.unsavedFiles.delete(id);
+  }
+
+  /** Forget a conversation that another tab has deleted. */
+  drop(conversation) {
+    this.byId.delete(conversation.id);
+    this.forget(conversation);
+    this.dispatchEvent(new CustomEvent("removed", { detail: conversation }));
   }
 }

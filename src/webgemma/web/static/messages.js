@@ -1,10 +1,11 @@
 // The conversation on the page: its messages, and scrolling.
 
 import { attachmentElement, attachmentList } from "./attachments.js";
+import { canContinue } from "./chat.js";
 import { button, copyText, element } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
 
-const FINISH = { length: "stopped at the token limit", stopped: "stopped", error: "ended with an error" };
+const FINISH = { length: "stopped at the token limit", stopped: "stopped", error: "ended with an error", unfinished: "not finished" };
 const ENCODING = { image: "Processing images …", audio: "Processing audio …", "image audio": "Processing images and audio …" };
 const NEAR_PIXELS = 48; // from the end, where the view follows a growing reply
 
@@ -15,6 +16,21 @@ function replyFacts({ tokens, tokens_per_second: speed, finish }) {
   if (speed) facts.push(`${speed.toFixed(speed < 100 ? 1 : 0)} tokens/s`);
   if (FINISH[finish]) facts.push(FINISH[finish]);
   return facts.join(" · ");
+}
+
+/** Return what a user copies of a message: its text, or the calls of tools that it consists of. */
+const textOf = ({ content, tool_calls: calls }) => content || (calls?.length ? JSON.stringify(calls, null, 1) : "");
+
+/** Return the element of a call of a tool, which the page does not run. */
+function callElement({ name, arguments: given }) {
+  const title = element("figcaption", "", element("span", "", "Tool call: ", element("strong", "", name)), element("span", "", "not run by this page"));
+  return element("figure", "code call", title, element("pre", "", element("code", "", JSON.stringify(given, null, 2))));
+}
+
+/** Return the line below the messages that the model has not read. */
+function leftOutText(count) {
+  if (count === 1) return "The message above no longer fits the context; the model did not read it.";
+  return `The ${count} messages above no longer fit the context; the model did not read them.`;
 }
 
 /** Return the progress of encoding a prompt's media: "Processing audio … 40 %". */
@@ -29,28 +45,64 @@ function canvasElements({ runs, number, step, accepted, size }) {
 }
 
 /**
- * The list of messages. `actions` has regenerate() and edit(message, text, attachments), and encoding() and
- * canvas(), which return the engine's latest message of that type for the reply in progress.
+ * The list of messages. `actions` has regenerate(), continueReply(), edit(message, text, attachments) and
+ * showVersion(message); isElsewhere(message), whether another tab is writing it; and encoding() and canvas(), which
+ * return the engine's latest message of that type for the reply in progress.
  */
 export class MessageList {
   constructor(list, actions) {
     this.list = list;
     this.actions = actions;
     this.items = new Map(); // by message
+    this.leftOut = element("li", "left-out");
     list.addEventListener("click", (event) => {
       const copy = event.target.closest('[data-copy="code"]');
       if (copy) copyText(copy.closest("figure").querySelector("code").textContent, copy);
     });
   }
 
-  /** Show these messages; `replying` is the one in progress. */
-  show(messages, replying = null) {
+  /**
+   * Show these messages; `replying` is the one in progress, `children` lists the messages that follow each one, and
+   * the model has not read the first `leftOut`.
+   */
+  show(messages, { replying = null, children = new Map(), leftOut = 0 } = {}) {
     const before = this.items;
     this.items = new Map(messages.map((message) => [message, before.get(message) ?? this.item(message)]));
     for (const [message, { node }] of before) if (!this.items.has(message)) node.remove();
-    for (const { node } of this.items.values()) if (!node.isConnected) this.list.append(node);
-    for (const message of messages) this.update(message, message === replying);
+    const nodes = [...this.items.values()].map(({ node }) => node);
+    if (leftOut) nodes.splice(leftOut, 0, this.leftOut);
+    else this.leftOut.remove();
+    this.leftOut.textContent = leftOut ? leftOutText(leftOut) : "";
+    nodes.forEach((node, i) => {
+      if (this.list.children[i] !== node) this.list.insertBefore(node, this.list.children[i] ?? null);
+    });
+    messages.forEach((message, i) => {
+      this.update(message, message === replying);
+      this.showVersions(message, children.get(messages[i - 1]?.id ?? null) ?? []);
+    });
     this.list.classList.toggle("replying", replying !== null);
+  }
+
+  /** Show which of its versions a message is. */
+  showVersions(message, versions) {
+    const { versions: node } = this.items.get(message);
+    const at = versions.indexOf(message);
+    const text = `${at + 1}/${versions.length}`;
+    node.hidden = versions.length < 2;
+    if (node.hidden || node.children[1]?.textContent === text) return; // the arrows keep the focus
+    const arrow = (name, label, target) => {
+      const item = button(name, "quiet", () => {
+        this.actions.showVersion(target);
+        const arrows = [...this.items.get(target).versions.querySelectorAll("button:enabled")];
+        (arrows.find(({ ariaLabel }) => ariaLabel === label) ?? arrows[0]).focus();
+      });
+      item.ariaLabel = label;
+      item.disabled = !target;
+      return item;
+    };
+    const count = element("span", "", text);
+    count.title = `Version ${at + 1} of ${versions.length}`;
+    node.replaceChildren(arrow("‹", "Previous version", versions[at - 1]), count, arrow("›", "Next version", versions[at + 1]));
   }
 
   /** Show the current state of a message. */
@@ -60,15 +112,21 @@ export class MessageList {
     item.node.classList.toggle("replying", isReplying);
     if (message.role === "user") {
       item.body.textContent = message.content;
-      item.body.hidden = !message.content;
+      item.body.hidden = !message.content || item.isEditing;
       return;
     }
     showMarkdown(item.body, message.content);
     item.thinking.hidden = !message.thinking;
     item.thoughts.textContent = message.thinking ?? "";
     item.summary.textContent = isReplying && !message.content ? "Thinking …" : "Thoughts";
-    item.facts.textContent = isReplying ? "" : replyFacts(message);
-    const isEmpty = isReplying && !message.content && !message.thinking;
+    const calls = message.tool_calls ?? [];
+    if (item.calls.childElementCount !== calls.length) item.calls.replaceChildren(...calls.map(callElement));
+    const isElsewhere = this.actions.isElsewhere(message);
+    item.facts.textContent = isReplying ? "" : isElsewhere ? "being written in another tab" : replyFacts(message);
+    item.author.textContent = isReplying ? "" : message.model ?? "";
+    item.name.textContent = message.model ?? "Model";
+    item.proceed.hidden = isElsewhere || !canContinue(message);
+    const isEmpty = isReplying && !message.content && !message.thinking && !message.tool_calls;
     const encoding = isEmpty ? this.actions.encoding() : null;
     item.encoding.textContent = encoding ? encodingText(encoding) : "";
     const canvas = isReplying ? this.actions.canvas() : null;
@@ -80,16 +138,24 @@ export class MessageList {
     const name = element("h3", "visually-hidden", isUser ? "You" : "Model");
     const body = element("div", "body");
     const buttons = element("div", "actions", button("Copy", "quiet", ({ currentTarget }) =>
-      copyText(message.content, currentTarget)));
+      copyText(textOf(message), currentTarget)));
+    const versions = element("div", "versions");
+    versions.role = "group";
+    versions.ariaLabel = "Versions";
     if (isUser) {
       const media = element("div", "media", (message.attachments ?? []).map((each) => attachmentElement(each, { isPlayable: true })));
-      const item = { node: element("li", "message user", name, media, body, buttons), media, body };
-      buttons.append(button("Edit", "quiet", () => this.edit(message, item, buttons)));
+      const foot = element("div", "foot", buttons, versions);
+      const item = { node: element("li", "message user", name, media, body, foot), media, body, foot, versions, isEditing: false };
+      const edit = button("Edit", "quiet", () => this.edit(message, item, edit));
+      buttons.append(edit);
       return item;
     }
     const regenerate = button("Regenerate", "quiet regenerate", () => this.actions.regenerate());
+    const proceed = button("Continue", "quiet continue", () => this.actions.continueReply());
     const facts = element("span", "facts");
-    buttons.append(regenerate, facts);
+    const author = element("span", "author");
+    buttons.prepend(versions);
+    buttons.append(regenerate, proceed, element("div", "about", facts, author));
     const summary = element("summary");
     const thoughts = element("div", "thoughts");
     const thinking = element("details", "thinking", summary, thoughts);
@@ -97,12 +163,14 @@ export class MessageList {
     encoding.role = "status";
     const canvas = element("div", "canvas");
     canvas.ariaHidden = "true"; // screen readers should not read noise
-    const node = element("li", "message assistant", name, encoding, thinking, body, canvas, buttons);
-    return { node, body, canvas, facts, encoding, summary, thinking, thoughts };
+    const calls = element("div", "calls");
+    const node = element("li", "message assistant", name, encoding, thinking, body, calls, canvas, buttons);
+    return { node, name, body, calls, canvas, facts, author, proceed, versions, encoding, summary, thinking, thoughts };
   }
 
   /** Replace a message of the user by a form to edit it. */
-  edit(message, { node, media, body }, buttons) {
+  edit(message, item, editButton) {
+    const { node, media, body, foot } = item;
     let attachments = message.attachments ?? [];
     const list = element("ul", "attachments");
     const showList = () => list.replaceChildren(...attachmentList(attachments, (removed) => {
@@ -113,13 +181,14 @@ export class MessageList {
     showList();
     const box = element("textarea");
     box.value = message.content;
-    box.setAttribute("aria-label", "Edit your message; everything after it will be removed");
+    box.setAttribute("aria-label", "Edit your message; this version and what follows it are kept");
     const close = () => {
       form.remove();
+      item.isEditing = false;
       media.hidden = false;
       body.hidden = !message.content;
-      buttons.hidden = false;
-      buttons.lastChild.focus();
+      foot.hidden = false;
+      editButton.focus();
     };
     const send = element("button", "", "Send");
     const form = element("form", "edit", list, box, element("div", "row", button("Cancel", "quiet", close), send));
@@ -140,9 +209,10 @@ export class MessageList {
         submit();
       }
     });
+    item.isEditing = true;
     media.hidden = true;
     body.hidden = true;
-    buttons.hidden = true;
+    foot.hidden = true;
     node.append(form);
     box.focus();
   }
@@ -152,6 +222,7 @@ export class MessageList {
 export class Scroller {
   constructor(area, toEndButton) {
     this.area = area;
+    this.toEndButton = toEndButton;
     this.isAtEnd = true;
     area.addEventListener("scroll", () => {
       this.isAtEnd = area.scrollHeight - area.scrollTop - area.clientHeight < NEAR_PIXELS;
@@ -169,6 +240,8 @@ export class Scroller {
 
   /** Scroll to the end if the user was there. */
   follow() {
-    if (this.isAtEnd) this.area.scrollTop = this.area.scrollHeight;
+    if (!this.isAtEnd) return;
+    this.area.scrollTop = this.area.scrollHeight;
+    this.toEndButton.hidden = true; // where nothing scrolls, no event says so
   }
 }

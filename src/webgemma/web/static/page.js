@@ -4,6 +4,7 @@ import { exportFile, importFile } from "./archive.js";
 import { Chat } from "./chat.js";
 import { Composer, Tray } from "./composer.js";
 import { Conversations } from "./conversations.js";
+import { Drafts } from "./drafts.js";
 import { byId, humanSize, saveBlob } from "./dom.js";
 import { Engine } from "./engine.js";
 import { handleDrops } from "./files.js";
@@ -14,11 +15,13 @@ import { errorMessage, hideNotice, noticeText, showNotice } from "./notice.js";
 import { endLoading, showLoading, startLoading } from "./progress.js";
 import { loadFields, loadOptions, readSettings, SettingsDialog } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
+import { childrenOf, pathOf } from "./tree.js";
 import { TuneDialog } from "./tune.js";
 
 const conversations = new Conversations();
+const drafts = new Drafts();
 const [storageProblem] = await Promise.all([conversations.open(), loadFields()]);
-if (storageProblem) showNotice(storageProblem);
+await drafts.open(conversations);
 
 const engine = new Engine();
 const settings = new SettingsDialog(readSettings(), (now, before) => {
@@ -29,7 +32,10 @@ const models = new ModelDialog(engine, load);
 const scroller = new Scroller(byId("scroller"), byId("to-end"));
 const messages = new MessageList(byId("messages"), {
   regenerate: () => checkCanSend() && chat.regenerate(settings.settings),
+  continueReply: () => checkCanSend() && chat.continueReply(settings.settings),
   edit: (message, text, attachments) => checkCanSend() && chat.edit(message, text, attachments, settings.settings),
+  showVersion: (message) => chat.showVersion(message),
+  isElsewhere: (message) => conversations.elsewhere.has(message),
   encoding: () => chat.reply?.encoding,
   canvas: () => chat.reply?.canvas,
 });
@@ -40,8 +46,16 @@ const composer = new Composer({
     return true;
   },
   stop: () => microphone.end(false) || chat.stop(),
+  typed(text) {
+    tray.draft.text = text;
+    drafts.save(tray.draft);
+  },
 }, () => tray.attachments.length > 0);
-const tray = new Tray(() => composer.show(chat.reply !== null, canSend()), showNotice);
+const tray = new Tray({
+  changed: (draft) => drafts.save(draft),
+  shown: () => composer.show(chat.reply !== null, canSend()),
+  notify: showNotice,
+});
 const microphone = new Microphone((file) => tray.add([file]), showNotice);
 const tune = new TuneDialog(engine, () => refresh(), showNotice);
 handleDrops({
@@ -56,17 +70,24 @@ const sidebar = new Sidebar({
 });
 
 let frame = 0; // the request of the next animation frame, which shows the grown reply
-const chat = new Chat(engine, conversations, {
-  changed() {
+const chat = new Chat(engine, conversations, drafts, {
+  model: () => byId("model-name").textContent,
+  opened() {
     byId("announcer").textContent = ""; // so that an equal reply is announced again
+    showDraft();
     refresh();
     scroller.toEnd();
     composer.focus();
+  },
+  changed() {
+    refresh();
+    scroller.follow();
   },
   grown(message) {
     frame ||= requestAnimationFrame(() => {
       frame = 0;
       messages.update(message, chat.reply?.message === message);
+      showTokens();
       scroller.follow();
     });
   },
@@ -76,7 +97,11 @@ const chat = new Chat(engine, conversations, {
     scroller.follow();
   },
   notSent: (error) => showNotice(error.message),
-  notSaved: (error) => showNotice(`This conversation could not be saved (${error.message}): export it.`),
+  notRemoved: (error) => showNotice(`The conversation could not be deleted (${error.message}).`),
+  removed(conversation) {
+    const keep = { name: "Keep it", act: () => chat.restore(conversation) };
+    showNotice(`“${conversation.title}” was deleted in another tab.`, keep);
+  },
 });
 
 function canSend() {
@@ -93,15 +118,40 @@ function checkCanSend() {
 /** Show the current state. */
 function refresh() {
   const { conversation } = chat;
-  messages.show(conversation.messages, chat.replying);
-  byId("welcome").hidden = conversation.messages.length > 0;
+  const children = childrenOf(conversation);
+  const path = pathOf(conversation, children);
+  const leftOut = usageOf(path)?.left_out ?? 0;
+  messages.show(path, { replying: chat.replying, children, leftOut: leftOut < path.length ? leftOut : 0 });
+  showTokens();
+  byId("welcome").hidden = path.length > 0;
   sidebar.show(conversations.list(), conversation.id);
   composer.show(chat.reply !== null, canSend());
-  document.title = conversation.messages.length ? `${conversation.title} – webgemma` : "webgemma";
+  document.title = path.length ? `${conversation.title} – webgemma` : "webgemma";
+}
+
+/** Show the draft of the conversation that is shown. */
+function showDraft() {
+  const draft = drafts.of(chat.conversation.id);
+  if (tray.draft === draft) return;
+  tray.open(draft);
+  composer.fill(draft.text);
+}
+
+/** Return the tokens of the last reply that has some. */
+const usageOf = (path) => path.findLast(({ usage }) => usage)?.usage;
+
+/** Show how much of the context the conversation takes. */
+function showTokens() {
+  const usage = usageOf(chat.path);
+  const total = context ?? usage?.context;
+  const used = usage ? Math.min(usage.prompt + usage.reply, total) : 0;
+  byId("tokens").textContent = total ? `${used} of ${total} tokens` : "";
+  byId("tokens").title = total ? `The conversation takes ${used} tokens of the context, ${total - used} are left. When it is full, the oldest messages are left out.` : "";
 }
 
 // Models
 
+let context = null; // of the loaded model, in tokens
 let selected = BUNDLED; // the model that was chosen last
 let deviceName = ""; // of the GPU
 const actions = {
@@ -112,6 +162,7 @@ const actions = {
 
 function load(model) {
   selected = model;
+  context = null;
   rememberModel(model, false);
   chat.stop();
   chat.finish({ finish: "stopped" });
@@ -136,6 +187,7 @@ engine.addEventListener("progress", ({ detail }) => showLoading(detail));
 engine.addEventListener("loaded", ({ detail }) => {
   endLoading();
   rememberModel(selected, true);
+  ({ context } = detail);
   const hint = `${detail.name}: context of ${detail.context} tokens, ${humanSize(detail.nbytes)} of memory`;
   showModel(selected.name, `${deviceName || detail.device} · ${humanSize(detail.nbytes)}`, hint);
   refresh();
@@ -199,7 +251,9 @@ byId("import-file").addEventListener("change", async ({ target }) => {
   const [file] = target.files;
   try {
     const imported = await importFile(file, conversations.byId);
-    await conversations.saveAll(imported);
+    await conversations.add(imported).catch(({ message }) => {
+      throw new Error(`Nothing was imported: the conversations could not be stored (${message}).`);
+    });
     showNotice(imported.length === 1 ? "One conversation was imported." : `${imported.length} conversations were imported.`);
     refresh();
   } catch (error) {
@@ -207,7 +261,28 @@ byId("import-file").addEventListener("change", async ({ target }) => {
   }
   target.value = ""; // the same file may be chosen again
 });
-addEventListener("pagehide", () => chat.saveNow());
+addEventListener("pagehide", ({ persisted }) => chat.saveNow(!persisted));
+addEventListener("pageshow", ({ persisted }) => persisted && conversations.catchUp());
+document.addEventListener("resume", () => conversations.catchUp()); // the browser had frozen this tab
+addEventListener("beforeunload", (event) => {
+  if (conversations.isUnsaved) event.preventDefault();
+});
+
+/** What is wrong when conversations cannot be written, and what helps. */
+function unsavedMessage({ name, message }) {
+  if (name === "QuotaExceededError") return "The storage of this browser is full: the latest messages are not saved. Free disk space, or delete conversations or stored models; they are saved as soon as there is room.";
+  if (name === "InvalidStateError") return "The latest messages are not saved, because a newer version of this page was opened in another tab. Export your conversations and reload this page.";
+  return `The latest messages are not saved (${message}). This page tries again; until then, do not close it, or export your conversations.`;
+}
+
+conversations.addEventListener("unsaved", ({ detail }) => {
+  byId("unsaved").textContent = "Not saved";
+  showNotice(unsavedMessage(detail), { name: "Try again", act: () => conversations.write() });
+});
+conversations.addEventListener("saved", () => {
+  byId("unsaved").textContent = "";
+  showNotice("Everything is saved again.");
+});
 
 for (const close of document.querySelectorAll("[data-close]")) {
   close.addEventListener("click", () => close.closest("dialog").close());
@@ -227,5 +302,10 @@ function start() {
 }
 
 start();
+if (storageProblem) {
+  showNotice(storageProblem);
+  byId("unsaved").textContent = "Conversations are not stored";
+}
+showDraft();
 scroller.toEnd();
 composer.focus();

@@ -31,6 +31,9 @@ export class Sidebar {
   }
 
   show(conversations, currentId) {
+    const content = JSON.stringify([currentId, conversations.map(({ id, title }) => [id, title])]);
+    if (content === this.content) return; // while another tab writes, the buttons here stay usable
+    this.content = content;
     byId("conversations").replaceChildren(...conversations.map((conversation) =>
       this.item(conversation, conversation.id === currentId)));
   }
