@@ -8,13 +8,14 @@ from typing import Any, Literal, TypeGuard
 from urllib.parse import unquote, urlsplit
 
 from webgemma.engine.memory_budget import MemoryBudget
-from webgemma.errors import InputError, ModelNotFoundError
+from webgemma.errors import GgufError, InputError, ModelNotFoundError
 from webgemma.gemma.config import Config
 from webgemma.gguf.ollama import OllamaModel, OllamaStore
 from webgemma.gguf.reader import Gguf
-from webgemma.gguf.sources import BytesSource, FileSource, LoopSource, Source
+from webgemma.gguf.sources import BytesSource, FileSource, LoopSource, Source, user_path
 from webgemma.settings import SETTINGS, Settings
 from webgemma.sync import IN_BROWSER, has_event_loop, on_event_loop
+from webgemma.values import real_number, shown, whole_number
 
 BUNDLED = "the bundled model"
 BUNDLED_PATH = Path(__file__).parent / "demo" / "webgemma-demo-Q8_0.gguf"
@@ -63,11 +64,22 @@ class FoundModel:
         if self.ollama is None:
             return ModelDefaults({}, (), None)
         params = self.ollama.params
-        renamed = {OLLAMA_NAMES.get(name, name): value for name, value in params.items()}
-        settings: Any = {name: value for name, value in renamed.items() if name in SETTINGS}
-        for name in ("seed", "max_tokens"):  # negative means unset to Ollama
-            if isinstance(settings.get(name), int) and settings[name] < 0:
-                settings[name] = None
+        settings: Any = {}
+        for name, value in params.items():
+            setting = SETTINGS.get(OLLAMA_NAMES.get(name, name))
+            if setting is None or value is None:
+                continue
+            number = real_number(value)
+            if setting.name in ("seed", "max_tokens") and number is not None and number < 0:
+                settings[setting.name] = None  # negative means unset to Ollama
+                continue
+            try:
+                settings[setting.name] = setting.nearest(value)
+            except InputError as error:
+                raise GgufError(
+                    f"The params file of {self.label} has a wrong {name}: {error} "
+                    "Create or pull the model again."
+                ) from None
         system = self.ollama.system
         messages = [{"role": "system", "content": system}] if system else []
         context = params.get("num_ctx")
@@ -85,15 +97,17 @@ class ModelDefaults:
     def choose_context(self, config: Config, requested: int | None) -> int:
         """Return how many positions to allocate: as requested, the model's default, or usual."""
         if requested is None:
-            if isinstance(self.context, int) and 1 <= self.context <= config.context:
-                return self.context
+            default = whole_number(self.context)
+            if default is not None and 1 <= default <= config.context:
+                return default
             return min(config.context, DEFAULT_CONTEXT)
-        if not (hasattr(requested, "__index__") and 1 <= requested <= config.context):
+        positions = whole_number(requested)
+        if positions is None or not 1 <= positions <= config.context:
             raise InputError(
-                f"A context of {requested!r} is not possible; "
+                f"A context of {shown(requested)} is not possible; "
                 f"this model's is 1 to {config.context}."
             )
-        return requested
+        return positions
 
 
 # Settings that Ollama gives another name.
@@ -111,7 +125,7 @@ def with_mmproj(
     if mmproj is None:
         return found
     if isinstance(mmproj, str | os.PathLike) and not is_address(mmproj):
-        path = Path(mmproj).expanduser()
+        path = user_path(mmproj)
         if not path.is_file():
             raise ModelNotFoundError(f"There is no file {path}." + _models_in(path.parent))
         return replace(found, mmproj=FoundModel(path.name, path))
@@ -142,7 +156,7 @@ def find_model(
         return FoundModel(name, None, source=lambda: _open_address(model))
     if not isinstance(model, str | os.PathLike):
         return _find_source(model)
-    path = Path(model).expanduser()
+    path = user_path(model)
     if path.is_file():
         return FoundModel(path.name, path)
     if not isinstance(model, str) or _is_path(model):
@@ -178,7 +192,7 @@ def _find_source(model: Any) -> FoundModel:
 
         return FoundModel(getattr(model, "name", "a file"), None, source=lambda: open_file(model))
     raise InputError(
-        f"{model!r} is not a model: give an Ollama name, a path, an address, or a Source."
+        f"{shown(model)} is not a model: give an Ollama name, a path, an address, or a Source."
     )
 
 

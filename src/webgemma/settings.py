@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, TypedDict, cast, get_args, get_type_hints
 
 from webgemma.errors import InputError
+from webgemma.values import real_number, shown, whole_number
 
 MAX_TOP_LOGPROBS = 20
 MAX_STEPS = 4096  # of a canvas
@@ -30,22 +31,37 @@ class Setting:
     type: type = float  # int, float, bool, or a collection
     optional: bool = False  # whether None is a value
 
-    def check(self, value: Any) -> None:
-        """Raise InputError unless the value has the setting's type and is in its range."""
-        if (value is None and self.optional) or self.type not in (int, float, bool):
-            return
-        allowed = int | float if self.type is float else self.type
+    def check(self, value: Any) -> Any:
+        """Return the value in the setting's own type; InputError if it has another or no place."""
+        if value is None and self.optional:
+            return None
+        if self.name == "stop":
+            return _stop_strings(value)
+        if self.name == "logit_bias":
+            return _biases(value)
         if self.type is bool:
             if not isinstance(value, bool):
-                raise InputError(f"{self.name} is {value!r}; it must be True or False.")
-            return
-        number = isinstance(value, allowed) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and self.low <= value <= self.high):
+                raise InputError(f"{self.name} is {shown(value)}; it must be True or False.")
+            return value
+        number = whole_number(value) if self.type is int else real_number(value)
+        if number is None or not self.low <= number <= self.high:
             kind = "a whole number" if self.type is int else "a number"
             span = f"of at least {self.low}"
             if self.high < math.inf:
                 span = f"between {self.low} and {self.high}"
-            raise InputError(f"{self.name} is {value!r}; it must be {kind} {span}.")
+            raise InputError(f"{self.name} is {shown(value)}; it must be {kind} {span}.")
+        return number
+
+    def nearest(self, value: Any) -> Any:
+        """Return the value that another program's option means: a number, moved into the range.
+
+        Programs read 64.0 and 64.9 as the whole number 64, and numbers beyond a range as its end;
+        InputError for what no program reads."""
+        number = real_number(value) if self.type in (int, float) else None
+        if number is None:
+            return self.check(value)
+        moved = min(max(number, self.low), self.high)
+        return self.check(int(moved) if self.type is int else moved)
 
 
 class Settings(TypedDict, total=False):
@@ -162,7 +178,9 @@ def resolve(
     known = applicable(diffusion)
     for name in given:
         if name not in SETTINGS:
-            raise InputError(f"There is no setting {name!r}; there are: {', '.join(SETTINGS)}.")
+            raise InputError(
+                f"There is no setting {shown(name)}; there are: {', '.join(SETTINGS)}."
+            )
         if name not in known:
             kind = "denoises canvases" if diffusion else "samples tokens"
             raise InputError(
@@ -170,18 +188,28 @@ def resolve(
             )
     fitting = {name: value for name, value in (defaults or {}).items() if name in known}
     complete = {name: setting.default for name, setting in known.items()} | fitting | {**given}
-    for name, setting in known.items():
-        setting.check(complete[name])
-    _check_bias(complete.get("logit_bias", {}))
-    return cast(Settings, complete)
+    checked = {name: setting.check(complete[name]) for name, setting in known.items()}
+    return cast(Settings, checked)
 
 
-def _check_bias(biases: Any) -> None:
+def _stop_strings(stops: Any) -> tuple[str, ...]:
+    listed = (stops,) if isinstance(stops, str) else stops
+    is_list = isinstance(listed, Sequence)
+    if not (is_list and all(isinstance(stop, str) and stop for stop in listed)):
+        raise InputError(
+            f"stop is {shown(stops)}; a stop string must be text of at least one character."
+        )
+    return tuple(map(str, listed))
+
+
+def _biases(biases: Any) -> dict[int, float]:
     if not isinstance(biases, Mapping):
-        raise InputError(f"logit_bias is {biases!r}; it must map token ids to numbers.")
-    for token, bias in biases.items():
-        _TOKEN.check(token)
-        replace(_BIAS, name=f"logit_bias of {token}").check(bias)
+        raise InputError(f"logit_bias is {shown(biases)}; it must map token ids to numbers.")
+    checked = {}
+    for given, bias in biases.items():
+        token = _TOKEN.check(given)
+        checked[token] = replace(_BIAS, name=f"logit_bias of {token}").check(bias)
+    return checked
 
 
 _TOKEN = Setting("", low=0, high=2**31, name="logit_bias token", type=int)
