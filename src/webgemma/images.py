@@ -7,6 +7,7 @@ import math
 from typing import NamedTuple
 
 from webgemma.errors import InputError
+from webgemma.values import shown, whole_number
 
 BUDGETS = (70, 140, 280, 560, 1120)  # the numbers of soft tokens that an image may be limited to
 BUDGET = 280
@@ -54,10 +55,10 @@ def too_large_message(name: str, pixels: str) -> str:
 
 def check_budget(budget: int) -> None:
     """Raise InputError for a budget that the models were not trained with."""
-    if budget not in BUDGETS:
+    if whole_number(budget) not in BUDGETS:
         known = ", ".join(map(str, BUDGETS))
         raise InputError(
-            f"The budget of an image must be one of {known} soft tokens, not {budget}."
+            f"The budget of an image must be one of {known} soft tokens, not {shown(budget)}."
         )
 
 

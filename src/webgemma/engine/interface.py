@@ -1,8 +1,8 @@
 """What every engine offers, and what a user may choose when loading one."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from webgemma.denoising import Canvas, Denoising
 from webgemma.errors import InputError
@@ -15,6 +15,7 @@ from webgemma.media.encoders import EncoderFile, EncoderFiles, Encoders, MediaSp
 from webgemma.progress import Progress
 from webgemma.sampler import SampledToken
 from webgemma.settings import Settings
+from webgemma.values import real_number, shown
 
 DeviceName = Literal["auto", "gpu", "cpu"]
 KvName = Literal["f16", "f32"]
@@ -61,11 +62,20 @@ class EngineOptions:
 
     def check(self) -> None:
         """Raise InputError for an option that does not exist, before anything is loaded."""
-        if self.device not in ("auto", "gpu", "cpu"):
-            raise InputError(f"The device {self.device!r} does not exist; use auto, gpu or cpu.")
-        if self.kv not in ELEMENT_NBYTES:
-            raise InputError(f"The KV cache cannot be {self.kv!r}; use f16 or f32.")
+        if not _is_one_of(self.device, get_args(DeviceName)):
+            raise InputError(
+                f"The device {shown(self.device)} does not exist; use auto, gpu or cpu."
+            )
+        if not _is_one_of(self.kv, ELEMENT_NBYTES):
+            raise InputError(f"The KV cache cannot be {shown(self.kv)}; use f16 or f32.")
         choose_precision(self.precision, software=False)
-        limit = self.memory_gb
-        if limit is not None and not (isinstance(limit, int | float) and 0 < limit < float("inf")):
-            raise InputError(f"memory_gb is {limit!r}; it must be a number above zero.")
+        if self.gpu is not None and not isinstance(self.gpu, str):
+            raise InputError(f"gpu is {shown(self.gpu)}; it must be a part of a GPU's name.")
+        if self.memory_gb is not None and (real_number(self.memory_gb) or 0) <= 0:
+            raise InputError(
+                f"memory_gb is {shown(self.memory_gb)}; it must be a number above zero."
+            )
+
+
+def _is_one_of(value: object, names: Iterable[str]) -> bool:
+    return isinstance(value, str) and value in names

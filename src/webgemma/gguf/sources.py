@@ -12,6 +12,7 @@ from typing import BinaryIO, Protocol
 
 from webgemma.errors import GgufError, ModelNotFoundError
 from webgemma.sync import on_event_loop
+from webgemma.values import shown
 
 Bytes = bytes | bytearray | memoryview
 _MAX_READ_NBYTES = 1 << 30  # of one system call; macOS rejects reads of 2 GiB
@@ -136,6 +137,17 @@ class FileSource:
     def close(self) -> None:
         """Close the file."""
         self._close()
+
+
+def user_path(given: str | os.PathLike[str]) -> Path:
+    """Return the path that a user gives; ModelNotFoundError for one that cannot be looked up."""
+    try:
+        path = Path(given).expanduser()
+        path.is_file()  # it raises for a name that is too long and for a closed folder
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise ModelNotFoundError(f"{shown(given)} cannot be opened: {reason}.") from None
+    return path
 
 
 def _open_file(path: Path) -> BinaryIO:

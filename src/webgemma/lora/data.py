@@ -20,6 +20,7 @@ from webgemma.text.chat import Chat, encode_parts
 from webgemma.text.inputs import THINKING_FIELDS, read_messages
 from webgemma.text.markup import RESPONSE_OPEN, TURN_CLOSE, Media
 from webgemma.text.tokenizer import Tokenizer
+from webgemma.values import shown, whole_number
 
 MIN_BUCKET = 32  # tokens
 _MAX_FILE_NBYTES = 1 << 30
@@ -73,8 +74,8 @@ class ExampleReader:
     max_tokens: int
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 2:
-            raise InputError(f"An example has at least 2 tokens, not {self.max_tokens}.")
+        if (whole_number(self.max_tokens) or 0) < 2:
+            raise InputError(f"An example has at least 2 tokens, not {shown(self.max_tokens)}.")
 
     def read(self, path: str | os.PathLike[str]) -> tuple[list[Example], Report]:
         """Return the examples of a file: JSON lines, a JSON list, or (.txt) one plain text."""

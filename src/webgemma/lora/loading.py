@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from math import isfinite
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
+from webgemma.gguf.sources import user_path
 from webgemma.lora.adapter import Adapter, Pair
 from webgemma.lora.gguf_file import read_gguf_adapter
 from webgemma.lora.peft_folder import CONFIG_FILE, WEIGHTS_FILE, read_peft_folder
+from webgemma.values import real_number, shown
 
 LoraSource: TypeAlias = "str | os.PathLike[str] | Adapter"
 Lora: TypeAlias = (
@@ -22,7 +22,7 @@ Lora: TypeAlias = (
 
 def open_adapter(path: str | os.PathLike[str]) -> Adapter:
     """Read a GGUF adapter, or a folder that PEFT wrote."""
-    file = Path(path).expanduser()
+    file = user_path(path)
     if file.name in (CONFIG_FILE, WEIGHTS_FILE):
         file = file.parent
     return read_peft_folder(file) if file.is_dir() else read_gguf_adapter(file)
@@ -43,17 +43,18 @@ def fitted_adapters(lora: Lora, config: Config) -> list[tuple[Mapping[str, Pair]
             source, scale = _split_scale(source)
         if not isinstance(source, str | os.PathLike | Adapter):
             raise InputError(f"An adapter must be a path, not {type(source).__name__}.")
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not isfinite(scale):
-            raise InputError(f"The scale of an adapter must be a number, not {scale!r}.")
+        factor = real_number(scale)
+        if factor is None:
+            raise InputError(f"The scale of an adapter must be a number, not {shown(scale)}.")
         adapter = source if isinstance(source, Adapter) else open_adapter(source)
-        fitted.append((adapter.fitted(config).pairs, float(scale)))
+        fitted.append((adapter.fitted(config).pairs, factor))
     return fitted
 
 
 def _split_scale(text: str) -> tuple[str, float]:
     """Split "adapter:0.5" into ("adapter", 0.5), unless the whole is the path of a file."""
     path, colon, number = text.rpartition(":")
-    if not colon or Path(text).expanduser().exists():
+    if not colon or user_path(text).exists():
         return text, 1.0
     try:
         return path, float(number)

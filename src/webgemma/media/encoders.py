@@ -17,7 +17,7 @@ from webgemma.gemma.encoder_config import (
 )
 from webgemma.gemma.record.staged_plan import EncoderWeights
 from webgemma.gguf.reader import Gguf
-from webgemma.images import RgbImage, check_sides, soft_tokens, target_size
+from webgemma.images import RgbImage, check_budget, check_sides, soft_tokens, target_size
 from webgemma.progress import Progress, ignore_progress
 
 KEPT = 8  # encoded images and audio that are kept while unused
@@ -189,6 +189,8 @@ class Encoders:
 
         It is resized to fill a budget of them; without one its size has to fit as it is."""
         self._check_open()
+        if budget is not None:
+            check_budget(budget)
         encoder = await self._vision.get()
         key = _key(f"{image.width} {image.height} {budget}", image.rgb)
         if key not in self._encoded:

@@ -6,6 +6,7 @@ from typing import Literal
 from webgemma.errors import InputError
 from webgemma.gguf.formats import Format
 from webgemma.graph import Tensor
+from webgemma.values import shown
 
 GROUP = 32  # values that share a scale
 VALUE_NBYTES = {"int16": 2, "int8": 1}
@@ -36,12 +37,12 @@ def providers(slot: Slot, tensor: Tensor) -> dict[str, str]:
 
 def choose_precision(precision: str, software: bool) -> str:
     """Resolve "auto": int16, but exact on a software GPU, which int16 makes no faster."""
+    if not isinstance(precision, str) or precision not in ("auto", "exact", *VALUE_NBYTES):
+        raise InputError(
+            f"The precision {shown(precision)} does not exist; use auto, exact, int16 or int8."
+        )
     if precision == "auto":
         return "exact" if software else "int16"
-    if precision != "exact" and precision not in VALUE_NBYTES:
-        raise InputError(
-            f"The precision {precision!r} does not exist; use auto, exact, int16 or int8."
-        )
     return precision
 
 
