@@ -58,7 +58,9 @@ from webgemma.sync import (
 from webgemma.text.chat import Chat, opens_thought
 from webgemma.text.inputs import wrong_type
 from webgemma.text.parser import ReplyParser
+from webgemma.text.sizes import least_length, without_oldest
 from webgemma.text.tokenizer import Tokenizer
+from webgemma.values import shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -170,7 +172,7 @@ class Gemma:
                 precision=precision,
                 gpu=gpu,
                 memory_gb=memory_gb,
-                progress=for_caller(progress) if progress else None,
+                progress=None if progress is None else _reporter(progress),
                 label=found.label,
                 projectors=found.projectors,
             )
@@ -246,6 +248,7 @@ class Gemma:
         `Settings`. DiffusionGemma's tokens come a canvas at a time; with `watch=True`, pieces that
         hold the canvas after each step come between."""
         resolved = self._resolve(settings)
+        special = _flag(special, "special")
         ids = self._prompt_ids(prompt, special) if isinstance(prompt, str) else prompt
         reader = PlainReader(self._tokenizer, StopText(resolved["stop"]))
         async with aclosing(self._replies.pieces(ids, reader, resolved)) as pieces:
@@ -282,25 +285,28 @@ class Gemma:
         A conversation that does not fit the context loses its oldest turns, never a system message
         nor the last turn; the `usage` of each piece says how many messages were left out. With
         `overflow="error"` it is refused instead."""
-        if overflow not in get_args(Overflow):
-            raise InputError(f"overflow is {overflow!r}; it must be 'drop' or 'error'.")
+        if not isinstance(overflow, str) or overflow not in get_args(Overflow):
+            raise InputError(f"overflow is {shown(overflow)}; it must be 'drop' or 'error'.")
+        think, continue_last = _flag(think, "think"), _flag(continue_last, "continue_last")
         resolved = self._resolve(settings)
         conversation = self._conversation(messages)
-        parts = self._template.parts(conversation, tools, think, continue_last=continue_last)
+        written = self._shortened(conversation, tools, overflow)
+        parts = self._template.parts(written, tools, think, continue_last=continue_last)
         parser = ReplyParser(think, tools, in_thought=opens_thought(parts))
         reader = ReplyReader(self.tokenizer, parser, StopText(resolved["stop"]))
-        encoders, report = self._engine.encoders, for_caller(progress or ignore_progress)
-        turns = await read_turns(parts, self.tokenizer, encoders)
+        encoders, report = self._engine.encoders, _reporter(progress)
+        turns = await read_turns(parts, self.tokenizer, encoders, self.context)
         left_out = 0
         if overflow == "drop":
             kept = fit_turns(turns, self.context, self._replies.room(resolved))
-            if len(kept) < len(turns):
+            if len(kept) < len(turns) or len(written) < len(conversation):
                 given = 1 if isinstance(messages, str) else len(messages)
                 left_out = count_left_out(kept, conversation, len(conversation) - given)
             turns = kept
         length = sum(len(turn.ids) for turn in turns)
         if length >= self.context:
-            raise too_long(length, self.context)
+            cut = any(turn.cut for turn in turns)
+            raise too_long(length, self.context, at_least=cut)
         ids, media = await encode_media(turns, encoders, report)
         try:
             replies = self._replies.pieces(ids, reader, resolved, media, left_out)
@@ -318,17 +324,33 @@ class Gemma:
 
     def _prompt_ids(self, text: str, special: bool) -> list[int]:
         tokenizer = self.tokenizer
-        ids = tokenizer.encode(text, special=special)
+        ids = tokenizer.encode(text, special=special, most=self.context)
+        if len(ids) > self.context:
+            cut = tokenizer.exceeds(text, self.context)
+            raise too_long(len(ids), self.context, at_least=cut)
         return ids if ids[:1] == [tokenizer.bos] else [tokenizer.bos, *ids]
 
     def _conversation(self, messages: str | Sequence[Message]) -> Sequence[Message]:
         """Return the messages after the model's opening, whose system message they may replace."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        if not isinstance(given, Sequence):
+        if not isinstance(given, list | tuple):
             raise wrong_type(given, "messages", "a text or a list of messages")
-        has_system = any(isinstance(m, Mapping) and m.get("role") == "system" for m in given)
+        roles = (m.get("role") for m in given if isinstance(m, Mapping))
+        has_system = any(isinstance(role, str) and role == "system" for role in roles)
         opening = [m for m in self.opening if not (has_system and m.get("role") == "system")]
         return [*opening, *given] if opening else given
+
+    def _shortened(
+        self, conversation: Sequence[Message], tools: object, overflow: Overflow
+    ) -> Sequence[Message]:
+        """Return what may fit the context, so that a conversation of any length is written soon."""
+        context, token_length = self.context, self.tokenizer.token_length
+        drop = overflow == "drop"
+        written = without_oldest(conversation, context, token_length) if drop else conversation
+        least = least_length(written, tools, token_length)
+        if least > (3 if drop else 1) * context:  # by the system and the last turn alone
+            raise too_long(least, context, at_least=True)
+        return written
 
     # Images and audio
 
@@ -344,8 +366,9 @@ class Gemma:
         An image is a path, the bytes of a file, a data: URL, a PIL image or uint8 [H, W, 3]. It is
         resized to at most `budget` soft tokens (70, 140, 280, 560 or 1120); without `resize` its
         sides must be multiples of 48."""
-        decoded, limit = await read_image(image, "The image"), budget if resize else None
-        report = for_caller(progress or ignore_progress)
+        limit = budget if _flag(resize, "resize") else None
+        decoded = await read_image(image, "The image")
+        report = _reporter(progress)
         media = await self._engine.encoders.encode_image(decoded, limit, report)
         return await self._soft_tokens(media)
 
@@ -360,7 +383,7 @@ class Gemma:
         Audio is a path, the bytes of a file (WAV, FLAC, OGG, MP3), a data: URL, or float samples at
         16 kHz. Segments of 30 s are encoded separately."""
         samples = await read_audio(audio, "The audio")
-        report = for_caller(progress or ignore_progress)
+        report = _reporter(progress)
         media = await self._engine.encoders.encode_audio(samples, report)
         return await self._soft_tokens(media)
 
@@ -453,6 +476,22 @@ class Gemma:
                 raise not_finite(self.name, self.device)
         result: NDArray[np.float32] = values
         return result
+
+
+def _reporter(progress: Progress | None) -> Progress:
+    """Return a function that reports to the caller, if they gave one."""
+    if progress is None:
+        return ignore_progress
+    if not callable(progress):
+        raise wrong_type(progress, "progress", "a function")
+    return for_caller(progress)
+
+
+def _flag(value: Any, name: str) -> bool:
+    try:
+        return bool(value)
+    except Exception:  # such as an array of several values
+        raise wrong_type(value, name, "True or False") from None
 
 
 def _rows(values: bytes, width: int) -> Any:

@@ -1,9 +1,10 @@
 """Replies: the ids of a prompt in, the pieces of a reply out, token by token."""
 
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence, Sized
 from contextlib import aclosing
 from dataclasses import dataclass, fields, replace
+from operator import index
 from typing import Any, Literal
 
 from webgemma.denoising import Canvas, Denoising, canvas_capacity, tokens_of
@@ -12,9 +13,10 @@ from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.media.encoders import MediaSpan
 from webgemma.sampler import SampledToken
-from webgemma.settings import Settings
+from webgemma.settings import SETTINGS, Settings
 from webgemma.text.parser import ReplyParser, ToolCall
 from webgemma.text.tokenizer import Tokenizer
+from webgemma.values import shown
 
 # What the reply parser reads; every other control token gives no text.
 TAGS = frozenset(
@@ -84,11 +86,9 @@ class Replies:
 
     def check_prompt(self, ids: Sequence[int]) -> list[int]:
         """Return the ids as ints; InputError if the model cannot read them."""
-        checked = check_ids(ids, self.config.vocab, "The prompt")
+        checked = check_ids(ids, self.config.vocab, "The prompt", self.context)
         if not checked:
             raise InputError("The prompt is empty: there is nothing to continue.")
-        if len(checked) > self.context:
-            raise too_long(len(checked), self.context)
         return checked
 
     def room(self, settings: Settings) -> int:
@@ -160,27 +160,38 @@ class Replies:
         return Denoising(**(schedule | changed))
 
 
-def too_long(length: int, context: int) -> InputError:
+def too_long(length: int, context: int, *, at_least: bool = False) -> InputError:
     """Return the error for a prompt that the context does not hold."""
     return InputError(
-        f"The prompt has {length} tokens, but the context holds {context} for prompt and reply "
-        "together; shorten it or load the model with a larger context."
+        f"The prompt has {'at least ' * at_least}{length} tokens, but the context holds {context} "
+        "for prompt and reply together; shorten it or load the model with a larger context."
     )
 
 
-def check_ids(ids: Sequence[int], vocab: int, what: str) -> list[int]:
-    """Return the ids as ints; InputError for what is not a token of the model."""
-    if not hasattr(ids, "__iter__"):
-        raise InputError(f"{what} is {ids!r}; it must be a list of token ids.")
-    checked = []
-    for position, token in enumerate(ids):
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
+def check_ids(ids: Iterable[int], vocab: int, what: str, most: int | None = None) -> list[int]:
+    """Return the ids as ints; InputError for what is not a token, and for more than `most`."""
+    try:
+        length = len(ids) if isinstance(ids, Sized) else 0
+        tokens = iter(ids)
+    except TypeError:  # also arrays without dimensions
+        raise InputError(f"{what} is {shown(ids)}; it must be a list of token ids.") from None
+    if most is not None and length > most:
+        raise too_long(length, most)
+    checked: list[int] = []
+    for position, given in enumerate(tokens):
+        if position == most:  # the length of a generator is not known
+            raise too_long(position + 1, most, at_least=True)
+        try:
+            if isinstance(given, bool):
+                raise TypeError
+            token = index(given)
+        except TypeError:
             raise InputError(
-                f"{what} holds {token!r} at position {position}; token ids are whole numbers."
-            )
-        if not 0 <= (token := token.__index__()) < vocab:
+                f"{what} holds {shown(given)} at position {position}; token ids are whole numbers."
+            ) from None
+        if not 0 <= token < vocab:
             raise InputError(
-                f"{what} holds the id {token} at position {position}; "
+                f"{what} holds the id {shown(token)} at position {position}; "
                 f"this model has the tokens 0 to {vocab - 1}."
             )
         checked.append(token)
@@ -214,10 +225,7 @@ class StopText:
     """Ends a text at the first stop string; holds back what may be the beginning of one."""
 
     def __init__(self, stops: str | Sequence[str]) -> None:
-        self.stops = (stops,) if isinstance(stops, str) else stops
-        is_list = isinstance(self.stops, Sequence)
-        if not (is_list and all(isinstance(stop, str) and stop for stop in self.stops)):
-            raise InputError("A stop string must be text of at least one character.")
+        self.stops: Sequence[str] = SETTINGS["stop"].check(stops)
         self.stopped = False
         self._held = ""
 

@@ -16,9 +16,10 @@ from typing import Any
 from webgemma.errors import InputError
 from webgemma.media.prompt import items_of
 from webgemma.sync import run_sync
-from webgemma.text.chat import SYSTEM_ROLES, Chat
+from webgemma.text.chat import Chat
 from webgemma.text.inputs import read_messages
 from webgemma.text.markup import Media, Part
+from webgemma.text.sizes import SYSTEM_ROLES
 
 MAX_FILE_NBYTES = 500_000_000
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from webgemma.media.prompt import Turn
-from webgemma.text.chat import SYSTEM_ROLES
+from webgemma.text.sizes import SYSTEM_ROLES
 
 
 def fit_turns(turns: Sequence[Turn], context: int, room: int) -> list[Turn]:

@@ -14,7 +14,7 @@ from webgemma.images import BUDGET, VIDEO_FRAME_BUDGET, RgbImage, chosen_frames,
 from webgemma.media.encoders import EncodedMedia, Encoders, MediaSpan
 from webgemma.progress import Progress, ignore_progress
 from webgemma.sync import IN_BROWSER
-from webgemma.text.chat import SpecialTokenizer, encode_parts
+from webgemma.text.chat import encode_parts
 from webgemma.text.markup import (
     AUDIO,
     AUDIO_CLOSE,
@@ -28,6 +28,8 @@ from webgemma.text.markup import (
     Media,
     Part,
 )
+from webgemma.text.tokenizer import Tokenizer
+from webgemma.values import real_number, shown
 
 FRAMES_PER_SECOND = 24.0  # of a video without `fps`
 TICKS = 100  # of progress for each image or audio
@@ -82,14 +84,19 @@ class Turn:
     role: str  # empty for what comes before the first turn
     ids: list[int] = field(default_factory=list)
     media: list[tuple[int, MediaItem]] = field(default_factory=list)  # with the first one's place
+    cut: bool = False  # whether ids are missing, because it has more than the context anyway
 
 
 async def read_turns(
-    parts: Sequence[Part], tokenizer: SpecialTokenizer, encoders: Encoders
+    parts: Sequence[Part],
+    tokenizer: Tokenizer,
+    encoders: Encoders,
+    context: int | None = None,
 ) -> list[Turn]:
     """Return the turns of a prompt, with its media decoded and counted, but not yet encoded.
 
-    Turns are separated by special tokens, so that each is tokenised as it would be with others."""
+    Turns are separated by special tokens, so that each is tokenised as it would be with others. Of
+    a text that alone is longer than the context, only as much is tokenised."""
     decoded = [
         (role, join_text([item for part in turn for item in await items_of(part)]))
         for role, turn in split_turns(parts)
@@ -101,8 +108,11 @@ async def read_turns(
             if isinstance(item, MediaItem):
                 turn.media.append((len(turn.ids) + 1, item))
                 turn.ids += encode_parts(tokenizer, item.parts(await item.soft_tokens(encoders)))
-            else:
+            elif isinstance(item, Markup):
                 turn.ids += encode_parts(tokenizer, [item])
+            else:
+                turn.ids += tokenizer.encode(item, most=context)
+                turn.cut |= context is not None and tokenizer.exceeds(item, context)
         turns.append(turn)
     return turns
 
@@ -197,12 +207,15 @@ async def _video_items(media: Media) -> list[Item]:
     """Return at most 32 evenly chosen frames, each after its timestamp."""
     source = _source(media, "video")
     rate = media.given.get("fps", FRAMES_PER_SECOND)
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1e6:
-        raise InputError(f"{media.where}: fps is {rate!r}, but it must be a number above zero.")
+    per_second = real_number(rate)
+    if per_second is None or not 0 < per_second < 1e6:
+        raise InputError(
+            f"{media.where}: fps is {shown(rate)}, but it must be a number above zero."
+        )
     if isinstance(source, str | os.PathLike | bytes | bytearray):
         frames = _animation_frames(_local(source, media.where), media.where)
     else:
-        frames = await _listed_frames(source, rate, media.where)
+        frames = await _listed_frames(source, per_second, media.where)
     if not frames:
         raise InputError(f"{media.where} is a video without frames.")
     items: list[Item] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from webgemma.text.markup import QUOTE
-from webgemma.text.tools import MAX_DEPTH
+from webgemma.text.sizes import MAX_DEPTH
 
 PREFIX = "call:"
 

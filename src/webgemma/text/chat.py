@@ -20,6 +20,7 @@ from webgemma.text.markup import (
     merge,
 )
 from webgemma.text.parser import parse_reply
+from webgemma.text.sizes import SYSTEM_ROLES
 from webgemma.text.tools import call_parts, declaration_parts, response_parts
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
 ]
 
 Size: TypeAlias = Literal["small", "large"]
-SYSTEM_ROLES = ("system", "developer")
 
 
 class SpecialTokenizer(Protocol):

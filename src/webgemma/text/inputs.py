@@ -12,8 +12,8 @@ from typing import Any
 
 from webgemma.errors import InputError
 from webgemma.text.markup import AUDIO, IMAGE, VIDEO, Markup, Media, Part
+from webgemma.text.sizes import ROLES, Sizes
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 MEDIA = {
     "image": IMAGE,
     "image_url": IMAGE,
@@ -120,13 +120,14 @@ def as_mapping(value: object, where: str) -> Mapping[str, Any]:
 
 def read_tools(tools: object) -> list[Tool]:
     """Return the tools, given as bare functions or as `{"type": "function", "function": …}`."""
-    result = []
+    result, sizes = [], Sizes()
     for index, given in enumerate(as_list(tools, "tools")):
         where = f"tools[{index}]"
         function = as_mapping(given, where)
         if "function" in function:
             where += ".function"
             function = as_mapping(function["function"], where)
+        sizes.add(function, where)
         result.append(Tool(where, as_name(function.get("name"), f"{where}.name"), function))
     return result
 
@@ -135,10 +136,11 @@ def read_messages(messages: object) -> list[Message]:
     """Return the messages after checking every field that is used."""
     if not isinstance(messages, list | tuple):
         raise wrong_type(messages, "messages", "a list of messages")
-    return [_message(given, f"messages[{index}]") for index, given in enumerate(messages)]
+    sizes = Sizes()
+    return [_message(given, f"messages[{index}]", sizes) for index, given in enumerate(messages)]
 
 
-def _message(given: object, where: str) -> Message:
+def _message(given: object, where: str, sizes: Sizes) -> Message:
     message = as_mapping(given, where)
     role = as_name(message.get("role"), f"{where}.role")
     if role not in ROLES:
@@ -149,8 +151,8 @@ def _message(given: object, where: str) -> Message:
     ]
     content = message.get("content")
     if role == "tool":
-        return _tool_message(message, where, content, images)
-    parts = images + _content(content, f"{where}.content")
+        return _tool_message(message, where, content, images, sizes)
+    parts = images + _content(content, f"{where}.content", sizes)
     in_parts = not isinstance(content, str)
     if role != "assistant":
         return Message(where, role, parts, in_parts)
@@ -163,23 +165,25 @@ def _message(given: object, where: str) -> Message:
         parts,
         in_parts,
         thinking=next(filter(None, thoughts), ""),
-        calls=[_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)],
+        calls=[_call(call, f"{where}.tool_calls[{at}]", sizes) for at, call in enumerate(calls)],
         responses=[
-            _response(response, f"{where}.tool_responses[{at}]")
+            _response(response, f"{where}.tool_responses[{at}]", sizes)
             for at, response in enumerate(responses)
         ],
     )
 
 
 def _tool_message(
-    message: Mapping[str, Any], where: str, content: object, images: list[Part]
+    message: Mapping[str, Any], where: str, content: object, images: list[Part], sizes: Sizes
 ) -> Message:
     """Return a tool's message: its content is a list of content parts or any other JSON value."""
     result, media = content, images
     if isinstance(content, list | tuple):
-        parts = _content(content, f"{where}.content")
+        parts = _content(content, f"{where}.content", sizes)
         result = "".join(part for part in parts if not isinstance(part, Markup))
         media = images + [part for part in parts if isinstance(part, Markup)]
+    else:
+        sizes.add(content, f"{where}.content")
     names = [as_text(message.get(field), f"{where}.{field}") for field in ("name", "tool_name")]
     return Message(
         where,
@@ -192,13 +196,14 @@ def _tool_message(
     )
 
 
-def _content(content: object, where: str) -> list[Part]:
+def _content(content: object, where: str, sizes: Sizes) -> list[Part]:
     if content is None:
         return []
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list | tuple):
         raise wrong_type(content, where, "a string or a list of parts")
+    sizes.add_parts(len(content), where)
     return [part for at, given in enumerate(content) for part in _part(given, f"{where}[{at}]")]
 
 
@@ -217,11 +222,12 @@ def _part(given: object, where: str) -> list[Part]:
     return [Media(MEDIA[kind], source, field, f"{where}.{field}" if field else where, part)]
 
 
-def _call(given: object, where: str) -> Call:
+def _call(given: object, where: str, sizes: Sizes) -> Call:
     call = as_mapping(given, where)
     function = as_mapping(call.get("function"), f"{where}.function")
     name = as_name(function.get("name"), f"{where}.function.name")
     arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
+    sizes.add(arguments, f"{where}.function.arguments")
     return Call(as_text(call.get("id"), f"{where}.id"), name, arguments)
 
 
@@ -238,7 +244,8 @@ def _arguments(arguments: object, where: str) -> Mapping[str, Any]:
     return as_mapping(arguments, where)
 
 
-def _response(given: object, where: str) -> Response:
+def _response(given: object, where: str, sizes: Sizes) -> Response:
     response = as_mapping(given, where)
+    sizes.add(response.get("response"), f"{where}.response")
     name = as_text(response.get("name"), f"{where}.name")
     return Response(name or "unknown", response.get("response"), f"{where}.response")

@@ -3,7 +3,7 @@
 import codecs
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol, cast
 
 from webgemma.errors import GgufError, InputError
@@ -93,12 +93,25 @@ class Tokenizer:
             suppressed=keys.ids("suppress_tokens"),
         )
 
-    def encode(self, text: str, special: bool = False) -> list[int]:
+    @cached_property
+    def token_length(self) -> int:
+        """The most characters of one token."""
+        merged = max(map(len, self._merges.ranks), default=2) - 1  # without the space between
+        return max(1, merged, max(map(len, self._tokens), default=1))
+
+    def exceeds(self, text: str, most: int) -> bool:
+        """Return whether a text takes more ids than `most`, judging by its length alone."""
+        return len(text) > 2 * most * self.token_length  # two surrogates may be one character
+
+    def encode(self, text: str, special: bool = False, most: int | None = None) -> list[int]:
         """Return the ids of a text; no `<bos>` is added.
 
         Without `special`, no spelling in the text becomes a special token, so that a user's text
-        cannot forge a turn. Lone surrogates count as U+FFFD, paired ones as their character.
+        cannot forge a turn. Lone surrogates count as U+FFFD, paired ones as their character. With
+        `most`, the end of a text that takes more ids than that may be left out.
         """
+        if most is not None and self.exceeds(text, most):
+            text = text[: 2 * (most + 1) * self.token_length]
         text = _without_surrogates(text)
         if not special:
             return self._plain(text)

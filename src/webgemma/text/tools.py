@@ -25,8 +25,8 @@ from webgemma.text.markup import (
     TOOL_OPEN,
     Part,
 )
+from webgemma.text.sizes import MAX_DEPTH
 
-MAX_DEPTH = 64  # of nested values and schemas, in prompts and replies
 SCHEMA_KEYS = frozenset({"description", "type", "properties", "required", "nullable"})
 
 
