@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from helpers.anything import shared
 from tolerance import RESAMPLED
 
 from webgemma import InputError
-from webgemma.media.audio_files import CUTOFF, ZEROS, read_audio, resample
+from webgemma.media.audio_files import CUTOFF, ZEROS, read_audio, resample, resampled
+from webgemma.values import shown
 
 # Format, subtype, rate, and tolerance against the samples written.
 FILES = [
@@ -59,6 +61,54 @@ def test_a_path_and_its_bytes_give_the_same_samples(tmp_path: Path) -> None:
     path.write_bytes(stereo("FLAC", "PCM_16", 44100))
     for given in (path, str(path), bytearray(path.read_bytes()), memoryview(path.read_bytes())):
         np.testing.assert_array_equal(read_audio(given), read_audio(path.read_bytes()))
+
+
+@pytest.mark.parametrize(("format", "subtype", "rate", "error"), FILES)
+def test_long_files_have_no_gaps(format: str, subtype: str, rate: int, error: float) -> None:
+    """They are decoded and resampled in pieces."""
+    wave = 0.5 * tone(440, rate, 4 * rate)
+    samples = read_audio(file(np.stack([wave, wave], axis=1), rate, format, subtype))
+    assert samples.shape == (64000,)
+    np.testing.assert_allclose(
+        samples[400:-400], 0.5 * tone(440, 16000, 64000)[400:-400], atol=error
+    )
+
+
+def test_a_file_is_not_read_beyond_what_it_declares(tmp_path: Path) -> None:
+    """One of 40 GB, almost all of which is a hole, is refused by its header."""
+    path = tmp_path / "sparse.wav"
+    header = bytearray(file(np.zeros(9), 16000, subtype="PCM_16")[:44])
+    header[4:8] = header[40:44] = b"\xff" * 4
+    with path.open("wb") as sparse:
+        sparse.write(header)
+        sparse.truncate(40 << 30)
+    with pytest.raises(InputError, match="is longer than 3 hours"):
+        read_audio(path)
+    with path.open("r+b") as sparse:
+        sparse.write(bytes(44))
+    with pytest.raises(InputError, match="cannot be decoded"):
+        read_audio(path)
+
+
+def test_a_file_of_unknown_length_is_read_to_its_end() -> None:
+    data = bytearray(file(0.5 * tone(440, 16000, 16000), 16000, "FLAC", "PCM_16"))
+    expected = read_audio(bytes(data))
+    data[21] &= 0xF0  # the number of samples, in 36 bits
+    data[22:26] = bytes(4)
+    np.testing.assert_array_equal(read_audio(bytes(data)), expected)
+    data[21] |= 0x0F
+    data[22:26] = b"\xff" * 4
+    with pytest.raises(InputError, match="is longer than 3 hours"):
+        read_audio(bytes(data))
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 44100, 48000])
+def test_pieces_are_resampled_as_the_whole(rate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = np.random.default_rng(3).uniform(-1, 1, 3 * rate + 17).astype(np.float32)
+    whole = resample(samples, rate)
+    monkeypatch.setattr("webgemma.media.audio_files.CHUNK", 5000)
+    pieces = np.concatenate(list(resampled(np.array_split(samples, 23), rate)))
+    np.testing.assert_allclose(pieces, whole, rtol=0, atol=RESAMPLED)
 
 
 @pytest.mark.parametrize("given", [[0.5, -0.25], (0.5, -0.25), array.array("f", [0.5, -0.25])])
@@ -176,8 +226,12 @@ def test_damaged_files_give_finite_samples_or_an_error(
         (None, "a value of type NoneType"),
         (0.5, "a value of type float"),
         ({"a": 0.5}, "a value of type dict"),
+        (range(10**12), "a value of type range"),
+        ([range(10**12)], "a value of type list"),
+        (shared(40), "a value of type list"),
+        (np.broadcast_to(np.float32(0), 10**12), "longer than 3 hours"),
     ],
-    ids=lambda x: repr(x)[:20],
+    ids=lambda x: shown(x)[:20],
 )
 def test_invalid_inputs_raise_an_error(given: object, message: str) -> None:
     with pytest.raises(InputError, match=message):

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from webgemma import InputError
-from webgemma.images import RgbImage
-from webgemma.media.image_files import decode
+from webgemma.images import RgbImage, chosen_frames
+from webgemma.media.image_files import decode, decode_frames
 
 RGB = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
 NOISE = Image.fromarray(np.random.default_rng(1).integers(0, 256, (60, 50, 3), np.uint8))
@@ -159,11 +159,40 @@ def test_images_too_large_are_rejected_before_decoding(side: int) -> None:
         decode(huge)
 
 
+def animation(width: int, height: int, frames: int) -> bytes:
+    """Return a GIF whose frames change one pixel of a canvas."""
+    pixel = b"," + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\x02\x02\x44\x01\x00"
+    return b"GIF89a" + struct.pack("<HHBBB6x", width, height, 128, 0, 0) + pixel * frames + b";"
+
+
+def test_small_files_with_many_large_frames_are_rejected_before_decoding() -> None:
+    bomb = animation(9999, 9999, 64)
+    assert len(bomb) == 980
+    with pytest.raises(InputError, match="64 frames of 9999 x 9999 pixels, too many to decode"):
+        decode_frames(bomb, chosen_frames)
+    with pytest.raises(InputError, match="100000 frames of 1000 x 1000 pixels, too many"):
+        decode_frames(animation(1000, 1000, 100_000), chosen_frames)
+    with pytest.raises(InputError, match="at most 100 million"):
+        decode_frames(animation(10_001, 10_000, 1), chosen_frames)
+    assert len(decode_frames(animation(100, 100, 500), chosen_frames)) == 32
+    assert len(decode_frames(animation(1920, 1080, 40), chosen_frames)) == 32
+
+
+def test_a_pillow_image_is_not_changed() -> None:
+    image = NOISE.copy()
+    image.getexif()[0x0112] = 6
+    for _ in range(2):
+        assert decode(image)[:2] == (60, 50)
+    assert image.size == (50, 60)
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
         ("no/such/file.png", "cannot be opened: No such file"),
-        (".", "cannot be opened"),
+        (".", "cannot be opened: it is not a file"),
+        ("/dev/zero", "cannot be opened"),
+        ("x" * 10_000, "cannot be opened"),
         ("a\0b", "cannot be opened"),
         (b"no image at all", "is not an image that Pillow can decode"),
         (Image.new("F", (1, 1)), "floating-point"),
@@ -175,7 +204,7 @@ def test_images_too_large_are_rejected_before_decoding(side: int) -> None:
         (7, "not int"),
         (None, "not NoneType"),
     ],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+    ids=lambda value: value[:40] if isinstance(value, str) else type(value).__name__,
 )
 def test_invalid_sources_raise_an_error(source: object, message: str) -> None:
     with pytest.raises(InputError, match=message):

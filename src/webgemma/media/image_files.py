@@ -2,15 +2,22 @@
 
 import io
 import os
+import stat
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TypeAlias
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from webgemma.errors import InputError
-from webgemma.images import RgbImage, check_size, rgb_image, too_large_message
+from webgemma.images import MAX_PIXELS, RgbImage, check_size, rgb_image, too_large_message
+from webgemma.values import shown
+
+# A few bytes can declare many large frames, so what is decoded depends on the size of the file.
+PIXELS_PER_BYTE = 4000  # far more than a real animation has
+MAX_VIDEO_PIXELS = 3 * MAX_PIXELS  # of the chosen frames together: 32 of 4K
+WALKED = 8  # times as many pixels may be in all frames, which build on each other
 
 # A path, the bytes of a file, an image, or an array of bytes [height, width, 3] (any buffer).
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | Image.Image | memoryview | object"
@@ -27,9 +34,8 @@ def decode(source: Source) -> RgbImage:
         return _read(io.BytesIO(source), "The image")
     if not isinstance(source, str | os.PathLike):
         return _array(source)
-    path = os.fspath(source)
-    with _opening(path), open(path, "rb") as file:
-        return _read(file, path)
+    with _opened(source) as file:
+        return _read(file, str(file.name))
 
 
 def decode_frames(
@@ -40,25 +46,41 @@ def decode_frames(
     `choose` returns the indices of the frames to decode for the number of frames."""
     if isinstance(source, bytes | bytearray):
         return _frames(io.BytesIO(source), "The video", choose)
-    path = os.fspath(source)
-    with _opening(path), open(path, "rb") as file:
-        return _frames(file, path, choose)
+    with _opened(source) as file:
+        return _frames(file, str(file.name), choose)
 
 
 def _frames(
     file: IO[bytes], name: str, choose: Callable[[int], Sequence[int]]
 ) -> list[tuple[float, RgbImage]]:
-    frames, seconds = [], 0.0
+    frames: list[tuple[float, RgbImage]] = []
+    seconds, kept = 0.0, 0
+    limit = min(MAX_VIDEO_PIXELS, max(MAX_PIXELS, PIXELS_PER_BYTE * file.seek(0, os.SEEK_END)))
+    file.seek(0)
     expected = "an animated image that Pillow can decode; pass the frames of a video as a list"
     with _input_errors(name, expected), Image.open(file) as image:
         count = getattr(image, "n_frames", 1)
         chosen = set(choose(count))
-        for number in range(count):
+        pixels = image.width * image.height
+        check_size(*image.size, name)
+        if pixels * len(chosen) > limit or pixels * count > WALKED * limit:
+            raise InputError(_too_many_message(name, image, count))
+        for number in range(max(chosen, default=-1) + 1):
             image.seek(number)
             if number in chosen:
+                kept += image.width * image.height  # pages of a file may differ in size
+                if kept > limit:
+                    raise InputError(_too_many_message(name, image, count))
                 frames.append((seconds, _to_rgb(image, name)))
             seconds += float(image.info.get("duration", 0)) / 1000
     return frames
+
+
+def _too_many_message(name: str, image: Image.Image, count: int) -> str:
+    return (
+        f"{name} has {count} frames of {image.width} x {image.height} pixels, too many to decode: "
+        "make it smaller, or pass some of its frames as a list."
+    )
 
 
 def _read(file: IO[bytes], name: str) -> RgbImage:
@@ -66,14 +88,15 @@ def _read(file: IO[bytes], name: str) -> RgbImage:
         return _to_rgb(image, name)
 
 
-@contextmanager
-def _opening(path: str) -> Iterator[None]:
-    """Raise InputError for a file that cannot be opened."""
+def _opened(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file; InputError if that is not possible, or if it is no file: a pipe would block."""
     try:
-        yield
-    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise InputError(f"{shown(os.fspath(path))} cannot be opened: it is not a file.")
+        return open(path, "rb")
+    except (OSError, ValueError, TypeError) as error:  # ValueError: a null character
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path!r} cannot be opened: {reason}.") from None
+        raise InputError(f"{shown(path)} cannot be opened: {reason}.") from None
 
 
 @contextmanager
@@ -113,6 +136,8 @@ def _upright(image: Image.Image) -> Image.Image:
     """Return the image rotated and mirrored as its EXIF orientation says, if that is readable."""
     image.load()  # outside of the try, so that damaged pixels raise
     try:
+        if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+            return image  # not a copy of it
         return ImageOps.exif_transpose(image)
     except Exception:
         return image
@@ -127,7 +152,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 def _array(source: object) -> RgbImage:
     try:
         pixels = memoryview(source)  # type: ignore[arg-type]
-    except TypeError:
+    except (TypeError, ValueError, BufferError):  # of those, some are closed
         raise InputError(
             "An image must be a path, the bytes of a file, a PIL image or an array of bytes "
             f"[height, width, 3], not {type(source).__name__}."
