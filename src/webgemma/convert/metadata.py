@@ -1,11 +1,13 @@
 """GGUF metadata of a Hugging Face model, from its config.json and the shapes of its tensors."""
 
+import math
 import struct
 from collections.abc import Mapping
 from typing import Any
 
 from webgemma.errors import GgufError
 from webgemma.gguf.writer import NewTensor
+from webgemma.values import real_number, shown
 
 Shapes = Mapping[str, tuple[int, ...]]  # by GGUF name, slowest dimension first
 
@@ -15,7 +17,9 @@ MODEL_TYPES = {
     **dict.fromkeys((DIFFUSION, DIFFUSION + "_text"), "diffusion-gemma"),
 }
 NO_ROTATION = 1e30  # divisor that makes a frequency zero
+MAX_COUNT = 2**31 - 1
 _SCHEDULE = {  # key of generation_config.json -> GGUF key and type
+    "entropy_bound": ("eb_entropy_bound", float),
     "max_denoising_steps": ("eb_max_steps", int),
     "t_min": ("eb_t_min", float),
     "t_max": ("eb_t_max", float),
@@ -31,9 +35,9 @@ class HuggingFaceConfig:
         self.config = config
         self.generation = generation
         kind = config.get("model_type")
-        if kind not in MODEL_TYPES:
+        if not isinstance(kind, str) or kind not in MODEL_TYPES:
             raise GgufError(
-                f"config.json has the model_type {str(kind)[:40]!r}; only Gemma 4 and "
+                f"config.json has the model_type {shown(kind)}; only Gemma 4 and "
                 "DiffusionGemma can be converted."
             )
         self.architecture = MODEL_TYPES[kind]
@@ -136,43 +140,54 @@ class HuggingFaceConfig:
         if self.architecture != "diffusion-gemma":
             return {}
         canvas = self.config.get("canvas_length", 256)
-        if type(canvas) is not int or canvas < 1:
+        if type(canvas) is not int or not 1 <= canvas <= MAX_COUNT:
             raise GgufError(
-                f"config.json has canvas_length {canvas!r}; it must be an integer above zero."
+                f"config.json has canvas_length {shown(canvas)}; it must be an integer above zero."
             )
         values: dict[str, object] = {"diffusion.canvas_length": canvas}
         sampler = self.generation.get("sampler_config")
         bound = sampler.get("entropy_bound") if isinstance(sampler, dict) else None
-        if isinstance(bound, int | float) and bound > 0:
-            values["diffusion.eb_entropy_bound"] = float(bound)
-        for source, (key, kind) in _SCHEDULE.items():
-            value = self.generation.get(source)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                values["diffusion." + key] = kind(value)
+        schedule = {"entropy_bound": bound} | {key: self.generation.get(key) for key in _SCHEDULE}
+        for source, value in schedule.items():
+            if value is None:
+                continue
+            key, kind = _SCHEDULE[source]
+            number = real_number(value)
+            least = 0 if kind is int else math.ulp(0)
+            if number is None or not least <= number <= MAX_COUNT or number != kind(number):
+                expected = "an integer, 0 or above" if kind is int else "a number above zero"
+                raise GgufError(
+                    f"generation_config.json has {source} {shown(value)}; it must be {expected}."
+                )
+            values["diffusion." + key] = kind(number)
         return values
 
     def _count(self, key: str, default: int | None = None) -> int:
         value = self.text.get(key, default)
-        if type(value) is not int or value < 0:
-            raise GgufError(f"config.json has {key} {value!r}; it must be an integer, 0 or above.")
+        if type(value) is not int or not 0 <= value <= MAX_COUNT:
+            raise GgufError(
+                f"config.json has {key} {shown(value)}; it must be an integer, 0 or above."
+            )
         return value
 
     def _number(self, key: str, default: float) -> float:
         value = self.text.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise GgufError(f"config.json has {key} {value!r}; it must be a number.")
-        return float(value)
+        number = real_number(value)
+        if number is None:
+            raise GgufError(f"config.json has {key} {shown(value)}; it must be a number.")
+        return number
 
     def _rope(self, kind: str, key: str, default: float) -> float:
         parameters = self.text.get("rope_parameters")
         values = parameters.get(kind) if isinstance(parameters, dict) else None
         value = values.get(key, default) if isinstance(values, dict) else default
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        number = real_number(value)
+        if number is None or number <= 0:
             raise GgufError(
-                f"config.json has {kind} {key} {value!r}; it must be a number above zero."
+                f"config.json has {kind} {key} {shown(value)}; it must be a number above zero."
             )
-        return float(value)
+        return number
 
 
 def _matrix(shapes: Shapes, name: str) -> tuple[int, int]:
