@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from webgemma.web.access import Access
 from webgemma.web.server import Server
 from webgemma.web.site import Site
+
+ACCESS = Access()  # of all servers of the tests
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,16 @@ class Client:
 
     port: int
 
+    @property
+    def cookie(self) -> str:
+        """The Cookie header of those who have opened the address with the token."""
+        return "=".join(ACCESS.cookie(self.port))
+
     def get(self, path: str, method: str = "GET", **headers: str) -> Reply:
-        """Send a request; headers are named like `If_Range`, Host is the server's by default."""
+        """Send a request; headers are named like `If_Range`.
+
+        Host and Cookie are the server's by default."""
+        headers = {"Cookie": self.cookie, **headers}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
             connection.putrequest(
@@ -48,6 +59,7 @@ class Client:
 @contextmanager
 def serving(site: Site, port: int = 0) -> Iterator[Client]:
     """Run a server of a site, on a free port by default; the value is a client of it."""
+    site.access = ACCESS
     server = Server(site, port)
     thread = threading.Thread(target=server.run, args=(0.01,))
     thread.start()

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from web.client import serving
+from web.client import ACCESS, serving
 
 from webgemma.web.site import STATIC, Site
 
@@ -36,6 +37,8 @@ class Visitor:
 
     def __init__(self, context: Any, url: str) -> None:
         self.url = url
+        name, value = ACCESS.cookie(urlsplit(url).port or 80)
+        context.add_cookies([{"name": name, "value": value, "url": url}])
         self.page = context.new_page()
         self.page.set_default_timeout(30_000)  # the machine may be busy
         self.errors: list[str] = []

@@ -292,7 +292,8 @@ def test_clients_that_stop_reading_are_disconnected(
         socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection,
     ):
         connection.sendall(
-            f"GET /big.bin HTTP/1.1\r\nHost: localhost:{client.port}\r\n\r\n".encode()
+            f"GET /big.bin HTTP/1.1\r\nHost: localhost:{client.port}\r\n"
+            f"Cookie: {client.cookie}\r\n\r\n".encode()
         )
         time.sleep(0.6)
         received = 0

@@ -50,7 +50,7 @@ def test_all_files_of_the_page_are_listed_and_served(folder: Path) -> None:
     pyodide = [file for file in files if file.startswith("/pyodide/")]
     assert pyodide == ["/pyodide/pyodide.mjs", "/pyodide/pyodide.asm.wasm"]
     scripts = {f"/{path.name}" for path in STATIC.iterdir()}
-    assert scripts - set(files) == {"/index.html", "/sw.js"}
+    assert scripts - set(files) == {"/index.html", "/locked.html", "/sw.js"}
     assert len(files) == len(set(files))
     linked = re.findall(r'(?:href|src)="(/[^"]*)"', (STATIC / "index.html").read_text())
     assert set(linked) <= set(files)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from helpers.store import IMAGE, add_manifest
@@ -46,14 +47,14 @@ def test_a_connection_serves_many_requests(store: Path) -> None:
     with serving(Site(store, store)) as client:
         connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=10)
         connection.connect()
-        sock = connection.sock
+        sock, cookie = connection.sock, {"Cookie": client.cookie}
         for path, status in (("/", 200), ("/nowhere", 404), ("/api/models", 200), ("/", 200)):
-            connection.request("GET", path)
+            connection.request("GET", path, headers=cookie)
             response = connection.getresponse()
             response.read()
             assert response.status == status
             assert connection.sock is sock
-        connection.request("GET", "/", headers={"Connection": "close"})
+        connection.request("GET", "/", headers={**cookie, "Connection": "close"})
         response = connection.getresponse()
         response.read()
         assert connection.sock is None
@@ -62,7 +63,7 @@ def test_a_connection_serves_many_requests(store: Path) -> None:
 
 def test_pipelined_requests_are_answered_in_order(store: Path) -> None:
     with serving(Site(store, store)) as client:
-        host = f"Host: localhost:{client.port}\r\n"
+        host = f"Host: localhost:{client.port}\r\nCookie: {client.cookie}\r\n"
         with socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection:
             connection.sendall(
                 f"HEAD / HTTP/1.1\r\n{host}\r\nHEAD /absent HTTP/1.0\r\n{host}\r\n".encode()
@@ -77,7 +78,7 @@ def test_a_gigabyte_streams_without_filling_memory(store: Path) -> None:
     with serving(Site(store, store)) as client:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=10)
-        connection.request("GET", f"/models/{DIGEST}")
+        connection.request("GET", f"/models/{DIGEST}", headers={"Cookie": client.cookie})
         response = connection.getresponse()
         buffer, received = bytearray(1 << 20), 0
         while count := response.readinto(buffer):
@@ -97,8 +98,8 @@ def test_disconnected_clients_cause_no_output(
     with serving(Site(store, store)) as client:
         for _ in range(3):
             with socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection:
-                head = f"GET /models/{DIGEST} HTTP/1.1\r\nHost: localhost:{client.port}\r\n\r\n"
-                connection.sendall(head.encode())
+                head = f"GET /models/{DIGEST} HTTP/1.1\r\nHost: localhost:{client.port}\r\n"
+                connection.sendall(f"{head}Cookie: {client.cookie}\r\n\r\n".encode())
                 connection.recv(1000)
         with socket.create_connection(("127.0.0.1", client.port)) as connection:
             connection.sendall(b"GET / HT")
@@ -136,7 +137,7 @@ def test_a_file_that_became_shorter_ends_the_connection(tmp_path: Path) -> None:
 def test_stopping_the_server_closes_its_connections(store: Path) -> None:
     with serving(Site(store, store)) as client:
         idle = http.client.HTTPConnection("127.0.0.1", client.port, timeout=10)
-        idle.request("GET", "/")
+        idle.request("GET", "/", headers={"Cookie": client.cookie})
         assert idle.getresponse().read()
     assert idle.sock.recv(1) == b""
     idle.close()
@@ -146,7 +147,7 @@ def test_it_listens_on_both_loopback_addresses_only(store: Path) -> None:
     with serving(Site(store, store)) as client:
         if has_ipv6():
             connection = http.client.HTTPConnection("::1", client.port, timeout=10)
-            connection.request("GET", "/")
+            connection.request("GET", "/", headers={"Cookie": client.cookie})
             assert connection.getresponse().status == 200
             connection.close()
         with pytest.raises(ConnectionRefusedError):
@@ -184,9 +185,9 @@ def test_the_next_port_is_used_if_the_default_is_taken(
     with taken() as first, taken() as second:
         monkeypatch.setattr(server_module, "DEFAULT_PORT", first)
         monkeypatch.setattr(server_module, "NEXT_PORTS", [second])
-        server = Server(Site(store, store))
+        server = Server(Site(store, store, token="secret"))
         assert server.port not in (0, first, second)
-        assert server.url == f"http://localhost:{server.port}/"
+        assert server.url == f"http://localhost:{server.port}/?token=secret"
         server.close()
 
 
@@ -197,7 +198,13 @@ def command(store: Path, *args: str, **env: str) -> Iterator[subprocess.Popen[st
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OLLAMA_MODELS": str(store), "NO_COLOR": "1", **env},
+        env={
+            **os.environ,
+            "OLLAMA_MODELS": str(store),
+            "XDG_STATE_HOME": str(store / "state"),
+            "NO_COLOR": "1",
+            **env,
+        },
         # Background jobs of a shell ignore interrupts, and their children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
@@ -211,11 +218,11 @@ def command(store: Path, *args: str, **env: str) -> Iterator[subprocess.Popen[st
 def test_ctrl_c_ends_the_command_even_during_a_download(store: Path) -> None:
     with command(store, "--port", "0", "--no-open", "--json") as process:
         assert process.stdout
-        url = json.loads(process.stdout.readline())["url"]
-        port = int(url.removeprefix("http://localhost:").removesuffix("/"))
+        url = urlsplit(json.loads(process.stdout.readline())["url"])
+        port = url.port or 0
         idle = socket.create_connection(("127.0.0.1", port), timeout=10)
         download = http.client.HTTPConnection("localhost", port, timeout=10)
-        download.request("GET", f"/models/{DIGEST}")
+        download.request("GET", f"/models/{DIGEST}?{url.query}")
         assert download.getresponse().read(4) == bytes(4)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=5)
@@ -246,7 +253,12 @@ def test_the_command_opens_the_browser_and_prints_the_address(store: Path, tmp_p
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=5)
-    assert line == f"webgemma is at {opened.read_text()} · Ctrl-C stops it\n"
+    url = line.removeprefix("webgemma is at ").removesuffix(" · Ctrl-C stops it\n")
+    assert urlsplit(url).query.startswith("token=")
+    # All users see the arguments of a browser: they name a file that only this user can read.
+    page = Path(unquote(urlsplit(opened.read_text()).path))
+    assert url in page.read_text()
+    assert (page.stat().st_mode & 0o777, page.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     note, last = err.splitlines()
     assert note.startswith("note: Pyodide, which runs Python in the browser, is not in ")
     assert (process.returncode, last) == (0, "stopped")

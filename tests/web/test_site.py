@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.standin import standin_gguf
 from helpers.store import add_model, manifest_path
-from web.client import Client, serving
+from web.client import ACCESS, Client, serving
 
 from webgemma.gguf.http import HttpSource
 from webgemma.gguf.reader import Gguf
@@ -143,7 +143,7 @@ def test_the_gguf_reader_opens_a_model_by_its_url(tmp_path: Path) -> None:
 
     with serving(Site(tmp_path, tmp_path)) as client:
         url = json.loads(client.get("/api/models").body)["models"][0]["url"]
-        nbytes, weights = asyncio.run(read(client.port, url))
+        nbytes, weights = asyncio.run(read(client.port, f"{url}?token={ACCESS.token}"))
     assert nbytes == len(data)
     assert weights in data
 

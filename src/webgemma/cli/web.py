@@ -3,12 +3,15 @@
 import json
 import threading
 import webbrowser
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from webgemma.cli.options import JsonOption
 from webgemma.cli.terminal import err, out, reported_errors
+from webgemma.errors import InputError
+from webgemma.web.access import kept_token, opening_page, state_folder
 from webgemma.web.server import DEFAULT_PORT, Server
 from webgemma.web.site import Site, no_pyodide
 
@@ -27,27 +30,37 @@ def web(
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve the page on this machine, for this machine only, and open it in the browser.
+    """Serve the page on this machine, for its user only, and open it in the browser.
+
+    The address has a token, without which nothing is served: other users of the machine can reach
+    the port too. It stays the same from start to start; a browser needs it once.
 
     Example: webgemma web
     """
     with reported_errors():
-        site = Site()
+        notes = []
+        try:
+            token = kept_token(state_folder())
+        except InputError as error:
+            token = None
+            notes.append(f"{error} The token of this address is valid until the server ends.")
+        site = Site(token=token)
         server = Server(site, port)
         try:
-            _announce(server, site, port, as_json)
+            _announce(server, site, port, as_json, notes)
             if open_page:  # some browsers block the caller until they are closed
-                threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
+                threading.Thread(target=_open, args=(server.url,), daemon=True).start()
             server.run()
         except KeyboardInterrupt:  # the usual end
             err.print("stopped")
 
 
-def _announce(server: Server, site: Site, port: int | None, as_json: bool) -> None:
+def _announce(
+    server: Server, site: Site, port: int | None, as_json: bool, notes: list[str]
+) -> None:
     if as_json:
         typer.echo(json.dumps({"url": server.url}))
         return
-    notes = []
     if port is None and server.port != DEFAULT_PORT:
         notes.append(
             f"Port {DEFAULT_PORT} is in use, so this is {server.port}. What the browser stores for "
@@ -58,3 +71,9 @@ def _announce(server: Server, site: Site, port: int | None, as_json: bool) -> No
     for note in notes:
         err.print(f"note: {note}", markup=False, soft_wrap=True)
     out.print(f"webgemma is at {server.url} · Ctrl-C stops it", markup=False, soft_wrap=True)
+
+
+def _open(url: str) -> None:
+    """Open the page through a file that only this user can read."""
+    with suppress(OSError):  # it cannot be written: the address is printed
+        webbrowser.open(opening_page(state_folder(), url).as_uri())

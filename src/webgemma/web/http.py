@@ -29,6 +29,7 @@ class Request:
     segments: tuple[str, ...]  # of the path, decoded once; () is the root
     headers: dict[str, str]  # names in lower case; values of repeated headers joined by ", "
     keep_alive: bool
+    query: str = ""  # what follows "?", as it was sent
 
     @classmethod
     def parse(cls, head: bytes) -> "Request":
@@ -48,12 +49,12 @@ class Request:
         if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
             raise RefusalError(HTTPStatus.BAD_REQUEST, "Requests with a body are not accepted.")
         closing = minor == "0" or "close" in headers.get("connection", "").lower()
-        return cls(method, _segments(target), headers, not closing)
+        path, _, query = target.partition("?")
+        return cls(method, _segments(path), headers, not closing, query)
 
 
-def _segments(target: str) -> tuple[str, ...]:
-    """Return the decoded segments of a request target's path; RefusalError if it is unsafe."""
-    path = target.partition("?")[0]
+def _segments(path: str) -> tuple[str, ...]:
+    """Return the decoded segments of a request's path; RefusalError if it is unsafe."""
     decoded = []
     for raw in path[1:].split("/"):
         try:

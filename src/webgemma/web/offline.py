@@ -16,7 +16,9 @@ PYODIDE_FILES = (
     "pyodide-lock.json",
     "python_stdlib.zip",
 )
-_UNLISTED = ("index.html", "sw.js")  # the first is served as "/"; browsers store the second
+# The first is served as "/"; browsers store the second; the third is what a server without the
+# cookie responds.
+_UNLISTED = ("index.html", "sw.js", "locked.html")
 
 
 def page_urls(static: Path, pyodide: Path, wheel: str) -> list[str]:

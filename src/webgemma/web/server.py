@@ -15,7 +15,9 @@ from webgemma.errors import InputError
 from webgemma.web.http import FileRange, RefusalError, Request, Response
 from webgemma.web.site import Site
 
-DEFAULT_PORT = 8080
+# One that other programs do not use: whatever is served at an address later can read all that the
+# browser has stored for it.
+DEFAULT_PORT = 21434
 NEXT_PORTS = range(DEFAULT_PORT + 1, DEFAULT_PORT + 20)
 MAX_HEAD_NBYTES = 16 << 10
 HEAD_SECONDS = 15.0  # until a request must be complete; how long a connection may stay idle
@@ -41,12 +43,12 @@ class Server:
     """A server of a site on 127.0.0.1 and, where IPv6 is available, on ::1."""
 
     def __init__(self, site: Site, port: int | None = None) -> None:
-        """Listen on `port` (0: any), by default on 8080 or the next free one.
+        """Listen on `port` (0: any), by default on DEFAULT_PORT or the next free one.
 
         InputError if the port cannot be used."""
         self._listeners = _listen(site, port)
         self.port = self._listeners[0].port
-        self.url = f"http://localhost:{self.port}/"
+        self.url = f"http://localhost:{self.port}/?token={site.access.token}"
 
     def run(self, poll_seconds: float = 0.2) -> None:
         """Serve until an interrupt or `stop`, which is checked every `poll_seconds`."""

@@ -11,6 +11,7 @@ from typing import Any
 from webgemma import __version__
 from webgemma.settings import SETTINGS
 from webgemma.web import offline, wheel
+from webgemma.web.access import Access
 from webgemma.web.catalogue import Catalogue
 from webgemma.web.http import Content, RefusalError, Request, Response
 
@@ -49,8 +50,14 @@ class Site:
     """The page, the wheel, Pyodide, and the models of the local Ollama store."""
 
     def __init__(
-        self, store: Path | None = None, pyodide: Path | None = None, static: Path = STATIC
+        self,
+        store: Path | None = None,
+        pyodide: Path | None = None,
+        static: Path = STATIC,
+        token: str | None = None,
     ) -> None:
+        """Serve to those who have the token; by default it is a new one."""
+        self.access = Access(token)
         self.catalogue = Catalogue(store)
         self.pyodide = default_pyodide() if pyodide is None else pyodide
         self._static = static
@@ -59,7 +66,8 @@ class Site:
     def respond(self, request: Request, port: int) -> Response:
         """Return the response to a request received on `port`; RefusalError or OSError if none."""
         guard(request, port)
-        return self._content(request.segments).respond(request)
+        answer = self.access.answer(request, port)
+        return answer or self._content(request.segments).respond(request)
 
     def has_pyodide(self) -> bool:
         """Return whether Pyodide is available to serve."""

@@ -18,6 +18,8 @@ import { Sidebar } from "./sidebar.js";
 import { childrenOf, pathOf } from "./tree.js";
 import { TuneDialog } from "./tune.js";
 
+if (location.search) history.replaceState(null, "", "/"); // a token stays if the page starts without its server
+
 const conversations = new Conversations();
 const drafts = new Drafts();
 const [storageProblem] = await Promise.all([conversations.open(), loadFields()]);

@@ -54,6 +54,15 @@ function refreshOnce() {
   return refreshing;
 }
 
+/** Respond to an address with the token, which only the server can answer; without it, as to any other. */
+async function respondToToken(request, path) {
+  try {
+    return await fetch(request);
+  } catch {
+    return respond(request, path, cacheChoice = chooseCache());
+  }
+}
+
 async function respond(request, path, cache) {
   return (await (await cache)?.match(path)) ?? fetch(request);
 }
@@ -68,9 +77,13 @@ addEventListener("message", (event) => {
 });
 addEventListener("fetch", (event) => {
   const { request } = event;
-  const { origin, pathname } = new URL(request.url);
+  const { origin, pathname, searchParams } = new URL(request.url);
   if (request.method !== "GET" || origin !== location.origin || request.headers.has("Range")) return;
   if (UNCACHED.test(pathname)) return;
+  if (request.mode === "navigate" && searchParams.has("token")) {
+    event.respondWith(respondToToken(request, pathname));
+    return;
+  }
   if (request.mode === "navigate" || cacheChoice === null) cacheChoice = chooseCache();
   event.respondWith(respond(request, pathname, cacheChoice));
 });
