@@ -58,6 +58,7 @@ def test_transient_errors_are_retried(error: JsError) -> None:
         (JsError("NotReadableError"), "choose it again"),
         (JsError("TypeError", "Failed to fetch"), "cannot be reached, or does not allow pages"),
         (JsError("http", "the server answers 500", 500), "the server answers 500"),
+        (JsError("body", "Failed to fetch"), "a was not received completely"),
     ],
 )
 def test_permanent_errors_are_raised(error: JsError, message: str) -> None:

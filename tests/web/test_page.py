@@ -248,6 +248,16 @@ def test_a_worker_that_cannot_start_is_reported(
         visitor.page.close()
 
 
+def test_the_server_is_to_blame_only_if_it_does_not_respond(context: Any, tmp_path: Path) -> None:
+    with serving_page(tmp_path, "throw new Error('no start')") as url:
+        visitor = Visitor(context, url)
+        visitor.page.goto(url)
+        assert "webgemma web" not in visitor.notice()
+    visitor.button("Load the model again").click()
+    visitor.page.locator("#notice-text", has_text="`webgemma web` does not respond").wait_for()
+    visitor.page.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_theme_overrides_the_system(visitor: Visitor, scheme: str) -> None:
     page = visitor.page

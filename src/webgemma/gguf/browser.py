@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
 
@@ -11,20 +12,30 @@ from webgemma.gguf.sources import Source, check_range
 
 WAIT_SECONDS = (0.5, 1.0, 2.0, 4.0)  # before each retry of a failed read
 NOT_FOUND, FORBIDDEN, BUSY = {404, 410}, {401, 403}, {408, 425, 429}  # HTTP statuses
-UNREACHABLE = (
-    "the server cannot be reached, or does not allow pages of other sites to read it (CORS)"
-)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAdvice:
+    """What an error says about a server, and what to do."""
+
+    unreachable: str = (
+        "the server cannot be reached, or does not allow pages of other sites to read it (CORS)"
+    )
+    forbidden: str = "it requires a login"
+
+
+ANY_SERVER = ServerAdvice()
 
 
 class BrowserSource:
     """A file opened by files.js. The device can take its bytes with `raw`, bypassing Python."""
 
-    def __init__(self, file: Any, name: str = "", unreachable: str = UNREACHABLE) -> None:
+    def __init__(self, file: Any, name: str = "", advice: ServerAdvice = ANY_SERVER) -> None:
         self.name: str = name or file.name
         self.nbytes: int = file.size
         self.tag: str | None = getattr(file, "tag", None) or None  # version on the server
         self._file = file
-        self._unreachable = unreachable
+        self._advice = advice
 
     async def raw(self, offset: int, nbytes: int) -> Any:
         """Return the bytes as a JavaScript array that stays valid until the next read.
@@ -39,7 +50,7 @@ class BrowserSource:
                 break
             except Exception as error:  # any JavaScript error
                 if wait_seconds is None or not is_transient(error):
-                    raise file_error(self.name, error, self._unreachable) from error
+                    raise file_error(self.name, error, self._advice) from error
             await asyncio.sleep(wait_seconds)
         if len(data) != nbytes:
             raise GgufError(f"{self.name} became shorter while it was read; choose it again.")
@@ -71,7 +82,7 @@ async def open_address(
     url: str,
     files: Any = None,
     name: str = "",
-    unreachable: str = UNREACHABLE,
+    advice: ServerAdvice = ANY_SERVER,
     *,
     whole: bool = False,
 ) -> BrowserSource:
@@ -82,9 +93,9 @@ async def open_address(
     files = files or browser_files()
     try:
         file = await (files.whole(url) if whole else files.address(url))
-        return BrowserSource(file, name, unreachable)
+        return BrowserSource(file, name, advice)
     except Exception as error:  # any JavaScript error
-        raise file_error(name or url, error, unreachable) from error
+        raise file_error(name or url, error, advice) from error
 
 
 def is_transient(error: Exception) -> bool:
@@ -94,7 +105,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def file_error(
-    name: str, error: Exception, unreachable: str = UNREACHABLE
+    name: str, error: Exception, advice: ServerAdvice = ANY_SERVER
 ) -> GgufError | ModelNotFoundError:
     """Return the error to raise for a JavaScript error about a file."""
     kind, status = getattr(error, "name", ""), getattr(error, "status", 0)
@@ -102,13 +113,18 @@ def file_error(
     if kind == "http" and status in NOT_FOUND:
         return ModelNotFoundError(f"{name} does not exist (the server answers {status}).")
     if kind == "http" and status in FORBIDDEN:
-        return GgufError(f"{name} cannot be fetched: {message}: it requires a login.")
+        return GgufError(f"{name} cannot be fetched: {message}: {advice.forbidden}.")
+    if kind == "body":
+        return GgufError(
+            f"{name} was not received completely ({message}): the connection was interrupted, or "
+            "there is not enough memory or disk space for it. Try again."
+        )
     if kind == "changed":
         return GgufError(f"{name} was changed on the server while it was read: open it again.")
     if kind == "NotReadableError":
         return GgufError(f"{name} can no longer be read: it was moved or changed; choose it again.")
     if kind == "TypeError":
-        return GgufError(f"{name} cannot be fetched ({message}): {unreachable}.")
+        return GgufError(f"{name} cannot be fetched ({message}): {advice.unreachable}.")
     return GgufError(f"{name} cannot be read: {message}.")
 
 

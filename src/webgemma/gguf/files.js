@@ -4,6 +4,7 @@
 "use strict";
 
 const SEQUENTIAL_READS = 2; // after this many consecutive reads, the rest of a file is read as one stream
+const MAX_MEMORY_NBYTES = 2 ** 30; // of a file that is downloaded whole and kept in memory; larger ones go to disk
 const HIDDEN_NBYTES = 10 * 2 ** 30; // what Chrome reports whenever this much storage or more is available
 
 class HttpError extends Error {
@@ -74,6 +75,21 @@ class BlobFile extends StreamedFile {
   }
 }
 
+/** A file in the memory of this page. */
+class BytesFile {
+  constructor(bytes, name) {
+    this.name = name;
+    this.size = bytes.byteLength;
+    this.bytes = bytes;
+  }
+
+  read(begin, end) {
+    return this.bytes.subarray(begin, end);
+  }
+
+  close() {} // it can be read again, as other files can
+}
+
 /** A file on a server that supports range requests. */
 class AddressFile extends StreamedFile {
   constructor(url, size, tag) {
@@ -103,7 +119,7 @@ const tagOf = (response) => response.headers.get("ETag") ?? response.headers.get
 async function openAddress(address) {
   const url = new URL(address, globalThis.location?.href).href;
   const response = await fetch(url, { headers: { Range: "bytes=0-0" }, cache: "no-store" });
-  if (response.status === 200) return new BlobFile(await response.blob(), new AddressFile(url).name);
+  if (response.status === 200) return download(response, new AddressFile(url).name);
   if (response.status !== 206) throw new HttpError(response.status);
   await response.arrayBuffer();
   const total = response.headers.get("Content-Range")?.match(/\/(\d+)$/)?.[1];
@@ -117,7 +133,18 @@ async function openAddress(address) {
 async function openWhole(address) {
   const response = await fetch(address);
   if (!response.ok) throw new HttpError(response.status);
-  return new BlobFile(await response.blob(), address.split("/").at(-1));
+  return download(response, address.split("/").at(-1));
+}
+
+/** Receive a whole file: browsers write a Blob to the disk, which may be full, but not an ArrayBuffer. */
+async function download(response, name) {
+  const nbytes = Number(response.headers.get("Content-Length") ?? Infinity);
+  try {
+    if (nbytes > MAX_MEMORY_NBYTES) return new BlobFile(await response.blob(), name);
+    return new BytesFile(new Uint8Array(await response.arrayBuffer()), name);
+  } catch ({ message }) {
+    throw Object.assign(new Error(message), { name: "body" }); // the server has responded
+  }
 }
 
 // The origin-private file system (OPFS). Paths are relative to its root.

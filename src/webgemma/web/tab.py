@@ -22,7 +22,7 @@ from webgemma.errors import (
     StorageError,
     WebgemmaError,
 )
-from webgemma.gguf.browser import browser_files, open_address, open_file
+from webgemma.gguf.browser import ServerAdvice, browser_files, open_address, open_file
 from webgemma.gguf.opfs import OpfsStore, stored_id
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import Source
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 FRAME_SECONDS = 1 / 60  # minimum time between two messages with text of a reply
 PROGRESS_SECONDS = 0.1  # minimum time between two messages of progress
 BUNDLED_URL = f"/package/demo/{BUNDLED_PATH.name}"  # the page's wheel leaves it out
-NO_SERVER = "`webgemma web` does not respond; check that it is still running"
+SERVER = ServerAdvice(
+    "`webgemma web` does not respond; check that it is still running",
+    "open the address that `webgemma web` printed",
+)
 
 # Keys in the notes of stored models. Browsers hold models stored under these names: do not rename.
 MMPROJ_NOTE = "eyes"
@@ -268,12 +271,12 @@ class Tab:
     async def _open(self, spec: Any) -> Source:
         """Open the source that the page describes."""
         if spec.kind == "bundled":
-            return await open_address(BUNDLED_URL, self._files, BUNDLED, NO_SERVER, whole=True)
+            return await open_address(BUNDLED_URL, self._files, BUNDLED, SERVER, whole=True)
         if spec.kind == "stored":
             return await self._store.open(spec.id)
         if spec.kind == "file":
             return await open_file(spec.file, self._files)
-        return await open_address(spec.url, self._files, spec.name, NO_SERVER)
+        return await open_address(spec.url, self._files, spec.name, SERVER)
 
     async def _open_mmproj(self, spec: Any) -> Source | None:
         """Open the file of the model's encoders; None if they are not in a file of their own."""

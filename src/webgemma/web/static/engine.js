@@ -65,9 +65,15 @@
 
 const WORKER_URL = "/worker.js";
 
-const NO_START = "The engine of this page did not start. Reload the page; if that does not help, restart "
-  + "`webgemma web`.";
+const NO_SERVER = "The engine of this page did not start, because `webgemma web` does not respond. Start it again, then reload the page.";
+const NO_START = "The engine of this page did not start. Reload the page; if that does not help, free memory or disk space on this device.";
 const FAILED = "The engine of this page has failed. Your conversation is saved.";
+
+/** Return why the worker did not start; the server is to blame only if it does not respond. */
+const startProblem = () => fetch("/api/about", { cache: "no-store" }).then(
+  async (response) => (response.status === 403 ? response.text() : NO_START),
+  () => NO_SERVER,
+);
 
 /** The message types of the worker; others are ignored. */
 const MESSAGE_TYPES = [
@@ -93,10 +99,11 @@ export class Engine extends EventTarget {
     this.worker = worker;
     this.isReady = false;
     worker.addEventListener("message", ({ data }) => this.receive(worker, data));
-    const fail = (event) => {
+    const fail = async (event) => {
       event.preventDefault();
       if (event.message) console.warn(event.message);
-      this.receive(worker, { type: "error", kind: "other", message: this.isReady ? FAILED : NO_START });
+      const message = this.isReady ? FAILED : await startProblem();
+      this.receive(worker, { type: "error", kind: "other", message });
     };
     worker.addEventListener("error", fail);
     worker.addEventListener("messageerror", fail);

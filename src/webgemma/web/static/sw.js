@@ -63,8 +63,12 @@ async function respondToToken(request, path) {
   }
 }
 
-async function respond(request, path, cache) {
-  return (await (await cache)?.match(path)) ?? fetch(request);
+async function respond(request, path, choice) {
+  let cached;
+  try {
+    cached = await (await choice)?.match(path);
+  } catch { /* the cache cannot be read: the server may respond */ }
+  return cached ?? fetch(request);
 }
 
 addEventListener("install", (event) => {

@@ -7,11 +7,15 @@ import { startPython } from "./python.js";
 
 const NO_PYODIDE = "This server has no Pyodide, which runs Python in the browser: see what `webgemma web` printed when it started.";
 
+const NO_SERVER = "`webgemma web` does not respond: start it again, then reload the page.";
+
 const post = (json) => self.postMessage(JSON.parse(json));
 
 const started = (async () => {
   navigator.gpu?.requestAdapter().catch(() => {}); // starts the GPU process while Python starts
-  const about = await (await fetch("/api/about")).json();
+  const response = await fetch("/api/about").catch(() => { throw new Error(NO_SERVER); });
+  if (!response.ok) throw new Error(await response.text());
+  const about = await response.json();
   if (!about.pyodide) throw new Error(NO_PYODIDE);
   const python = await startPython(about);
   const tab = python.pyimport("webgemma.web.tab").Tab(post);
