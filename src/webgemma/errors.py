@@ -18,7 +18,11 @@ class InputError(WebgemmaError):
 
 
 class MissingEncoderError(InputError):
-    """A model has no encoder for images or for audio."""
+    """A model has no encoder for images or for audio: `reason`, without what to do in Python."""
+
+    def __init__(self, reason: str, advice: str = "") -> None:
+        super().__init__(f"{reason}; {advice}." if advice else f"{reason}.")
+        self.reason = f"{reason}."
 
 
 class StorageError(WebgemmaError):

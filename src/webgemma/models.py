@@ -34,6 +34,7 @@ class FoundModel:
     ollama: OllamaModel | None = None
     source: Callable[[], Awaitable[Source]] | None = None
     mmproj: "FoundModel | None" = None
+    gguf: Gguf | None = None  # it is open
 
     def projectors(self) -> "tuple[FoundModel, ...]":
         """Return the files of its encoders: the named one, else those of Ollama's manifest."""
@@ -44,6 +45,8 @@ class FoundModel:
 
     async def aopen(self) -> Gguf:
         """Open its file, or its source, which may have to be awaited."""
+        if self.gguf is not None:
+            return self.gguf
         return self.open() if self.source is None else await Gguf.aopen(await self.source())
 
     def open(self) -> Gguf:
@@ -180,6 +183,8 @@ def gpu_nbytes(gguf: Gguf) -> tuple[int, int]:
 
 def _find_source(model: Any) -> FoundModel:
     """Return a model that is not named: a Source or, in a browser, a File, Blob or handle."""
+    if isinstance(model, Gguf):  # of the page, which has read the header
+        return FoundModel(model.name, None, gguf=model)
     if all(hasattr(model, part) for part in ("name", "nbytes", "read")):
         suspends = not IN_BROWSER and not isinstance(model, FileSource | BytesSource)
 

@@ -13,21 +13,34 @@ const released = new Promise((resolve) => { new BroadcastChannel("release").onme
 
 postMessage({ type: "ready", device: "Pretend GPU", software: true });
 
-const FAILURES = {
+// By the first word of a name: of files, and of models.
+const INSPECTION_FAILURES = {
   broken: ["file", "is not a GGUF file."],
-  huge: ["memory", "needs more than this GPU has."],
   gone: ["storage", "cannot be read from this browser's storage."],
 };
+const FAILURES = { huge: ["memory", "needs more than this GPU has."] };
+const SHORT_CONTEXT = 2048; // of models whose name begins with "short"
+
+const nameOf = (source) => source.name ?? source.file?.name ?? "bundled";
+
+function failure(failures, name, fields) {
+  const [kind, message] = failures[name.match(/^[a-z]*/)[0]] ?? [];
+  if (kind) postMessage({ type: "error", kind, message: `${name} ${message}`, ...fields });
+  return Boolean(kind);
+}
+
+async function inspect({ id, source }) {
+  const name = nameOf(source);
+  if (failure(INSPECTION_FAILURES, name, { inspect: id })) return;
+  if (name.startsWith("waiting")) await released;
+  postMessage({ type: "inspected", id, kind: name.startsWith("adapter") ? "adapter" : "model" });
+}
 
 let context = 32768; // of the loaded model: here a message takes as many tokens as it has words
 
 async function load({ source, options }) {
-  const name = source.name ?? source.file?.name ?? "bundled";
-  const failure = FAILURES[name.match(/^[a-z]*/)[0]];
-  if (failure) {
-    postMessage({ type: "error", kind: failure[0], message: `${name} ${failure[1]}` });
-    return;
-  }
+  const name = nameOf(source);
+  if (failure(FAILURES, name, {})) return;
   for (let loaded = 0; loaded <= NBYTES; loaded += NBYTES / 4) {
     postMessage({ type: "progress", loaded, total: NBYTES });
     const isStuck = name.startsWith("stuck");
@@ -35,8 +48,8 @@ async function load({ source, options }) {
     await pause(isStuck ? 400 : 2);
   }
   const device = source.kind === "stored" ? "Pretend GPU, from storage" : "Pretend GPU";
+  context = Math.min(options.context ?? 32768, name.startsWith("short") ? SHORT_CONTEXT : Infinity);
   const mmproj = source.mmproj ? ` with ${source.mmproj.file?.name ?? source.mmproj.url}` : "";
-  context = options.context ?? 32768;
   postMessage({ type: "loaded", name: name + mmproj, context, device, nbytes: NBYTES });
 }
 
@@ -111,6 +124,7 @@ async function chat(request) {
   }
   const finish = stopped.has(id) ? "stopped" : text.startsWith("cut") && !continue_last ? "length" : "stop";
   postMessage({ type: "done", id, finish, tokens, tokens_per_second: 12.34, usage });
+  if (text === "lose the device afterwards") postMessage({ type: "error", kind: "device-lost", message: "The GPU was lost." });
 }
 
 // Stored models outlive the page: they are JSON in a cache of the browser.
@@ -212,7 +226,15 @@ async function tune({ options }) {
   reportAdapters();
 }
 
+function addAdapter({ source: { file } }) {
+  const name = file.name.replace(".gguf", "");
+  adapters = [...adapters, { id: name, name, nbytes: file.size, base: "bundled", stored: true }];
+  postMessage({ type: "adapter_added", id: name, name });
+  reportAdapters();
+}
+
 const HANDLERS = {
+  inspect,
   load,
   chat,
   stop({ id }) {
@@ -230,6 +252,7 @@ const HANDLERS = {
   apply_adapter: (request) => postMessage({ type: "adapter_applied", id: request.id, name: adapters.find(({ id }) => id === request.id).name }),
   detach_adapter: () => postMessage({ type: "adapter_applied", id: null, name: null }),
   list_adapters: reportAdapters,
+  add_adapter: addAdapter,
   read_adapter: ({ id }) => postMessage({ type: "adapter_file", id, blob: new Blob([`GGUF of ${id}`]) }),
   delete_adapter(request) {
     adapters = adapters.filter(({ id }) => id !== request.id);

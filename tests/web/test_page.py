@@ -198,7 +198,10 @@ def test_a_file_is_chosen_or_dropped(visitor: Visitor, tmp_path: Path) -> None:
     assert visitor.notice() == "notes.txt is not an image, audio or a model (.gguf)."
     visitor.page.evaluate(DROP, "broken.gguf")
     visitor.button("Choose a model").wait_for()
-    assert visitor.notice() == "broken.gguf is not a GGUF file. Choose another model."
+    assert visitor.notice() == (
+        "broken.gguf is not a GGUF file. Choose another model. dropped.GGUF stays loaded."
+    )
+    assert visitor.ask("still there?") == "You said still there?."
 
 
 def test_a_lost_device_keeps_the_conversation_and_offers_a_reload(visitor: Visitor) -> None:
@@ -209,6 +212,14 @@ def test_a_lost_device_keeps_the_conversation_and_offers_a_reload(visitor: Visit
     visitor.button("Load the model again").click()
     visitor.page.locator("#model-name", has_text="Bundled model").wait_for()
     assert visitor.ask("again") == "You said again."
+
+
+def test_a_lost_device_is_reported_at_once(visitor: Visitor) -> None:
+    visitor.ask("lose the device afterwards")
+    assert visitor.notice() == "The GPU was lost. Your conversation is saved."
+    assert visitor.texts("#model-name") == ["no model"]
+    visitor.button("Load the model again").click()
+    visitor.page.locator("#model-name", has_text="Bundled model").wait_for()
 
 
 def test_a_worker_that_dies_keeps_the_conversation(visitor: Visitor) -> None:

@@ -276,18 +276,115 @@ def test_a_model_that_is_too_large_suggests_those_that_fit(visitor: Chooser) -> 
     [
         ("broken.gguf", "broken.gguf is not a GGUF file. Choose another model."),
         ("gone.gguf", "gone.gguf cannot be read from this browser's storage. Free disk"),
-        ("huge.gguf", "huge.gguf needs more than this GPU has."),
     ],
 )
-def test_a_failed_load_is_reported_with_an_action(
+def test_a_file_that_is_not_a_model_changes_nothing(
     visitor: Chooser, tmp_path: Path, name: str, message: str
 ) -> None:
     path = tmp_path / name
     path.write_bytes(b"GGUF")
+    visitor.say("forever")
     visitor.page.locator("#model-file").set_input_files(path)
-    assert visitor.notice().startswith(message)
+    notice = visitor.notice()
+    assert notice.startswith(message)
+    assert notice.endswith("Bundled model stays loaded.")
+    visitor.button("Stop").click()  # the reply goes on
+    assert visitor.ask("are you there?") == "You said are you there?."
     visitor.button("Choose a model").click()
-    visitor.page.locator("#files .model", has_text=name).wait_for()
+    visitor.page.locator("#stored .model[aria-current]", has_text="Bundled").wait_for()
+    assert visitor.rows("files") == []
+
+
+def test_a_failed_load_is_reported_with_an_action(visitor: Chooser, tmp_path: Path) -> None:
+    path = tmp_path / "huge.gguf"
+    path.write_bytes(b"GGUF")
+    visitor.page.locator("#model-file").set_input_files(path)
+    assert visitor.notice().startswith("huge.gguf needs more than this GPU has.")
+    visitor.button("Choose a model").click()
+    visitor.page.locator("#files .model", has_text="huge.gguf").wait_for()
+
+
+def test_a_file_that_is_read_can_be_cancelled(visitor: Chooser, tmp_path: Path) -> None:
+    path = tmp_path / "waiting.gguf"
+    path.write_bytes(b"GGUF")
+    visitor.page.locator("#model-file").set_input_files(path)
+    visitor.button("Cancel").click()
+    assert visitor.page.locator("#loading").is_hidden()
+    visitor.release()
+    assert visitor.ask("are you there?") == "You said are you there?."
+    assert visitor.texts("#model-name") == ["Bundled model"]
+
+
+def test_an_adapter_joins_the_list_of_adapters(visitor: Chooser, tmp_path: Path) -> None:
+    path = tmp_path / "adapter-of-mine.gguf"
+    path.write_bytes(b"GGUF")
+    visitor.page.locator("#model-file").set_input_files(path)
+    notice = visitor.notice()
+    assert notice.startswith("adapter-of-mine is an adapter, not a model: it is in the list")
+    visitor.button("Show the adapters").click()
+    visitor.button("Apply adapter-of-mine").click()
+    visitor.page.locator("#model-name", has_text="Bundled model + adapter-of-mine").wait_for()
+
+
+def test_a_context_that_is_too_long_becomes_the_models(visitor: Chooser, tmp_path: Path) -> None:
+    visitor.button("Settings").click()
+    visitor.page.get_by_label("Context").fill("8192")
+    visitor.button("Save").click()
+    visitor.button("Dismiss").click()
+    for name in ("short.gguf", "long.gguf"):
+        visitor.choose_file(tmp_path / name, 100)
+        if name == "short.gguf":
+            assert visitor.notice() == (
+                "short.gguf has a context of 2048 tokens at most, so it is loaded with that "
+                "instead of the 8192 in the settings."
+            )
+    assert visitor.page.locator("#notice").is_hidden()
+
+
+# A file that is dropped, with a handle as Chromium gives it for files of the disk.
+DROP_WITH_HANDLE = """async (name) => {
+  const folder = await navigator.storage.getDirectory();
+  const handle = await folder.getFileHandle(name, { create: true });
+  const data = new DataTransfer();
+  data.items.add(new File(["GGUF"], name));
+  DataTransferItem.prototype.getAsFileSystemHandle = async () => handle;
+  const options = { dataTransfer: data, bubbles: true, cancelable: true };
+  document.body.dispatchEvent(new DragEvent("drop", options));
+}"""
+
+
+def test_a_chosen_file_is_not_forgotten(visitor: Chooser, tmp_path: Path) -> None:
+    visitor.choose_file(tmp_path / "mine.gguf", 100)
+    for _ in range(2):  # as long as nothing else is chosen
+        visitor.open()
+        notice = visitor.notice()
+        assert notice.startswith("mine.gguf was the model of the last visit. The bundled model is")
+        assert "choose or drop it again" in notice
+    with visitor.page.expect_file_chooser() as chooser:
+        visitor.button("Choose mine.gguf …").click()
+    chooser.value.set_files(tmp_path / "mine.gguf")
+    visitor.page.locator("#model-name", has_text="mine.gguf").wait_for()
+    visitor.open_models()
+    visitor.store("mine.gguf")
+    visitor.open("mine.gguf")
+    assert visitor.page.locator("#notice").is_hidden()
+
+
+def test_a_dropped_file_is_loaded_again_where_the_browser_allows_it(visitor: Chooser) -> None:
+    page = visitor.page
+    page.evaluate(DROP_WITH_HANDLE, "mine.gguf")
+    page.locator("#model-name", has_text="mine.gguf").wait_for()
+    visitor.open("mine.gguf")
+    assert page.locator("#notice").is_hidden()
+    page.add_init_script("FileSystemHandle.prototype.queryPermission = async () => 'prompt';")
+    visitor.open()
+    assert "asks before this page may read the file again" in visitor.notice()
+    visitor.button("Load mine.gguf").click()
+    page.locator("#model-name", has_text="mine.gguf").wait_for()
+    page.evaluate("async () => (await navigator.storage.getDirectory()).removeEntry('mine.gguf')")
+    visitor.open()
+    visitor.button("Load mine.gguf").click()
+    page.locator("#notice-text", has_text="mine.gguf cannot be read again").wait_for()
 
 
 def test_the_dialog_keeps_the_focus_and_names_its_buttons(visitor: Chooser) -> None:
@@ -340,7 +437,9 @@ def test_a_model_that_was_loading_at_the_last_visit_is_offered(visitor: Chooser)
         "(entry) => localStorage.setItem('webgemma-model', JSON.stringify(entry))", entry
     )
     visitor.open()
-    assert visitor.notice() == "huge was still loading when the last visit ended."
+    assert visitor.notice() == (
+        "huge was still loading when the last visit ended. The bundled model is loaded instead."
+    )
     for nonsense in ("{", "null", '"x"', '{"model": {"name": 1}}'):
         visitor.page.evaluate("(text) => localStorage.setItem('webgemma-model', text)", nonsense)
         visitor.open()

@@ -21,8 +21,11 @@ from helpers.tiny_vision import (
 )
 
 from webgemma import Gemma, InputError
+from webgemma.errors import DeviceLostError
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import gguf_bytes
+from webgemma.lora.adapter import Adapter, new_adapter
+from webgemma.lora.gguf_file import gguf_adapter_bytes
 from webgemma.replies import Piece
 from webgemma.text.calls import ToolCall
 from webgemma.web.tab import BUNDLED_URL, Tab
@@ -176,7 +179,10 @@ def test_a_missing_encoder_is_reported() -> None:
 
     error = messages_of(act)[-1]
     assert (error["type"], error["id"], error["kind"]) == ("error", 1, "no-encoder")
-    assert "no vision" in error["message"]
+    # Without "load it with mmproj, the path of …", which is for Python.
+    assert error["message"] == (
+        "the bundled model cannot read images: there is no vision encoder in its file."
+    )
 
 
 def test_a_reply_is_stopped() -> None:
@@ -202,6 +208,126 @@ def test_files_that_are_not_models_are_reported(data: bytes, nbytes: int, expect
     message = messages_of(lambda tab: tab.load(file_spec(data, nbytes), None, "auto"))[-1]
     assert (message["type"], message["kind"]) == ("error", "file")
     assert expected in message["message"]
+
+
+def test_a_bad_file_leaves_the_loaded_model() -> None:
+    tiny = replace(SMALL, context=512)
+    missing = tiny_metadata(tiny) | {"gemma4.block_count": 0}
+    bad = {
+        "junk": b"GIF89a" * 9,
+        "cut short": DATA[:5000],
+        "another architecture": gguf_bytes({"general.architecture": "llama"}, []),
+        "no layers": gguf_bytes(missing, tiny_tensors(tiny)),
+    }
+
+    async def act(tab: Tab) -> None:
+        await tab.load(BUNDLED, None, "auto")
+        for id, data in bad.items():
+            await tab.inspect(id, file_spec(data))
+        spec = file_spec(DATA)
+        spec.mmproj = file_spec(DATA)
+        await tab.inspect("mmproj", spec)
+        await tab.chat(1, HELLO, GREEDY)
+
+    messages = messages_of(act)
+    errors = [m for m in messages if m["type"] == "error"]
+    assert [m["inspect"] for m in errors] == [*bad, "mmproj"]
+    assert {m["kind"] for m in errors} == {"file"}
+    assert errors[-1]["message"] == "mine.gguf holds neither a vision nor an audio encoder."
+    assert messages[-1]["type"] == "done"
+
+
+def test_a_header_is_read_once() -> None:
+    spec = file_spec(DATA)
+
+    async def act(tab: Tab) -> None:
+        await tab.inspect("one", file_spec(DATA))
+        await tab.inspect("two", spec)
+        await tab.load(spec, None, "auto", "two")
+        await tab.load(file_spec(DATA), None, "auto", "one")  # another was inspected after it
+
+    messages = messages_of(act)
+    kinds = [(m["id"], m["kind"]) for m in messages if m["type"] == "inspected"]
+    assert kinds == [("one", "model"), ("two", "model")]
+    assert [m["name"] for m in messages if m["type"] == "loaded"] == ["mine.gguf"] * 2
+    assert [first for first, _ in spec.file.reads].count(0) == 1
+
+
+def test_a_context_is_at_most_the_models() -> None:
+    with Gemma.load(BytesSource(DATA), "cpu") as model:
+        longest = model.config.context
+
+    async def act(tab: Tab) -> None:
+        for context in (longest + 1, longest - 1, None):
+            await tab.load(BUNDLED, context, "auto")
+
+    contexts = [m["context"] for m in messages_of(act) if m["type"] == "loaded"]
+    assert contexts == [longest, longest - 1, min(longest, 32768)]
+
+
+def test_a_chosen_adapter_is_stored_and_applied() -> None:
+    data = gguf_adapter_bytes(tiny_adapter_for(DATA))
+    files = PretendFiles()
+
+    async def act(tab: Tab) -> None:
+        await tab.load(BUNDLED, None, "auto")
+        await tab.inspect("adapter", file_spec(data))
+        await tab.add_adapter(file_spec(data))
+        await tab.add_adapter(file_spec(data))  # again: it stays one
+        await tab.tuning.apply_adapter(hashlib.sha256(data).hexdigest())
+        await tab.add_adapter(file_spec(DATA))
+
+    messages = messages_of(act, files)
+    (inspected,) = [m for m in messages if m["type"] == "inspected"]
+    assert inspected["kind"] == "adapter"
+    listed = [m["adapters"] for m in messages if m["type"] == "adapters"][-1]
+    facts = [(adapter["name"], adapter["nbytes"], adapter["stored"]) for adapter in listed]
+    assert facts == [("mine", len(data), True)]
+    assert [m["name"] for m in messages if m["type"] == "adapter_added"] == ["mine"] * 2
+    assert len([m for m in messages if m["type"] == "adapter_applied"]) == 1
+    assert messages[-1]["tune"] == "add_adapter"
+    assert messages[-1]["message"] == "mine.gguf is a model, not an adapter."
+
+
+def tiny_adapter_for(data: bytes) -> Adapter:
+    """Return an adapter for a model."""
+    with Gemma.load(BytesSource(data), "cpu") as model:
+        return new_adapter(model.config, ("attn_q",), rank=2, name="mine")
+
+
+class LostDevice:
+    """A device whose loss is reported when `happened` is set."""
+
+    def __init__(self) -> None:
+        self.happened = asyncio.Event()
+
+    async def lost(self) -> DeviceLostError:
+        await self.happened.wait()
+        return DeviceLostError("The GPU was lost.")
+
+
+def test_a_lost_gpu_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[LostDevice] = []
+
+    async def act(tab: Tab) -> None:
+        def engine(_: Gemma, __: str) -> SimpleNamespace:
+            devices.append(LostDevice())
+            return SimpleNamespace(model=SimpleNamespace(device=devices[-1]))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Gemma, "gpu_engine", engine)
+            for _ in range(2):
+                await tab.load(BUNDLED, None, "auto")
+                await asyncio.sleep(0)
+            for device in devices:  # the first belongs to a model that was closed
+                device.happened.set()
+                await asyncio.sleep(0.01)
+
+    messages = messages_of(act)
+    assert len(devices) == 2
+    assert [m["type"] for m in messages if m["type"] != "progress"] == ["loaded", "loaded", "error"]
+    assert messages[-1]["kind"] == "device-lost"
+    assert "id" not in messages[-1]
 
 
 def test_an_invalid_setting_fails_the_reply_only() -> None:

@@ -152,6 +152,16 @@ class BrowserDevice:
         with self.errors():
             self._gpu.check()
 
+    async def lost(self) -> DeviceLostError:
+        """Wait until the device is lost, which is not when it is closed; return the error."""
+        return self._loss(await self._gpu.lost)
+
+    def _loss(self, reason: str) -> DeviceLostError:
+        return DeviceLostError(
+            f"{self.name} was lost: its driver was reset or the browser removed it ({reason}). "
+            "Load the model again."
+        )
+
     @contextmanager
     def errors(self) -> Iterator[None]:
         """Translate the browser's errors."""
@@ -159,10 +169,7 @@ class BrowserDevice:
             yield
         except JsException as error:
             if error.name == "lost":
-                raise DeviceLostError(
-                    f"{self.name} was lost: its driver was reset or the browser removed it "
-                    f"({error.message}). Load the model again."
-                ) from error
+                raise self._loss(error.message) from error
             if error.name == "memory":
                 why = f"The GPU has no {error.message} beside {error.held}."
                 raise DeviceMemoryError(why, error.held) from error

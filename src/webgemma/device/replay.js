@@ -28,6 +28,8 @@ class Gpu {
     this.compiling = new Set(); // promises of pipelines
     this.staging = new Map(); // reusable buffers, by size
     device.lost.then(({ message }) => this.fail("lost", message));
+    // The message of a loss; after close() it never comes.
+    this.lost = device.lost.then(({ message, reason }) => (reason === "destroyed" ? new Promise(() => {}) : message.trim()));
     device.addEventListener("uncapturederror", async (event) => {
       event.preventDefault();
       await this.parsed(); // a compiler's message says more than what follows from it

@@ -111,11 +111,11 @@ class EncoderFiles:
         medium = "images" if kind == "vision" else "audio"
         refusal = f"{self.name} cannot read {medium}: there is no {kind} encoder in"
         if files:
-            raise MissingEncoderError(f"{refusal} {', '.join(file.label for file in files)}.")
+            raise MissingEncoderError(f"{refusal} {', '.join(file.label for file in files)}")
         config = getattr(EncoderConfigs.from_gguf(self.gguf), kind)
         if config is None:
             raise MissingEncoderError(
-                f"{refusal} its file; load it with mmproj, the path of the file that holds it."
+                f"{refusal} its file", "load it with mmproj, the path of the file that holds it"
             )
         return self.gguf, self._checked(config, self.gguf.name)
 

@@ -22,6 +22,8 @@ from webgemma.errors import (
     StorageError,
     WebgemmaError,
 )
+from webgemma.gemma.config import Config
+from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gguf.browser import ServerAdvice, browser_files, open_address, open_file
 from webgemma.gguf.opfs import OpfsStore, stored_id
 from webgemma.gguf.reader import Gguf
@@ -58,6 +60,8 @@ class Tab:
         self._files = browser_files() if files is None else files
         self._store = OpfsStore(self._files)
         self._model: Gemma | None = None
+        self._watch: asyncio.Future[None] | None = None  # of the model's device
+        self._inspected: tuple[Any, Gguf] | None = None  # the latest, and its id
         self._replies: dict[Any, asyncio.Future[None]] = {}
         self._copies: dict[str, asyncio.Future[None]] = {}
         self._tuning: Tuning | None = None
@@ -74,15 +78,47 @@ class Tab:
 
     # The model
 
-    async def load(self, spec: Any, context: int | None, precision: Any) -> None:
-        """Load a model, with its mmproj file if it has one, after closing the current model."""
+    async def inspect(self, id: Any, spec: Any) -> None:
+        """Report what a file is, a model, an adapter or an mmproj file, or the error in it.
+
+        Nothing is freed: only a file whose header is right takes the place of the loaded model."""
+        try:
+            gguf = await Gguf.aopen(await self._open(spec))
+            try:
+                kind = _kind_of_file(gguf)
+                if kind == "model":
+                    Config.from_gguf(gguf)  # GgufError if it cannot run
+                    await self._check_mmproj(spec)
+            except BaseException:
+                gguf.close()
+                raise
+        except WebgemmaError as error:
+            self._report_error(error, _kind(error), inspect=id)
+            return
+        self._take_inspected(None)
+        if kind == "model":
+            self._inspected = (id, gguf)
+        else:
+            gguf.close()
+        self._report("inspected", id=id, kind=kind)
+
+    async def load(
+        self, spec: Any, context: int | None, precision: Any, inspected: Any = None
+    ) -> None:
+        """Load a model, with its mmproj file if it has one, after closing the current model.
+
+        `inspected` is the id of an inspection, whose header is then not read again. A context that
+        is larger than the model's becomes the model's."""
         await self.unload()
         progress = _ThrottledProgress(
             lambda loaded, total: self._report("progress", loaded=loaded, total=total)
         )
         try:
+            gguf: Any = self._take_inspected(inspected) or await Gguf.aopen(await self._open(spec))
+            if context is not None:
+                context = min(context, Config.from_gguf(gguf).context)
             model = await Gemma.aload(
-                await self._open(spec),
+                gguf,
                 "gpu",
                 context=context,
                 precision=precision,
@@ -95,6 +131,7 @@ class Tab:
         finally:
             progress.close()
         self._model = model
+        self._watch = asyncio.ensure_future(self._watch_device(model))
         facts = {"name": model.name, "context": model.context, "device": model.device}
         self._report("loaded", nbytes=model.memory_nbytes, **facts)
 
@@ -133,9 +170,22 @@ class Tab:
 
     async def unload(self) -> None:
         """Close the model."""
-        model, self._model = self._model, None
+        if self._watch is not None:
+            self._watch.cancel()
+        model, self._model, self._watch = self._model, None, None
         if model is not None:
             model.close()
+
+    async def _watch_device(self, model: Gemma) -> None:
+        """Report at once that the model's GPU is lost; otherwise the next message would."""
+        lost = getattr(model.gpu_engine("The page").model.device, "lost", None)
+        if lost is None:  # natively, the next call reports it
+            return
+        error: DeviceLostError = await lost()
+        if self._model is model:
+            self._watch = None  # not cancelled: it ends here
+            await self.unload()
+            self._report_error(error, _kind(error))
 
     async def probe_gpu_memory(self, nbytes: int) -> None:
         """Report how many of `nbytes` the GPU can hold, including what the loaded model takes."""
@@ -162,6 +212,15 @@ class Tab:
 
             self._tuning = Tuning(self._report, report_error, lambda: self._model, self._files)
         return self._tuning
+
+    async def add_adapter(self, spec: Any) -> None:
+        """Store the adapter in a file that the user has chosen."""
+        try:
+            source = await self._open(spec)
+        except WebgemmaError as error:
+            self._report_error(error, _kind(error), tune="add_adapter")
+            return
+        await self.tuning.add_adapter(source)
 
     # Stored models
 
@@ -268,6 +327,24 @@ class Tab:
         except WebgemmaError:
             pass  # loading reports why it is not a model
 
+    def _take_inspected(self, id: Any) -> Gguf | None:
+        """Return the file of this inspection if it is the latest one; close any other."""
+        (latest, gguf), self._inspected = self._inspected or (None, None), None
+        if gguf is not None and latest != id:
+            gguf.close()
+            return None
+        return gguf
+
+    async def _check_mmproj(self, spec: Any) -> None:
+        """Raise GgufError if the model's mmproj file holds no encoder."""
+        source = await self._open_mmproj(spec)
+        if source is None:
+            return
+        with await Gguf.aopen(source) as gguf:
+            encoders = EncoderConfigs.from_gguf(gguf)
+        if encoders.vision is None and encoders.audio is None:
+            raise GgufError(f"{source.name} holds neither a vision nor an audio encoder.")
+
     async def _open(self, spec: Any) -> Source:
         """Open the source that the page describes."""
         if spec.kind == "bundled":
@@ -350,7 +427,9 @@ class Tab:
         self._post(json.dumps({"type": type, **facts}))
 
     def _report_error(self, error: WebgemmaError, kind: str, **facts: Any) -> None:
-        self._report("error", message=str(error), kind=kind, **facts)
+        # What to do about a missing encoder differs on a page, which adds that itself.
+        message = error.reason if isinstance(error, MissingEncoderError) else str(error)
+        self._report("error", message=message, kind=kind, **facts)
 
 
 class _ThrottledProgress:
@@ -419,6 +498,13 @@ def _media_parts(messages: list[Any]) -> list[dict[str, Any]]:
     contents = [message["content"] for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return [part for part in parts if part["type"] in ("image", "audio")]
+
+
+def _kind_of_file(gguf: Gguf) -> str:
+    """Return what a GGUF file says that it is: "model", "adapter" or "mmproj"."""
+    if gguf.metadata.get("general.type") == "adapter":
+        return "adapter"
+    return "mmproj" if gguf.metadata.get("general.architecture") == "clip" else "model"
 
 
 def _kind(error: WebgemmaError) -> str:

@@ -166,6 +166,18 @@ class Tuning:
             adapters.append(_facts(notes) | {"id": id, "nbytes": len(data), "stored": False})
         self._report("adapters", adapters=adapters)
 
+    @_reports_errors
+    async def add_adapter(self, source: Source) -> None:
+        """Store an adapter from a file, so that it can be applied."""
+        with closing(source):
+            data = bytes(await source.read(0, source.nbytes))
+        adapter = await open_gguf_adapter(BytesSource(data, source.name))
+        name = PurePath(source.name).stem
+        notes = {"base": adapter.base} if adapter.base else {}
+        id = await self._save_file(data, name, {"name": name, **notes})
+        self._report("adapter_added", id=id, name=name)
+        await self.list_adapters()
+
     async def read_adapter(self, id: str) -> bytes | None:
         """Return an adapter as a GGUF file for llama.cpp and Ollama.
 
@@ -233,16 +245,22 @@ class Tuning:
             return best or await trainer.adapter(), facts
 
     async def _save(self, adapter: Adapter, base: str, facts: dict[str, Any]) -> str:
-        """Store an adapter, or keep it until the page is closed if that fails; return its id."""
-        data = gguf_adapter_bytes(adapter)
-        digest = hashlib.sha256(data).hexdigest()
+        """Store an adapter that was trained; return its id."""
         notes = {"base": base, **facts}
         if "held_out_loss" in notes:
             notes[HELD_OUT_NOTE] = notes.pop("held_out_loss")
+        return await self._save_file(gguf_adapter_bytes(adapter), adapter.name, notes)
+
+    async def _save_file(self, data: bytes, name: str, notes: dict[str, Any]) -> str:
+        """Store an adapter's file, or keep it until the page is closed if that fails.
+
+        One that is stored already keeps its notes. Returns its id."""
+        digest = hashlib.sha256(data).hexdigest()
         try:
-            source = BytesSource(data, adapter.name)
-            stored = await self._store.store(source, adapter.name, f"sha256:{digest}")
-            await self._store.note(stored.id, **notes)
+            known = {adapter.id: adapter for adapter in await self._store.list()}
+            if digest not in known or not known[digest].whole:
+                await self._store.store(BytesSource(data, name), name, f"sha256:{digest}")
+                await self._store.note(digest, **notes)
         except StorageError:
             self._unstored[digest] = (data, notes)
         return digest

@@ -1,10 +1,11 @@
 // The page's side of the worker that runs the model, and the messages between them.
 //
 // Requests of the page:
+//   inspect id, source                                        read a file's header: is it a model? nothing is freed
 //   load    source: {kind: "bundled"} | {kind: "url", url, name, digest, nbytes} | {kind: "file", file}
 //             | {kind: "stored", id, name}, each with mmproj?: such a source (the file of the model's encoders),
-//           options: {context, precision}                     (context null: the model's default)
-//   unload
+//           options: {context, precision},                    (context null: the model's default)
+//           inspected?: the id of an inspection of the source
 //   chat    id, messages: [{role, content, thinking?}], settings, continue_last
 //                                                             (a setting that is null: the model's default;
 //                                                             continue_last: continue the last message, a reply)
@@ -25,12 +26,14 @@
 //   apply_adapter  id                                         apply this adapter
 //   detach_adapter                                            apply none
 //   list_adapters
+//   add_adapter  source                                       store the adapter in a file
 //   read_adapter  id                                          request an adapter's file
 //   delete_adapter  id
 // Messages of the worker:
 //   ready     device, software        the GPU was found; software: it is emulated and slow
 //   progress  loaded, total           bytes of the model that is loading
-//   loaded    name, context, device, nbytes
+//   inspected id, kind: "model" | "adapter" | "mmproj"
+//   loaded    name, context, device, nbytes                   context: as requested, or the model's if that is less
 //   encoding  id, media: ["image"?, "audio"?], done, total   repeatedly, before the first piece
 //   canvas    id, runs: [[text, accepted]], number, step, accepted, size   a canvas of DiffusionGemma after a step
 //   piece     id, text, thinking, usage   text of a reply; thinking: it belongs to the thoughts
@@ -56,10 +59,11 @@
 //   adapter_applied  id, name         the applied adapter (null: none)
 //   adapters  adapters: [{id, name, nbytes, base, steps, loss, held_out_loss?, stored}]
 //             on request and after every change; stored: false if it is lost when the page is closed
+//   adapter_added  id, name           from a file
 //   adapter_file  id, blob            a GGUF file
-//   error     id?, store?, tune?, message,
+//   error     id?, inspect?, store?, tune?, message,
 //             kind: "no-webgpu" | "device-lost" | "memory" | "storage" | "file" | "no-encoder" | "other"
-//             with an id a reply has failed, with store (the id of a copy, or null) storing has failed, with tune
+//             with an id a reply has failed, with inspect (its id) an inspection, with store (the id of a copy, or null) storing has failed, with tune
 //             (the name of the request) fine-tuning has failed, and the model stays loaded unless the device was
 //             lost; with none of them no model is loaded
 
@@ -77,8 +81,9 @@ const startProblem = () => fetch("/api/about", { cache: "no-store" }).then(
 
 /** The message types of the worker; others are ignored. */
 const MESSAGE_TYPES = [
-  "ready", "progress", "loaded", "encoding", "canvas", "piece", "tool_call", "done", "error", "storing", "stored", "store_cancelled",
-  "stored_models", "gpu_memory", "examined", "tuning", "tuned", "adapter_applied", "adapters", "adapter_file",
+  "ready", "inspected", "progress", "loaded", "encoding", "canvas", "piece", "tool_call", "done", "error", "storing",
+  "stored", "store_cancelled", "stored_models", "gpu_memory", "examined", "tuning", "tuned", "adapter_applied", "adapters",
+  "adapter_added", "adapter_file",
 ];
 
 /**
@@ -91,6 +96,7 @@ export class Engine extends EventTarget {
     this.state = "empty";
     this.storing = null; // the source that is being stored
     this.isTuning = false;
+    this.inspections = new Map(); // {resolve, reject} by id
     this.start();
   }
 
@@ -98,11 +104,13 @@ export class Engine extends EventTarget {
     const worker = new Worker(WORKER_URL, { type: "module" });
     this.worker = worker;
     this.isReady = false;
+    this.hasFailed = false; // the worker may not respond any more
     worker.addEventListener("message", ({ data }) => this.receive(worker, data));
     const fail = async (event) => {
       event.preventDefault();
       if (event.message) console.warn(event.message);
       const message = this.isReady ? FAILED : await startProblem();
+      if (worker === this.worker) this.hasFailed = true;
       this.receive(worker, { type: "error", kind: "other", message });
     };
     worker.addEventListener("error", fail);
@@ -115,10 +123,18 @@ export class Engine extends EventTarget {
     const { type } = detail;
     if (type === "ready") this.isReady = true;
     if (type === "loaded") this.state = "loaded";
+    if (type === "inspected" || detail.inspect !== undefined) {
+      this.endInspection(detail);
+      return;
+    }
     const isStoreError = type === "error" && detail.store !== undefined;
     if (isStoreError || type === "stored" || type === "store_cancelled") this.storing = null;
     const hasRequest = detail.id !== undefined || detail.tune !== undefined;
-    if (type === "error" && !isStoreError && (!hasRequest || detail.kind === "device-lost")) this.state = "empty";
+    if (type === "error" && !isStoreError && (!hasRequest || detail.kind === "device-lost")) {
+      this.state = "empty";
+      if (!this.isReady) this.hasFailed = true;
+      this.cancelInspections();
+    }
     if (type === "tuned" || detail.tune === "tune" || this.state === "empty") this.isTuning = false;
     this.dispatchEvent(new CustomEvent(type, { detail }));
   }
@@ -126,19 +142,42 @@ export class Engine extends EventTarget {
   /** Replace the worker by one without a model, which ends everything at once; a copy is resumed. */
   restart() {
     this.worker.terminate();
+    this.cancelInspections();
     this.state = "empty";
     this.isTuning = false;
     this.start();
     if (this.storing) this.store(this.storing);
   }
 
+  /**
+   * Read the header of a source, and return {id, kind}; the loaded model stays. Rejects with the detail of the error,
+   * or with null if the worker has ended.
+   */
+  inspect(source) {
+    if (this.hasFailed) this.restart();
+    const id = crypto.randomUUID();
+    this.worker.postMessage({ type: "inspect", id, source });
+    return new Promise((resolve, reject) => this.inspections.set(id, { resolve, reject }));
+  }
+
+  endInspection(detail) {
+    const inspection = this.inspections.get(detail.inspect ?? detail.id);
+    this.inspections.delete(detail.inspect ?? detail.id);
+    if (detail.type === "error") inspection?.reject(detail);
+    else inspection?.resolve(detail);
+  }
+
+  cancelInspections() {
+    for (const { reject } of this.inspections.values()) reject(null);
+    this.inspections.clear();
+  }
+
   /** Load a model in place of the current one; one that is still loading is cancelled. */
-  load(source, options) {
-    if (this.state === "loading") this.restart();
+  load(source, options, inspected = null) {
+    if (this.state === "loading" || this.hasFailed) this.restart();
     if (this.isTuning) this.stopTuning();
-    if (this.state === "loaded") this.worker.postMessage({ type: "unload" });
     this.state = "loading";
-    this.worker.postMessage({ type: "load", source, options });
+    this.worker.postMessage({ type: "load", source, options, inspected });
   }
 
   chat(id, messages, settings, continue_last = false) {
@@ -190,6 +229,10 @@ export class Engine extends EventTarget {
 
   listAdapters() {
     this.worker.postMessage({ type: "list_adapters" });
+  }
+
+  addAdapter(source) {
+    this.worker.postMessage({ type: "add_adapter", source });
   }
 
   readAdapter(id) {

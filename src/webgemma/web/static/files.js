@@ -1,6 +1,7 @@
 // Files that the user chooses or drops: model files, and the sorting of everything that is dropped on the page.
 
 import { byId } from "./dom.js";
+import { droppedFiles } from "./handles.js";
 
 export const isModelFile = (file) => file?.name.toLowerCase().endsWith(".gguf");
 
@@ -11,8 +12,8 @@ const isMmproj = (file) => /mmproj/i.test(file.name);
 const isExamples = (file) => /\.jsonl$/i.test(file.name) || (byId("tune-dialog").open && !isModelFile(file));
 
 /**
- * The model files that the user has chosen. `actions` has load(file), addMmproj(file), and
- * notify(message, isProblem) for what is wrong with a file.
+ * The model files that the user has chosen. `actions` has load(file), which returns a promise of whether it is a
+ * model, addMmproj(file), and notify(message, isProblem) for what is wrong with a file.
  */
 export class ModelFiles {
   constructor(actions) {
@@ -58,9 +59,15 @@ export class ModelFiles {
       this.actions.addMmproj(mmproj);
       return;
     }
+    this.use(file, mmproj === file ? undefined : mmproj, expected?.use);
+  }
+
+  /** Use a file, and return whether it is a model; then it is listed. */
+  async use(file, mmproj, use = this.actions.load) {
+    if (mmproj) this.mmprojs.set(file, mmproj);
+    if (await use(file) === false) return false;
     this.chosen = [file, ...this.chosen.filter((other) => other.name !== file.name || other.size !== file.size)];
-    if (mmproj && mmproj !== file) this.mmprojs.set(file, mmproj);
-    (expected?.use ?? this.actions.load)(file);
+    return true;
   }
 }
 
@@ -80,7 +87,7 @@ export function handleDrops({ models, examples, others }) {
     hint.hidden = true;
     if (!hasFiles(event)) return;
     event.preventDefault();
-    const files = [...event.dataTransfer.files];
+    const files = droppedFiles(event.dataTransfer);
     const modelFiles = files.filter(isModelFile);
     const exampleFiles = files.filter(isExamples);
     const otherFiles = files.filter((file) => !isModelFile(file) && !isExamples(file));

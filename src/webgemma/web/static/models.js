@@ -5,6 +5,7 @@
 
 import { button, byId, element, humanSize, namedButton } from "./dom.js";
 import { isModelFile, ModelFiles } from "./files.js";
+import { keepHandles } from "./handles.js";
 import { showNotice } from "./notice.js";
 import { confirmed } from "./question.js";
 import { ModelCopy, StoredModels } from "./stored.js";
@@ -56,7 +57,7 @@ class GpuMemory {
   }
 }
 
-/** The dialog; calls `choose({name, source})`. */
+/** The dialog; calls `choose({name, source})`, which returns a promise of whether it is a model. */
 export class ModelDialog {
   constructor(engine, choose) {
     this.engine = engine;
@@ -65,7 +66,7 @@ export class ModelDialog {
     this.dialog = byId("models-dialog");
     this.choose = (model) => {
       this.dialog.close();
-      choose({ name: model.name, source: this.stored.preferCopy(model.source) });
+      return choose({ name: model.name, source: this.stored.preferCopy(model.source) });
     };
     const notify = (message, isProblem = false) => this.notify(message, isProblem);
     this.stored = new StoredModels(engine);
@@ -263,11 +264,14 @@ function writeLastModel(value) {
   } catch { /* the next visit starts with the bundled model */ }
 }
 
-/** Return {model, wasLoading} of the last visit, or null; wasLoading: it was not loaded when the page was closed. */
+/**
+ * Return {model, wasLoading} of the last visit, or null; wasLoading: it was not loaded when the page was closed. The
+ * source of a file is {kind: "file"} without the file, which only handles.js may have.
+ */
 export function lastModel() {
   try {
     const { model, isLoaded } = JSON.parse(localStorage.getItem(LAST_MODEL_KEY)) ?? {};
-    const isKnown = typeof model?.name === "string" && ["url", "stored"].includes(model.source?.kind);
+    const isKnown = typeof model?.name === "string" && ["url", "stored", "file"].includes(model.source?.kind);
     if (!isKnown) return null;
     const { eyes, mmproj = eyes, ...source } = model.source; // entries in a browser may name it `eyes`
     return { model: { name: model.name, source: mmproj ? { ...source, mmproj } : source }, wasLoading: !isLoaded };
@@ -276,8 +280,8 @@ export function lastModel() {
   }
 }
 
-/** Remember a model that starts to load or is loaded; a file must be chosen again at each visit. */
-export function rememberModel({ name, source: { mmproj, ...source } }, isLoaded) {
-  if (source.kind === "file") writeLastModel(null);
-  else writeLastModel({ model: { name, source: mmproj?.kind === "url" ? { ...source, mmproj } : source }, isLoaded });
+/** Remember a model that starts to load or is loaded; of a file, its name and, if there is one, its handle. */
+export function rememberModel({ name, source: { mmproj, file, ...source } }, isLoaded) {
+  writeLastModel({ model: { name, source: mmproj?.kind === "url" ? { ...source, mmproj } : source }, isLoaded });
+  if (isLoaded) keepHandles({ ...source, file, mmproj });
 }

@@ -8,6 +8,7 @@ import { Drafts } from "./drafts.js";
 import { byId, humanSize, saveBlob } from "./dom.js";
 import { Engine } from "./engine.js";
 import { handleDrops } from "./files.js";
+import { keptHandles } from "./handles.js";
 import { MessageList, Scroller } from "./messages.js";
 import { Microphone } from "./microphone.js";
 import { BUNDLED, lastModel, ModelDialog, rememberModel } from "./models.js";
@@ -30,7 +31,7 @@ const settings = new SettingsDialog(readSettings(), (now, before) => {
   if (now.context === before.context || engine.state === "empty") return;
   showNotice("The new context applies when the model is loaded again.", actions.reload);
 });
-const models = new ModelDialog(engine, load);
+const models = new ModelDialog(engine, choose);
 const scroller = new Scroller(byId("scroller"), byId("to-end"));
 const messages = new MessageList(byId("messages"), {
   regenerate: () => checkCanSend() && chat.regenerate(settings.settings),
@@ -155,23 +156,68 @@ function showTokens() {
 
 let context = null; // of the loaded model, in tokens
 let selected = BUNDLED; // the model that was chosen last
+let isSubstitute = false; // it is loaded because the model of the last visit cannot be
+let requestedContext = null; // of the settings, when the model was loaded
+let latestChoice = 0; // the number of the latest choice: earlier ones are dropped
+let isInspecting = false;
 let deviceName = ""; // of the GPU
 const actions = {
-  reload: { name: "Load the model again", act: () => { engine.restart(); load(selected); } },
+  reload: { name: "Load the model again", act: () => { engine.restart(); if (isSubstitute) startLoad(); else load(selected); } },
   choose: { name: "Choose a model", act: () => models.open() },
   tune: { name: "Show fine-tuning", act: () => tune.open() },
+  adapters: { name: "Show the adapters", act: () => tune.open() },
 };
 
-function load(model) {
+/** Load a model that the user has chosen if its file is one, and return whether it is; else the loaded one stays. */
+async function choose(model) {
+  latestChoice += 1;
+  const number = latestChoice;
+  isInspecting = true;
+  if (engine.state !== "loading") startLoading(model.name);
+  const { source } = model;
+  let inspected = null;
+  let problem = null;
+  try {
+    inspected = await engine.inspect(source);
+  } catch (detail) {
+    problem = detail;
+  }
+  if (number !== latestChoice) return inspected?.kind === "model";
+  isInspecting = false;
+  if (inspected?.kind === "model") {
+    load(model, inspected.id);
+    return true;
+  }
+  if (engine.state !== "loading") endLoading();
+  if (problem) {
+    const stays = engine.state === "loaded" ? `${selected.name} stays loaded.` : "";
+    showNotice(`${errorMessage(problem)} ${stays}`.trim(), actions.choose);
+  } else if (inspected?.kind === "adapter") {
+    engine.addAdapter(source);
+  } else if (inspected) {
+    models.addMmproj(source.file);
+  }
+  return false;
+}
+
+function load(model, inspected = null) {
   selected = model;
-  context = null;
+  isSubstitute = false;
   rememberModel(model, false);
+  startLoad(inspected);
+}
+
+/** Load the selected model. */
+function startLoad(inspected = null) {
+  context = null;
   chat.stop();
   chat.finish({ finish: "stopped" });
   hideNotice();
   showModel("no model", "");
-  startLoading(model.name);
-  engine.load(model.source, loadOptions(settings.settings));
+  startLoading(selected.name);
+  const options = loadOptions(settings.settings);
+  requestedContext = options.context;
+  engine.load(selected.source, options, inspected);
   refresh();
 }
 
@@ -188,13 +234,24 @@ engine.addEventListener("ready", ({ detail }) => {
 engine.addEventListener("progress", ({ detail }) => showLoading(detail));
 engine.addEventListener("loaded", ({ detail }) => {
   endLoading();
-  rememberModel(selected, true);
+  if (!isSubstitute) rememberModel(selected, true);
   ({ context } = detail);
+  if (requestedContext > detail.context && byId("notice").hidden) {
+    showNotice(`${selected.name} has a context of ${detail.context} tokens at most, so it is loaded with that instead of the ${requestedContext} in the settings.`);
+  }
   const hint = `${detail.name}: context of ${detail.context} tokens, ${humanSize(detail.nbytes)} of memory`;
   showModel(selected.name, `${deviceName || detail.device} · ${humanSize(detail.nbytes)}`, hint);
   refresh();
 });
 engine.addEventListener("loaded", storePage, { once: true });
+engine.addEventListener("adapter_added", ({ detail }) => {
+  showNotice(`${detail.name} is an adapter, not a model: it is in the list of adapters now, where it can be applied.`, actions.adapters);
+});
+engine.addEventListener("stored", ({ detail }) => {
+  const { source } = selected;
+  if (source.kind !== "file" || models.stored.copyOf(source)?.id !== detail.id) return;
+  rememberModel({ name: selected.name, source: { kind: "stored", id: detail.id, name: selected.name } }, true);
+});
 engine.addEventListener("adapter_applied", ({ detail }) => {
   if (engine.state === "loaded") byId("model-name").textContent = selected.name + (detail.name ? ` + ${detail.name}` : "");
 });
@@ -230,6 +287,13 @@ async function storePage() {
 }
 
 byId("loading-cancel").addEventListener("click", () => {
+  latestChoice += 1; // an inspection is cancelled
+  const wasInspecting = isInspecting;
+  isInspecting = false;
+  if (wasInspecting && engine.state !== "loading") {
+    endLoading();
+    return;
+  }
   engine.restart();
   endLoading();
   showNotice(`Loading ${selected.name} was cancelled.`, actions.choose);
@@ -294,13 +358,46 @@ fetch("/api/about").then((response) => response.json()).then(
   () => {}, // offline: the version is not shown
 );
 
-/** Load the model of the last visit; one that was still loading then may have crashed the page, so it is offered. */
-function start() {
+/** Load the model of the last visit, or, if that is not possible at once, the bundled one, and offer the other. */
+async function start() {
   const last = lastModel();
-  load(last && !last.wasLoading ? last.model : BUNDLED);
-  if (!last?.wasLoading) return;
-  const loadLast = { name: `Load ${last.model.name}`, act: () => load(last.model) };
-  showNotice(`${last.model.name} was still loading when the last visit ended.`, loadLast);
+  const { name, source } = last?.model ?? BUNDLED;
+  const handles = source.kind === "file" ? await keptHandles(name) : null;
+  if (source.kind !== "file" && !last?.wasLoading) load(last?.model ?? BUNDLED);
+  else if (handles?.isAllowed && !last.wasLoading) openAgain(handles);
+  else loadInstead(last, handles);
+}
+
+/** Load the bundled model, and say why it is not the model of the last visit: that one may have crashed the page. */
+function loadInstead({ model, wasLoading }, handles) {
+  isSubstitute = true;
+  startLoad();
+  const { name, source } = model;
+  const why = wasLoading ? `${name} was still loading when the last visit ended.` : `${name} was the model of the last visit.`;
+  const now = "The bundled model is loaded instead.";
+  if (source.kind !== "file") showNotice(`${why} ${now}`, { name: `Load ${name}`, act: () => choose(model) });
+  else if (handles) showNotice(`${why} ${now} The browser asks before this page may read the file again.`, { name: `Load ${name}`, act: () => openAgain(handles) });
+  else {
+    showNotice(
+      `${why} ${now} A page cannot open a file by itself: choose or drop it again; stored in this browser, it would be loaded.`,
+      { name: `Choose ${name} …`, act: () => models.files.choose() },
+    );
+  }
+}
+
+/** Load the file of the last visit; if that fails, say why, and load the bundled model if there is none. */
+async function openAgain(handles) {
+  try {
+    if (await models.files.use(...await handles.open()) || engine.state !== "empty") return;
+  } catch (error) {
+    showNotice(`${lastModel().model.name} cannot be read again (${error.message}): choose it again.`);
+  }
+  const message = noticeText();
+  if (engine.state === "empty") {
+    isSubstitute = true;
+    startLoad();
+  }
+  showNotice(message, actions.choose);
 }
 
 start();

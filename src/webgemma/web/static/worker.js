@@ -48,8 +48,8 @@ async function sendAdapter(tab, { id }) {
 
 // Requests that are handled one after the other.
 const queuedHandlers = {
-  load: (tab, { source, options }) => tab.load(sourceSpec(source), options.context ?? undefined, options.precision),
-  unload: (tab) => tab.unload(),
+  load: (tab, { source, options, inspected }) =>
+    tab.load(sourceSpec(source), options.context ?? undefined, options.precision, inspected ?? undefined),
   chat: (tab, { id, messages, settings, continue_last }) => {
     const [json, media] = withoutMedia(messages);
     return tab.chat(id, json, JSON.stringify(settings), media, continue_last);
@@ -61,6 +61,7 @@ const queuedHandlers = {
 };
 // Requests that are handled at once.
 const immediateHandlers = {
+  inspect: (tab, { id, source }) => tab.inspect(id, sourceSpec(source)),
   stop: (tab, { id }) => tab.stop(id),
   probe_gpu_memory: (tab, { nbytes }) => tab.probe_gpu_memory(nbytes),
   store: (tab, { source }) => tab.store(sourceSpec(source)),
@@ -69,11 +70,13 @@ const immediateHandlers = {
   list_stored: (tab) => tab.list_stored(),
   stop_tuning: (tab) => tab.tuning.stop_tuning(),
   list_adapters: (tab) => tab.tuning.list_adapters(),
+  add_adapter: (tab, { source }) => tab.add_adapter(sourceSpec(source)),
   read_adapter: sendAdapter,
   delete_adapter: (tab, { id }) => tab.tuning.delete_adapter(id),
 };
 const TUNING_REQUESTS = [
-  "examine", "tune", "stop_tuning", "apply_adapter", "detach_adapter", "list_adapters", "read_adapter", "delete_adapter",
+  "examine", "tune", "stop_tuning", "apply_adapter", "detach_adapter", "list_adapters", "add_adapter", "read_adapter",
+  "delete_adapter",
 ];
 
 let queue = started.catch((error) => {
@@ -83,6 +86,7 @@ let queue = started.catch((error) => {
 /** Return the fields of an error that name the request it belongs to. */
 function requestFields({ type, id }) {
   if (TUNING_REQUESTS.includes(type)) return { tune: type };
+  if (type === "inspect") return { inspect: id };
   return type in immediateHandlers ? { store: id ?? null } : { id };
 }
 
