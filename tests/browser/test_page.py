@@ -62,6 +62,27 @@ def test_a_model_of_ollama_is_read_in_ranges(visitor: Visitor) -> None:
     assert any("/models/sha256-" in request for request in visitor.requests)
 
 
+def test_another_model_during_a_reply_leaves_nothing_in_the_console(visitor: Visitor) -> None:
+    warnings: list[str] = []
+    visitor.page.on("console", lambda message: warnings.append(message.text))
+    set_max_tokens(visitor, 400)
+    for name in ("Bundled model", "standin:tiny"):
+        visitor.say("Tell me a story.")
+        visitor.button("Stop").wait_for()  # bytes are on their way from the GPU
+        visitor.page.locator("#model-button").click()
+        visitor.page.locator(".model", has_text=name).click()
+        visitor.page.locator("#model-name", has_text=name).wait_for()
+    set_max_tokens(visitor, 12)
+    assert visitor.ask("Hello").strip() == expected("Hello", standin_gguf())
+    assert warnings == []
+
+
+def set_max_tokens(visitor: Visitor, count: int) -> None:
+    visitor.button("Settings").click()
+    visitor.page.locator("[name=max_tokens]").fill(str(count))
+    visitor.button("Save").click()
+
+
 def test_a_full_context_answers_every_turn_and_a_cut_reply_is_continued(visitor: Visitor) -> None:
     page = visitor.page
     visitor.button("Settings").click()

@@ -177,18 +177,18 @@ class BrowserDevice:
 
 
 class BrowserReading:
-    """Bytes on their way: a promise."""
+    """Bytes on their way: the object with their promise that replay.js returns."""
 
-    __slots__ = ("_device", "_promise")
+    __slots__ = ("_device", "_reading")
 
-    def __init__(self, device: BrowserDevice, promise: Any) -> None:
+    def __init__(self, device: BrowserDevice, reading: Any) -> None:
         self._device = device
-        self._promise = promise
+        self._reading = reading
 
     async def bytes(self) -> bytes:
         """Wait for them; errors from before they were copied are raised here."""
         with self._device.errors():
-            data = await self._promise
+            data = await self._reading.bytes
         self._device.check()
         result: bytes = data.to_bytes()
         return result

@@ -149,8 +149,9 @@ class Gpu {
     return this.device.createBindGroup({ layout: this.layout(kinds), entries });
   }
 
-  // calls: pipeline, bind group and the grid's x, y, z of each dispatch in turn. Returns a promise
-  // of the bytes that are read, if any.
+  // calls: pipeline, bind group and the grid's x, y, z of each dispatch in turn. Returns {bytes}, a promise of the
+  // bytes that are read, if any: Pyodide would make a future of a promise itself, and report it as an error if
+  // nobody awaits it, as after a reply that was stopped.
   run(calls, buffer, offset, nbytes) {
     this.check();
     const encoder = this.device.createCommandEncoder();
@@ -172,7 +173,7 @@ class Gpu {
     this.queue.submit([encoder.finish()]);
     const bytes = this.fetch(staging, nbytes);
     bytes.catch(() => {}); // reported to the reader of the bytes, if there is one
-    return bytes;
+    return { bytes };
   }
 
   take(nbytes) {

@@ -189,7 +189,12 @@ def _version(cursor: _Cursor) -> int:
         raise GgufError(f"{cursor.file} is empty: download it again.")
     if magic != MAGIC:
         hint = _OTHER_FILES.get(magic, "check that this is the model file")
-        raise GgufError(f"{cursor.file} is not a GGUF file (it begins with {magic!r}): {hint}.")
+        begins = (
+            f"“{magic.decode()}”"
+            if magic.isascii() and magic.decode().isprintable()
+            else magic.hex(" ")
+        )
+        raise GgufError(f"{cursor.file} is not a GGUF file (it begins with {begins}): {hint}.")
     version = cursor.number(_U32)
     if version & 0xFFFF == 0 and version != 0:
         raise GgufError(f"{cursor.file} is a big-endian GGUF file: use the little-endian version.")
