@@ -32,13 +32,18 @@ def serving_page(folder: Path, worker: str | None = FAKE_WORKER) -> Iterator[str
         yield f"http://localhost:{client.port}/"
 
 
+def give_access(context: Any, url: str) -> None:
+    """Give a browser the cookie of those who have opened the address with the token."""
+    name, value = ACCESS.cookie(urlsplit(url).port or 80)
+    context.add_cookies([{"name": name, "value": value, "url": url}])
+
+
 class Visitor:
     """A person at the page; records errors and requests."""
 
     def __init__(self, context: Any, url: str) -> None:
         self.url = url
-        name, value = ACCESS.cookie(urlsplit(url).port or 80)
-        context.add_cookies([{"name": name, "value": value, "url": url}])
+        give_access(context, url)
         self.page = context.new_page()
         self.page.set_default_timeout(30_000)  # the machine may be busy
         self.errors: list[str] = []

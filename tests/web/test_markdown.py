@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from browser.chromium import CHROMIUM, launched
-from web.page import serving_page
+from web.page import give_access, serving_page
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
@@ -35,6 +35,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("site")
     with serving_page(folder) as url, launched() as browser:
         page = browser.new_page()
+        give_access(page.context, url)
         page.goto(url)
         yield page
 
@@ -49,7 +50,7 @@ def code(text: str, language: str = "code") -> str:
     [
         ("", ""),
         ("plain\ntext\n\nmore", "<p>plain<br>text</p><p>more</p>"),
-        ("# One\n### Three ##\n#none", "<h3>One</h3><h5>Three</h5><p>#none</p>"),
+        ("# One\n### Three ##\n#none", "<h3>One</h3><h5 aria-level=\"4\">Three</h5><p>#none</p>"),
         ("*a* **b** _c_ __d__ ~~e~~", "<p><em>a</em> <strong>b</strong> <em>c</em> "
          "<strong>d</strong> <del>e</del></p>"),
         ("***both*** **a *b* c**", "<p><strong><em>both</em></strong> "

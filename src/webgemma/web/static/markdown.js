@@ -20,6 +20,17 @@ export function showMarkdown(container, text) {
   while (container.childNodes.length > same) container.lastChild.remove();
   for (const block of blocks.slice(same)) container.append(block.node());
   container.markdownBlocks = blocks.map((block) => block.source);
+  levelHeadings(container);
+}
+
+/** Let no heading be more than one level below the one before: a reply may begin with ###. */
+function levelHeadings(container) {
+  let last = 3; // the heading of a message
+  for (const heading of container.querySelectorAll("h3, h4, h5, h6")) {
+    const level = Number(heading.tagName[1]);
+    last = Math.min(level, last + 1);
+    if (last < level) heading.ariaLevel = last;
+  }
 }
 
 function blockNodes(lines, depth) {

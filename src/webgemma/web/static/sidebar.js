@@ -12,7 +12,7 @@ export class Sidebar {
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !document.querySelector("dialog[open]")) this.drawer(false);
     });
-    // The content beside an open drawer is inert, so a click there reaches the document only.
+    // The content beside an open drawer is inert: a click there reaches what contains it.
     document.addEventListener("click", (event) => {
       if (this.isOpen && !event.target.closest("#sidebar, dialog")) this.drawer(false);
     }, { capture: true });
@@ -26,7 +26,9 @@ export class Sidebar {
   drawer(open) {
     if (open === this.isOpen) return;
     byId("sidebar").classList.toggle("open", open);
-    byId("content").inert = open;
+    // All but the main landmark and the page's heading, which assistive technology always looks for.
+    const beside = document.querySelectorAll("#content > :not(main), main > :not(h1)");
+    for (const part of beside) part.inert = open;
     byId(open ? "sidebar-close" : "sidebar-open").focus();
   }
 

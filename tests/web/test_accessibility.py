@@ -1,0 +1,60 @@
+"""Accessibility of the page by axe-core's rules, in every state: start, chat, dialogs, locked."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser.chromium import CHROMIUM
+from web.page import Visitor
+
+pytest.importorskip("playwright.sync_api", reason="needs playwright")
+AXE = Path(__file__).resolve().parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+pytestmark = [
+    pytest.mark.skipif(not CHROMIUM, reason="needs chromium"),
+    pytest.mark.skipif(not AXE.is_file(), reason="needs npm ci"),
+]
+VIOLATIONS = """async () => (await axe.run()).violations.map(
+  ({ id, help, nodes }) => `${id}: ${help}: ${nodes.map(({ html }) => html).join(" ")}`)"""
+
+
+def violations(page: Any) -> list[str]:
+    """Return the rules that the page breaks, and where."""
+    page.evaluate(AXE.read_text(encoding="utf-8") + "; null")
+    return list(page.evaluate(VIOLATIONS))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_breaks_no_rule(visitor: Visitor, tmp_path: Path, scheme: str, width: int) -> None:
+    page = visitor.page
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page.set_viewport_size({"width": width, "height": 800})
+    assert violations(page) == []
+    visitor.ask("echo # One\n\n### Two\n\n```\ncode\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
+    assert violations(page) == []
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    page.locator("#model-file").set_input_files(broken)
+    visitor.notice()
+    assert violations(page) == []
+    if width < 720:
+        visitor.button("Conversations").click()
+        assert violations(page) == []
+        page.keyboard.press("Escape")
+    for opener in ("Settings", "Fine-tune", "Model: Bundled model"):
+        visitor.button(opener).click()
+        assert violations(page) == [], opener
+        page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_locked_page_breaks_no_rule(visitor: Visitor, scheme: str) -> None:
+    visitor.page.context.clear_cookies()
+    visitor.page.emulate_media(color_scheme=scheme)
+    visitor.page.evaluate(
+        "async () => (await navigator.serviceWorker.getRegistration())?.unregister()"
+    )
+    visitor.page.goto(visitor.url)
+    visitor.page.get_by_text("webgemma is locked").wait_for()
+    assert violations(visitor.page) == []
+    visitor.errors.clear()  # the status 403 is one
