@@ -19,7 +19,7 @@ lint: $(VENV)/ready-dev
 types: $(VENV)/ready-dev
 	$(BIN)/mypy
 
-pytest: $(VENV)/ready-dev vulkan chromium
+pytest: $(VENV)/ready-dev node_modules/.package-lock.json vulkan chromium
 	$(BIN)/pytest $(SPREAD) --ignore tests/browser
 
 # The second command computes a share of the kernels' tests on Chromium's GPU; for all of them (a

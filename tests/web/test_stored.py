@@ -335,8 +335,8 @@ def test_a_context_that_is_too_long_becomes_the_models(visitor: Chooser, tmp_pat
         visitor.choose_file(tmp_path / name, 100)
         if name == "short.gguf":
             assert visitor.notice() == (
-                "short.gguf has a context of 2048 tokens at most, so it is loaded with that "
-                "instead of the 8192 in the settings."
+                "short.gguf has a context of at most 2048 tokens: it is loaded with that, not with "
+                "the 8192 of the settings."
             )
     assert visitor.page.locator("#notice").is_hidden()
 
@@ -359,7 +359,7 @@ def test_a_chosen_file_is_not_forgotten(visitor: Chooser, tmp_path: Path) -> Non
         visitor.open()
         notice = visitor.notice()
         assert notice.startswith("mine.gguf was the model of the last visit. The bundled model is")
-        assert "choose or drop it again" in notice
+        assert "Choose or drop the file again" in notice
     with visitor.page.expect_file_chooser() as chooser:
         visitor.button("Choose mine.gguf …").click()
     chooser.value.set_files(tmp_path / "mine.gguf")

@@ -237,7 +237,7 @@ engine.addEventListener("loaded", ({ detail }) => {
   if (!isSubstitute) rememberModel(selected, true);
   ({ context } = detail);
   if (requestedContext > detail.context && byId("notice").hidden) {
-    showNotice(`${selected.name} has a context of ${detail.context} tokens at most, so it is loaded with that instead of the ${requestedContext} in the settings.`);
+    showNotice(`${selected.name} has a context of at most ${detail.context} tokens: it is loaded with that, not with the ${requestedContext} of the settings.`);
   }
   const hint = `${detail.name}: context of ${detail.context} tokens, ${humanSize(detail.nbytes)} of memory`;
   showModel(selected.name, `${deviceName || detail.device} · ${humanSize(detail.nbytes)}`, hint);
@@ -379,7 +379,7 @@ function loadInstead({ model, wasLoading }, handles) {
   else if (handles) showNotice(`${why} ${now} The browser asks before this page may read the file again.`, { name: `Load ${name}`, act: () => openAgain(handles) });
   else {
     showNotice(
-      `${why} ${now} A page cannot open a file by itself: choose or drop it again; stored in this browser, it would be loaded.`,
+      `${why} ${now} Choose or drop the file again, and store it in this browser to have it at every visit.`,
       { name: `Choose ${name} …`, act: () => models.files.choose() },
     );
   }
