@@ -124,7 +124,12 @@ CONTRADICTIONS: list[tuple[dict[str, object], str]] = [
     ({"gemma4.final_logit_softcapping": "30"}, "must be a number"),
     ({"tokenizer.ggml.tokens": ["a"] * 319}, "319 tokens"),
     ({"tokenizer.ggml.tokens": 5}, "the vocabulary is missing"),
+    ({"gemma4.final_logit_softcapping": 3.4e38}, "between 1.2e-38 and 1e\\+09"),
+    ({"gemma4.rope.freq_base_swa": 0.5}, "between 1 and 3.4e\\+38"),
     ({"tokenizer.ggml.suppress_tokens": [320]}, "ids below 320"),
+    ({"tokenizer.ggml.suppress_tokens": [False, True]}, "ids below 320"),
+    ({"tokenizer.ggml.suppress_tokens": 5}, "ids below 320"),
+    ({"tokenizer.ggml.suppress_tokens": list(range(320))}, "leaves none to write"),
 ]
 
 

@@ -258,6 +258,10 @@ def test_heads_that_do_not_divide_the_width_raise_an_error() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_damaged_weights_raise_an_error(value: float) -> None:
-    encoder = tiny_encoder(TINY_AUDIO, with_values("a.pre_encode.out.bias", np.full(40, value)))
+    damaged = np.full((24, 40), value)
+    encoder = tiny_encoder(TINY_AUDIO, with_values("mm.a.input_projection.weight", damaged))
     with pytest.raises(GgufError, match="computes NaN or infinity"):
+        encoder.encode(AUDIO)
+    encoder = tiny_encoder(TINY_AUDIO, with_values("a.pre_encode.out.bias", damaged[0]))
+    with pytest.raises(GgufError, match=r"a\.pre_encode\.out\.bias holds NaN or infinity"):
         encoder.encode(AUDIO)

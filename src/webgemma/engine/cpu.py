@@ -137,7 +137,7 @@ class CpuEngine:
         draws = SeededDraws(seed, model.canvas, model.config.vocab)
         while True:
             if self._cached[: len(marks)] != marks:
-                self._read(marks, media)
+                self._read(marks, media, head=False)
             self.cache.truncate(len(marks))
             self._cached = list(marks)
             for canvas in model.denoise(self.cache, denoising, draws, number):
@@ -146,7 +146,7 @@ class CpuEngine:
             marks += canvas.best
             number += 1
 
-    def _read(self, marks: list[Mark], media: Sequence[MediaSpan]) -> Floats:
+    def _read(self, marks: list[Mark], media: Sequence[MediaSpan], head: bool = True) -> Floats:
         """Return logits [vocab] after the last token; only what is not cached is computed."""
         self._check_open()
         pairs = zip(self._cached, marks, strict=False)
@@ -160,8 +160,9 @@ class CpuEngine:
         soft = [Soft(at - agreed, x.rows, x.is_image) for at, x in media if at >= agreed]
         tokens = _unmarked(marks[agreed:])
         with blas().step():
-            logits: Floats = self.model.forward(tokens, self.cache, soft=soft, last_only=True)[0]
+            out = self.model.forward(tokens, self.cache, soft=soft, last_only=True, head=head)
         self._cached = list(marks)
+        logits: Floats = out[0]
         return logits
 
     def set_adapters(self, adapters: Sequence[ScaledAdapter]) -> None:

@@ -1,19 +1,24 @@
 """Clipped linears of the encoders: products whose inputs and outputs are clamped to bounds."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from webgemma.gemma.matrices import Matrices
 from webgemma.gemma.record.matmul import Clamp
 from webgemma.gemma.record.ops import Ops
-from webgemma.gemma.tensors import read_floats
+from webgemma.gemma.tensors import (
+    BOUNDS,
+    bound_tensors,
+    check_bounds,
+    check_tensors,
+    read_floats,
+)
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Recorder, Tensor
 
 EPS = 1e-6  # of every RMS norm in an encoder
-SIDES = ("input_min", "input_max", "output_min", "output_max")
-LARGEST = 3.4e38  # a bound that bounds nothing
-UNBOUNDED = Clamp(-LARGEST, LARGEST)
+UNBOUNDED = Clamp(-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +29,24 @@ class Bounds:
     output: Clamp = UNBOUNDED
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "Bounds":
-        """Return the bounds of four numbers in the order of SIDES; WGSL has no infinity."""
-        numbers = [max(-LARGEST, min(LARGEST, value)) for value in values]
-        return cls(Clamp(numbers[0], numbers[1]), Clamp(numbers[2], numbers[3]))
+    def of(cls, gguf: Gguf, linear: str, values: Sequence[float]) -> "Bounds":
+        """Return the bounds of four numbers in the order of BOUNDS; GgufError for damaged ones."""
+        check_bounds(gguf, linear, values)
+        return cls(Clamp(values[0], values[1]), Clamp(values[2], values[3]))
 
 
 async def read_bounds(
     gguf: Gguf, names: Iterable[str], tensors: Mapping[str, TensorInfo]
 ) -> dict[str, Bounds]:
     """Read the bounds of each of these linears, which the file has beside its weight."""
-    found = {}
+    names, found = list(names), {}
+    check_tensors(gguf, bound_tensors(names), tensors)
     for name in names:
         values = [*UNBOUNDED, *UNBOUNDED]
-        for at, side in enumerate(SIDES):
-            if f"{name}.{side}" in tensors:
-                (values[at],) = await read_floats(gguf, tensors[f"{name}.{side}"])
-        found[name] = Bounds.of(values)
+        for at, bound in enumerate(BOUNDS):
+            if f"{name}.{bound}" in tensors:
+                (values[at],) = await read_floats(gguf, tensors[f"{name}.{bound}"])
+        found[name] = Bounds.of(gguf, name, values)
     return found
 
 

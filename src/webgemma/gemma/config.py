@@ -10,6 +10,7 @@ from webgemma.gemma.tensors import TensorSpec, canonical_tensors, check_tensors
 from webgemma.gguf.reader import Gguf, TensorInfo
 
 ARCHITECTURES = ("gemma4", "diffusion-gemma")
+LARGEST_SOFTCAP = 1e9  # Gemma 4's is 30; logits stay far above what stands for -inf on a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +199,9 @@ class _ConfigReader:
             window=keys.count("attention.sliding_window") if any(x.sliding for x in layers) else 0,
             layers=layers,
             eps=keys.number("attention.layer_norm_rms_epsilon", 1e-6),
-            softcap=keys.number("final_logit_softcapping", 30.0),
-            rope_base=keys.number("rope.freq_base", 1e6),
-            rope_base_sliding=keys.number("rope.freq_base_swa", 1e4),
+            softcap=keys.number("final_logit_softcapping", 30.0, high=LARGEST_SOFTCAP),
+            rope_base=keys.number("rope.freq_base", 1e6, low=1.0),
+            rope_base_sliding=keys.number("rope.freq_base_swa", 1e4, low=1.0),
             ple=keys.count("embedding_length_per_layer_input", 0, minimum=0),
             experts=self.experts if any(layer.experts for layer in layers) else None,
             diffusion=self.diffusion() if self.architecture == "diffusion-gemma" else None,
@@ -293,14 +294,20 @@ class _ConfigReader:
         )
 
     def suppressed(self, vocab: int) -> tuple[int, ...]:
-        """Return the ids that must never be generated."""
+        """Return the ids that must never be generated, each once."""
         key = "tokenizer.ggml.suppress_tokens"
         listed = self.gguf.metadata.get(key, ())
-        if not isinstance(listed, str | int | float):
-            ids = tuple(token for token in listed if isinstance(token, int) and 0 <= token < vocab)
-            if len(ids) == len(listed):
-                return ids
-        raise GgufError(f"{self.gguf.name}: {key} must hold ids below {vocab} only.")
+        ids = [None] if isinstance(listed, str | int | float) else listed
+        checked = {x for x in ids if type(x) is int and 0 <= x < vocab}
+        if not all(type(x) is int and x in checked for x in ids):
+            raise GgufError(f"{self.gguf.name}: {key} must be a list of ids below {vocab}.")
+        suppressed = tuple(sorted(checked))
+        if len(suppressed) == vocab:
+            raise GgufError(
+                f"{self.gguf.name}: {key} holds all {vocab} tokens, which leaves none to write; "
+                "the file contradicts itself."
+            )
+        return suppressed
 
     def check_vocabulary(self, config: Config) -> None:
         """Raise GgufError unless there are as many tokens as embedding rows, or declared none."""

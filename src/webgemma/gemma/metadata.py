@@ -7,6 +7,7 @@ from webgemma.errors import GgufError
 from webgemma.gguf.reader import Gguf
 
 MAX_COUNT = 1 << 24  # far above every width, length and count of a Gemma 4
+SMALLEST, LARGEST = 1.2e-38, 3.4e38  # that every device computes with: float32, not subnormal
 
 
 class Metadata:
@@ -24,13 +25,22 @@ class Metadata:
         """Return an integer from `minimum` to MAX_COUNT."""
         return self._count(key, self._value(key, default), minimum)
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """Return a finite, positive number."""
+    def number(
+        self,
+        key: str,
+        default: float | None = None,
+        *,
+        low: float = SMALLEST,
+        high: float = LARGEST,
+    ) -> float:
+        """Return a positive number from `low` to `high`."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, value, "a number")
         if not (math.isfinite(value) and value > 0):
             raise self._wrong(key, value, "a finite number above zero")
+        if not low <= value <= high:
+            raise self._wrong(key, value, f"between {low:g} and {high:g}")
         return float(value)
 
     def text(self, key: str, default: str | None = None) -> str:

@@ -1,14 +1,20 @@
 """Tensors of a file: canonical names, whichever converter wrote them, and checked shapes."""
 
+import math
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from webgemma.errors import GgufError
 from webgemma.gguf.reader import Gguf, TensorInfo
 
 TensorSpec: TypeAlias = tuple[str, tuple[int, ...], bool]  # name, shape in ggml's order, needed
+
+PLAIN_FORMATS = ("F32", "F16", "BF16")  # of vectors: `read_floats` decodes them without numpy
+LOWEST_ROPE_FACTOR = 1e-3  # a smaller divisor turns heads faster than any position can tell
+BOUNDS = ("input_min", "input_max", "output_min", "output_max")  # of a clipped linear
+MAY_BE_INFINITE = (*BOUNDS, "rope_freqs.weight", "v.clamp_data")  # how their names end
 
 # Ollama's names of audio tensors -> llama.cpp's, the canonical ones. `ln2` differs in meaning.
 _OLLAMA_AUDIO_BLOCK = {
@@ -51,7 +57,9 @@ def _canonical(name: str, ollama_audio: bool) -> str:
     return name
 
 
-def check_tensors(gguf: Gguf, specs: Iterable[TensorSpec], tensors: dict[str, TensorInfo]) -> None:
+def check_tensors(
+    gguf: Gguf, specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo]
+) -> None:
     """Raise GgufError unless every needed tensor is there, in its shape and a usable format."""
     for name, shape, needed in specs:
         tensor = tensors.get(name)
@@ -72,15 +80,54 @@ def check_tensors(gguf: Gguf, specs: Iterable[TensorSpec], tensors: dict[str, Te
                 f"{gguf.name}: the tensor {tensor.name} is stored as {tensor.format}, which "
                 "webgemma does not support; use another quantisation (Q4_K_M, Q8_0, …)."
             )
+        if len(shape) == 1:
+            check_vector(gguf, tensor)
+
+
+def check_vector(gguf: Gguf, tensor: TensorInfo) -> None:
+    """Raise GgufError unless a norm, scale or bound is stored as plain floats."""
+    if tensor.format.name not in PLAIN_FORMATS:
+        raise GgufError(
+            f"{gguf.name}: the vector {tensor.name} is stored as {tensor.format}; norms, scales "
+            f"and bounds must be {', '.join(PLAIN_FORMATS[:-1])} or {PLAIN_FORMATS[-1]}: "
+            "convert the model again."
+        )
+
+
+def check_finite(gguf: Gguf, tensor: TensorInfo, total: float) -> None:
+    """Raise GgufError for a vector with NaN or infinity, which every token would meet.
+
+    `total` is the sum of its float32 values in float64: finite exactly if all of them are."""
+    if not math.isfinite(total) and not tensor.name.endswith(MAY_BE_INFINITE):
+        raise GgufError(
+            f"{gguf.name}: the vector {tensor.name} holds NaN or infinity; "
+            "the file is damaged: download it again."
+        )
+
+
+def bound_tensors(linears: Iterable[str]) -> Iterator[TensorSpec]:
+    """Yield the bounds that clipped linears may have."""
+    for name in linears:
+        for bound in BOUNDS:
+            yield f"{name}.{bound}", (1,), False
+
+
+def check_bounds(gguf: Gguf, linear: str, bounds: Sequence[float]) -> None:
+    """Raise GgufError unless four bounds, in the order of BOUNDS, leave something between them."""
+    if not (bounds[0] <= bounds[1] and bounds[2] <= bounds[3]):  # NaN is not
+        raise GgufError(
+            f"{gguf.name}: the bounds of {linear} are {', '.join(f'{x:g}' for x in bounds)}, and "
+            "nothing lies between them; the file is damaged: download it again."
+        )
 
 
 def check_rope_factors(gguf: Gguf, factors: Iterable[float]) -> list[float]:
-    """Return the divisors of the RoPE frequencies; GgufError unless all are above zero."""
+    """Return the divisors of the RoPE frequencies; GgufError unless all are large enough."""
     checked = [float(factor) for factor in factors]
-    if not all(factor > 0 for factor in checked):  # NaN is not
+    if not all(factor >= LOWEST_ROPE_FACTOR for factor in checked):  # NaN is not
         raise GgufError(
-            f"{gguf.name}: rope_freqs.weight must hold numbers above zero; "
-            "the file is damaged: download it again."
+            f"{gguf.name}: rope_freqs.weight must hold numbers above zero, of at least "
+            f"{LOWEST_ROPE_FACTOR:g}; the file is damaged: download it again."
         )
     return checked
 
@@ -90,20 +137,13 @@ def _times(shape: tuple[int, ...]) -> str:
 
 
 async def read_floats(gguf: Gguf, tensor: TensorInfo) -> list[float]:
-    """Read a vector of a file; norms and scales are stored as plain floats."""
-    data = bytes(await gguf.read(tensor))
-    match tensor.format.name:
-        case "F32":
-            return list(struct.unpack(f"<{tensor.weights}f", data))
-        case "F16":
-            return list(struct.unpack(f"<{tensor.weights}e", data))
-        case "BF16":
-            words = struct.unpack(f"<{tensor.weights}H", data)
-            return list(
-                struct.unpack(
-                    f"<{len(words)}f", struct.pack(f"<{len(words)}I", *(w << 16 for w in words))
-                )
-            )
-    raise GgufError(
-        f"{gguf.name}: the vector {tensor.name} is stored as {tensor.format}, not as floats."
-    )
+    """Read a vector of a file; GgufError unless it is stored as plain, finite floats."""
+    check_vector(gguf, tensor)
+    data, count = bytes(await gguf.read(tensor)), tensor.weights
+    if tensor.format.name == "BF16":  # the upper half of a float32
+        words = (word << 16 for word in struct.unpack(f"<{count}H", data))
+        data = struct.pack(f"<{count}I", *words)
+    values = list(struct.unpack(f"<{count}{'e' if tensor.format.name == 'F16' else 'f'}", data))
+    if len(tensor.shape) == 1:
+        check_finite(gguf, tensor, sum(values))
+    return values

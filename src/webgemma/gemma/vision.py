@@ -411,5 +411,5 @@ async def _read_all_bounds(
         for at, name in enumerate(names):
             values = table[4 * at : 4 * at + 4]
             if any(values):
-                found[name] = Bounds.of(values)
+                found[name] = Bounds.of(gguf, name, values)
     return found

@@ -13,6 +13,7 @@ from webgemma.errors import GgufError
 from webgemma.gemma.encoder_config import RAW_SAMPLES, SAMPLE_RATE, AudioConfig, audio_tensors
 from webgemma.gemma.tensors import check_tensors
 from webgemma.reference.text import rms, softmax
+from webgemma.reference.vision import clamp, scalar_bounds
 from webgemma.reference.weights import Floats, Weights
 
 FRAME, HOP, FFT = 320, 160, 512  # samples: frames of 20 ms every 10 ms, zero-padded to 512
@@ -71,7 +72,10 @@ class AudioEncoder:
     def __init__(self, audio: AudioConfig, weights: Weights) -> None:
         self.audio = audio
         self.weights = weights
-        check_tensors(weights.gguf, audio_tensors(audio), weights.tensors)
+        specs = list(audio_tensors(audio))
+        check_tensors(weights.gguf, specs, weights.tensors)
+        linears = [name.removesuffix(".weight") for name, _, _ in specs if ".weight" in name]
+        self._bounds = scalar_bounds(weights, linears)
 
     def encode(self, samples: Floats) -> Floats:
         """Return soft tokens of samples at 16 kHz, each 30 s encoded separately: [n, output]."""
@@ -177,14 +181,9 @@ class AudioEncoder:
 
     def linear(self, x: Floats, name: str) -> Floats:
         """Return W x, with input and output clamped to the bounds that the file has for them."""
-        y = self.weights.linear(self._clamp(x, name + ".input"), name + ".weight")
-        return self._clamp(y, name + ".output")
-
-    def _clamp(self, x: Floats, name: str) -> Floats:
-        for bound, apply in (("_min", np.maximum), ("_max", np.minimum)):
-            if name + bound in self.weights:
-                x = apply(x, self.weights[name + bound])
-        return x
+        input_min, input_max, output_min, output_max = self._bounds[name]
+        y = self.weights.linear(clamp(x, input_min, input_max), name + ".weight")
+        return clamp(y, output_min, output_max)
 
     def _norm(self, x: Floats, name: str) -> Floats:
         return rms(x, self.weights[name + ".weight"], EPS)

@@ -95,19 +95,17 @@ class DiffusionModel:
 
     def encode(self, ids: Sequence[int], cache: Cache) -> Floats:
         """Append tokens to the cache; return their states after the final RMSNorm: [T, width]."""
-        trace: list[Floats] = []
-        self.encoder.forward(ids, cache, last_only=True, trace=trace)
-        return rms(trace[-2], self.weights["output_norm.weight"], self.config.eps)
+        return self.encoder.forward(ids, cache, head=False)
 
+    @np.errstate(over="ignore", invalid="ignore")  # `head` raises for values that are not finite
     def logits(self, canvas: Sequence[int], cache: Cache, expected: Floats | None) -> Floats:
         """Return logits [canvas, vocab] of a canvas after the cache, which is not changed.
 
         The input is rms(√d E[id] + self_condition(expected)), where `expected` [canvas, width] is
-        the expected embedding after the previous step; None on the first step."""
+        the expected embedding after the previous step; None, for zeros, on the first step."""
         config, decoder = self.config, self.decoder
         x = decoder.embed(canvas)  # [canvas, width]
-        if expected is not None:
-            x = x + self.self_condition(expected)
+        x = x + self.self_condition(np.zeros_like(x) if expected is None else expected)
         x = rms(x, None, config.eps)
         ends = np.empty(0)
         for layer in config.layers:

@@ -81,11 +81,13 @@ class TextModel:
         *,
         soft: Sequence[Soft] = (),
         last_only: bool = False,
+        head: bool = True,
         trace: list[Floats] | None = None,
     ) -> Floats:
         """Return logits [T, vocab] of tokens that follow the cache; with `last_only` [1, vocab].
 
         The tokens are appended to the cache. Each item of `soft` must lie within this call.
+        Without `head`, return what its linear layer would read: DiffusionGemma's encoder has none.
         `trace` receives the scaled embeddings, every layer's output and the final RMSNorm's."""
         cache = Cache(self.config) if cache is None else cache
         x = self.embed(ids)  # [T, width]
@@ -101,7 +103,7 @@ class TextModel:
         h = rms(x[-1:] if last_only else x, self.weights["output_norm.weight"], self.config.eps)
         if trace is not None:
             trace.append(h)
-        return self.head(h)
+        return self.head(h) if head else h
 
     # Input
 
@@ -248,12 +250,10 @@ class TextModel:
         p, with weights p / Σ p over those, times the expert's scale."""
         experts = self.config.experts
         assert experts is not None
-        scaled = rms(r, self.weights[name + "ffn_gate_inp.scale"], self.config.eps)
-        scores = self.weights.linear(
-            scaled / np.float32(math.sqrt(self.config.width)), name + "ffn_gate_inp.weight"
-        )
+        scale = self.weights[name + "ffn_gate_inp.scale"] / np.float32(math.sqrt(self.config.width))
+        scores = self.weights.linear(rms(r, scale, self.config.eps), name + "ffn_gate_inp.weight")
         p = softmax(scores)  # [T, experts]
-        routed = np.argsort(-p, axis=-1, kind="stable")[:, : experts.used]
+        routed = np.argsort(-scores, axis=-1, kind="stable")[:, : experts.used]
         routing_weights = np.take_along_axis(p, routed, axis=-1)
         routing_weights /= routing_weights.sum(axis=-1, keepdims=True)
         if name + "ffn_down_exps.scale" in self.weights:

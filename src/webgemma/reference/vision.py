@@ -11,7 +11,7 @@ import numpy as np
 
 from webgemma.errors import GgufError, InputError
 from webgemma.gemma.encoder_config import EncoderConfigs, VisionConfig, vision_tensors
-from webgemma.gemma.tensors import check_tensors
+from webgemma.gemma.tensors import BOUNDS, bound_tensors, check_bounds, check_tensors
 from webgemma.gguf.reader import Gguf
 from webgemma.reference.text import attend, gelu, rms, rope
 from webgemma.reference.weights import Floats, Weights
@@ -20,9 +20,8 @@ EPS = 1e-6  # of every RMSNorm
 LAYER_NORM_EPS = 1e-5  # of 12B's layer norms
 ROPE_BASE = 100.0
 
-# Linears of a layer, and their bounds, in the order of `v.clamp_data`.
+# Linears of a layer in the order of `v.clamp_data`.
 CLIPPED_LINEARS = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
-BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 
 class VisionEncoder:
@@ -47,6 +46,7 @@ class VisionEncoder:
             raise InputError(f"{gguf.name} has no vision encoder.")
         return cls(vision, Weights(gguf))
 
+    @np.errstate(over="ignore", invalid="ignore")  # values that are not finite end in an error
     def encode(self, pixels: Floats) -> Floats:
         """Return soft tokens W rms(pooled): [n, output]. GgufError when a value is not finite."""
         x = self._linear(rms(self.pooled(pixels), None, EPS), "mm.input_projection")
@@ -57,7 +57,7 @@ class VisionEncoder:
             )
         return x
 
-    @np.errstate(over="ignore", invalid="ignore")  # `encode` raises for values that are not finite
+    @np.errstate(over="ignore", invalid="ignore")  # likewise
     def pooled(self, pixels: Floats) -> Floats:
         """Return the encoder's features of each soft token, before the projection: [n, width]."""
         self._check(pixels)
@@ -132,8 +132,8 @@ class VisionEncoder:
         if name not in self._bounds:
             return self.weights.linear(x, name + ".weight")
         input_min, input_max, output_min, output_max = self._bounds[name]
-        out = self.weights.linear(np.clip(x, input_min, input_max), name + ".weight")
-        return np.clip(out, output_min, output_max)
+        out = self.weights.linear(clamp(x, input_min, input_max), name + ".weight")
+        return clamp(out, output_min, output_max)
 
     def _norm(self, x: Floats, name: str) -> Floats:
         return rms(x, self.weights[name + ".weight"], EPS)
@@ -161,20 +161,14 @@ class VisionEncoder:
 
 
 def clip_bounds(vision: VisionConfig, weights: Weights) -> dict[str, Floats]:
-    """Return (input_min, input_max, output_min, output_max) of each clipped linear by name.
+    """Return (input_min, input_max, output_min, output_max) of each linear by name.
 
-    Files hold them as scalars beside the weight, where a missing one is infinite, or, older ones of
-    Ollama's, as rows of `v.clamp_data`, where four zeros mean that a linear is not clipped.
-    GgufError when that table has another size."""
+    Files hold them as scalars beside the weight or, older ones of Ollama's, as rows of
+    `v.clamp_data`, where four zeros mean that a linear is not clipped. GgufError when that table
+    has another size."""
     names = [f"v.blk.{index}.{part}" for index in range(vision.layers) for part in CLIPPED_LINEARS]
     names.append("mm.input_projection")
-    bounds: dict[str, Floats] = {}
-    for name in names:
-        if any(f"{name}.{bound}" in weights for bound in BOUNDS):
-            bounds[name] = np.array([-np.inf, np.inf, -np.inf, np.inf], np.float32)
-            for at, bound in enumerate(BOUNDS):
-                if f"{name}.{bound}" in weights:
-                    bounds[name][at] = weights[f"{name}.{bound}"].item()
+    bounds = scalar_bounds(weights, names)
     if "v.clamp_data" in weights:
         table = weights["v.clamp_data"]
         if table.size != 4 * len(names):
@@ -182,9 +176,29 @@ def clip_bounds(vision: VisionConfig, weights: Weights) -> dict[str, Floats]:
                 f"{weights.gguf.name}: v.clamp_data holds {table.size} numbers, "
                 f"not four for each of {len(names)} linears."
             )
-        rows = zip(names, table.reshape(-1, 4), strict=True)
-        bounds |= {name: row for name, row in rows if row.any()}
+        for name, row in zip(names, table.reshape(-1, 4), strict=True):
+            if row.any():
+                check_bounds(weights.gguf, name, row.tolist())
+                bounds[name] = row
     return bounds
+
+
+def scalar_bounds(weights: Weights, linears: list[str]) -> dict[str, Floats]:
+    """Return the four bounds beside the weight of each linear; a missing one is infinite."""
+    check_tensors(weights.gguf, bound_tensors(linears), weights.tensors)
+    found: dict[str, Floats] = {}
+    for name in linears:
+        found[name] = np.array([-np.inf, np.inf, -np.inf, np.inf], np.float32)
+        for at, bound in enumerate(BOUNDS):
+            if f"{name}.{bound}" in weights:
+                found[name][at] = weights[f"{name}.{bound}"].item()
+        check_bounds(weights.gguf, name, found[name].tolist())
+    return found
+
+
+def clamp(x: Floats, low: float, high: float) -> Floats:
+    """Return x clamped to bounds; what is not finite stays, so that a damaged weight is noticed."""
+    return np.where(np.isfinite(x), np.clip(x, np.float32(low), np.float32(high)), x)
 
 
 def planes(pixels: Floats, patch: int) -> Floats:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from webgemma.gemma.tensors import canonical_tensors
+from webgemma.gemma.tensors import canonical_tensors, check_finite
 from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.reference.blas import blas
 from webgemma.reference.dequantise import dequantise
@@ -36,6 +36,8 @@ class Weights:
         if values is None:
             tensor = self.tensors[name]
             values = self._dequantise(tensor, 0, tensor.rows).reshape(tensor.shape[::-1])
+            if values.ndim == 1:
+                check_finite(self.gguf, tensor, float(values.sum(dtype=np.float64)))
             if values.nbytes <= self.budget_nbytes:
                 self.budget_nbytes -= values.nbytes
                 self._cached[name] = values

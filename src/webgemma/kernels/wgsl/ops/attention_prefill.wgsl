@@ -24,7 +24,7 @@ var<storage, read> k_cache: array<KvVec4>;
 var<storage, read> v_cache: array<KvVec4>;
 var<storage, read_write> out: array<vec4<f32>>;
 
-const MASKED: f32 = -1.0e30; // the score of a key that a query does not attend to
+const MASKED: f32 = -3.0e38; // the score of a key that a query does not attend to
 const VEC4S: u32 = HEAD_DIM / 4u;
 // vec4s of a head that go through workgroup memory at once.
 const SLICE: u32 = select(6u, min(8u, VEC4S), VEC4S % min(8u, VEC4S) == 0u);

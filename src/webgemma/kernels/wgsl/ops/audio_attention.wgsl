@@ -2,7 +2,7 @@
 // score = (q[t] * q_scale) . (k_scale k[t - s] + r[s]), r the keys of the distances; q, k, v and out are each clamped to
 // bounds. One workgroup for each head and TOKENS tokens: first a thread computes the score of one token and one
 // distance, then it sums vec4s of v.
-// uses: batch=tokens
+// uses: batch=tokens clamped
 
 struct Params {
     heads: u32,
@@ -43,11 +43,11 @@ fn score(t: u32, s: u32, head: u32) -> f32 {
     let distance = (s * params.heads + head) * VEC4S;
     var sum = 0.0;
     for (var i = 0u; i < VEC4S; i++) {
-        let query = clamp(raw[q + i], vec4(params.q_low), vec4(params.q_high)) * q_scale[i];
-        let key = clamp(raw[k + i], vec4(params.k_low), vec4(params.k_high)) * params.k_scale;
+        let query = clamped4(raw[q + i], params.q_low, params.q_high) * q_scale[i];
+        let key = clamped4(raw[k + i], params.k_low, params.k_high) * params.k_scale;
         sum += dot(query, key + r[distance + i]);
     }
-    return CAP * tanh(clamp(sum / CAP, -15.0, 15.0));
+    return select(CAP * tanh(clamp(sum / CAP, -15.0, 15.0)), sum, is_nan(sum));
 }
 
 @compute @workgroup_size(THREADS)
@@ -80,9 +80,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let weight = exp(scores[own + s] - highest);
             let value = raw[start(t - s, 2u, head) + i % VEC4S];
             total += weight;
-            sum += weight * clamp(value, vec4(params.v_low), vec4(params.v_high));
+            sum += weight * clamped4(value, params.v_low, params.v_high);
         }
         let at = (t * params.heads + head) * VEC4S + i % VEC4S;
-        out[at] = clamp(sum / total, vec4(params.low), vec4(params.high));
+        out[at] = clamped4(sum / total, params.low, params.high);
     }
 }

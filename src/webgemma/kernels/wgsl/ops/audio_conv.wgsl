@@ -2,6 +2,7 @@
 // become 32, with a stride of two in time and in bins; zeros outside. One workgroup of 64 threads for each t:
 // four channels at a time go through workgroup memory, and a thread sums four f, eight apart, of four of the
 // 32 output channels.
+// uses: clamped
 
 struct Params {
     times: u32, // of x
@@ -55,7 +56,8 @@ fn normed(column: u32, out: u32) -> vec4<f32> {
     }
     let scale = inverseSqrt(dot(squares, vec4(1.0)) / f32(4u * OUT_VEC4S) + params.eps);
     let values = w_tile[column * OUT_VEC4S + out] - mean;
-    return max(vec4(0.0), values * scale * norm[out]);
+    let normed = values * scale * norm[out];
+    return select(max(vec4(0.0), normed), normed, is_nan4(normed));
 }
 
 @compute @workgroup_size(THREADS)

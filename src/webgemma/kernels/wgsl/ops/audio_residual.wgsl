@@ -1,7 +1,7 @@
 // x[t] = x[t] + y or, if NORMED, x[t] + rms(y) * post, where y is y[t] clamped to bounds; if ENDING, then
 // x[t] = rms(x[t]) * end. What follows is h[t] = rms(x[t]) * next, clamped to other bounds. One workgroup per row, whose
 // threads keep their EACH vec4s of it.
-// uses: workgroup_sum
+// uses: workgroup_sum clamped
 
 struct Params {
     eps: f32,
@@ -44,7 +44,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let i = each * THREADS + thread;
         if (i < VEC4S) {
             row[each] = x[group.x * VEC4S + i];
-            added[each] = clamp(y[group.x * VEC4S + i], vec4(params.y_low), vec4(params.y_high));
+            added[each] = clamped4(y[group.x * VEC4S + i], params.y_low, params.y_high);
         }
     }
     if (NORMED) {
@@ -68,7 +68,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if (i < VEC4S) {
             x[group.x * VEC4S + i] = row[each];
             let values = row[each] * root * next[i];
-            h[group.x * VEC4S + i] = clamp(values, vec4(params.h_low), vec4(params.h_high));
+            h[group.x * VEC4S + i] = clamped4(values, params.h_low, params.h_high);
         }
     }
 }

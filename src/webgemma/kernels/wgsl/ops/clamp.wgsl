@@ -1,5 +1,5 @@
 // h[t] = x[t] clamped to bounds. A thread takes four values.
-// uses: batch=tokens store
+// uses: batch=tokens store clamped
 
 struct Params {
     width: u32,
@@ -21,5 +21,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let vec4s = params.width / 4u;
     let i = group.x * THREADS + thread;
     let values = x[t * vec4s + min(i, vec4s - 1u)];
-    store_vec4(t * vec4s + i, clamp(values, vec4(params.low), vec4(params.high)), i < vec4s, thread);
+    store_vec4(t * vec4s + i, clamped4(values, params.low, params.high), i < vec4s, thread);
 }

@@ -2,12 +2,11 @@
 // dz = (softmax(l) - [target]) (1 - tanh(z / cap)^2) * loss_weight. A row without a target has a loss and a
 // gradient of zero; the loss of one whose z are not all finite is NaN, for the host to see. One workgroup per
 // row.
-// uses: training_step finite workgroup_sum workgroup_max
+// uses: training_step finite softcap workgroup_sum workgroup_max
 
 struct Params {
     vocab: u32,
     first: u32, // row of z's first, among targets and losses
-    cap: f32,
     nan: f32,
 }
 
@@ -18,11 +17,6 @@ var<storage, read_write> z: array<f32>;
 var<storage, read_write> losses: array<f32>;
 
 const NO_TARGET: u32 = 0xffffffffu;
-
-// tanh overflows on some devices far from zero.
-fn bend(value: f32) -> f32 {
-    return tanh(clamp(value / params.cap, -15.0, 15.0));
-}
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
@@ -37,14 +31,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         broken += select(1.0, 0.0, is_finite(z[at + i]));
     }
     broken = workgroup_sum(broken, thread);
-    best = params.cap * bend(workgroup_max(best, thread)); // tanh is monotonic
+    best = softcapped(workgroup_max(best, thread)); // tanh is monotonic
     var sum = 0.0;
     for (var i = thread; i < params.vocab; i += THREADS) {
-        sum += exp(params.cap * bend(z[at + i]) - best);
+        sum += exp(softcapped(z[at + i]) - best);
     }
     let total = workgroup_sum(sum, thread);
     if (thread == 0u) {
-        let own = params.cap * bend(z[at + select(0u, target_id, live)]);
+        let own = softcapped(z[at + select(0u, target_id, live)]);
         let loss = select(best + log(total) - own, params.nan, broken > 0.0);
         losses[t] = select(0.0, loss, live);
     }

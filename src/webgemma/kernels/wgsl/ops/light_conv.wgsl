@@ -1,7 +1,7 @@
 // h[t] = silu(rms(c) * norm), clamped to bounds, where c = sum over i of taps[i] g[t + i - 4] and
 // g = value * sigmoid(gate), both halves of a row of u clamped to other bounds; before the first row g is zero.
 // One workgroup per row, whose threads keep their EACH vec4s of it.
-// uses: workgroup_sum silu
+// uses: workgroup_sum silu clamped
 
 struct Params {
     eps: f32,
@@ -23,15 +23,15 @@ const VEC4S: u32 = WIDTH / 4u;
 const EACH: u32 = (VEC4S + THREADS - 1u) / THREADS;
 const PAST: u32 = 4u;
 
-fn clamped(at: u32) -> vec4<f32> {
-    return clamp(u[at], vec4(params.u_low), vec4(params.u_high));
+fn clamped_u(at: u32) -> vec4<f32> {
+    return clamped4(u[at], params.u_low, params.u_high);
 }
 
 fn convolved(t: u32, i: u32) -> vec4<f32> {
     var sum = vec4(0.0);
     for (var back = 0u; back <= min(PAST, t); back++) {
         let at = (t - back) * 2u * VEC4S + i;
-        sum += taps[(PAST - back) * VEC4S + i] * clamped(at) * sigmoid(clamped(at + VEC4S));
+        sum += taps[(PAST - back) * VEC4S + i] * clamped_u(at) * sigmoid(clamped_u(at + VEC4S));
     }
     return sum;
 }
@@ -52,7 +52,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let i = each * THREADS + thread;
         if (i < VEC4S) {
             let values = silu(row[each] * scale * norm[i]);
-            h[group.x * VEC4S + i] = clamp(values, vec4(params.h_low), vec4(params.h_high));
+            h[group.x * VEC4S + i] = clamped4(values, params.h_low, params.h_high);
         }
     }
 }

@@ -1,7 +1,7 @@
 // y[t, f] = relu(layer_norm(c)), c = sum over i and j of W[i, j] mel[2 t + i - 1, 2 f + j - 1]: 3 x 3 of one channel
 // become CHANNELS, with a stride of two in time and in bins; zeros outside. One workgroup for each t and f,
 // whose threads keep their vec4s of the channels.
-// uses: workgroup_sum
+// uses: workgroup_sum clamped
 
 struct Params {
     frames: u32, // of mel
@@ -55,6 +55,7 @@ fn main(
     let at = (group.y * groups.x + group.x) * VEC4S;
     for (var each = 0u; each < EACH; each++) {
         let column = each * THREADS + thread;
-        y[at + column] = max(vec4(0.0), sums[each] * scale * norm[column]);
+        let normed = sums[each] * scale * norm[column];
+        y[at + column] = select(max(vec4(0.0), normed), normed, is_nan4(normed));
     }
 }

@@ -2,11 +2,10 @@
 // penalties on the recent tokens, plus the bias. One workgroup for each CHUNK of tokens, which also finds the
 // best of both and the sum of exp(own). Logits that are not finite count as 0 and raise the alarm of partials.
 // Leaves the bins of fill_bins empty.
-// uses: batch=tokens finite workgroup_best workgroup_sum partials sampling_settings
+// uses: batch=tokens finite softcap workgroup_best workgroup_sum partials sampling_settings
 
 struct Params {
     vocab: u32,
-    cap: f32, // 0: none
     suppressed_count: u32,
     ring: u32, // length of `tokens`
     words: u32, // of `bins`
@@ -32,8 +31,8 @@ var<workgroup> chunk: array<f32, CHUNK>;
 var<workgroup> recent: array<atomic<u32>, CHUNK / 32u>;
 
 fn capped(logit: f32) -> f32 {
-    if (params.cap > 0.0) {
-        return params.cap * tanh(clamp(logit / params.cap, -15.0, 15.0));
+    if (params.cap > 0.0) { // 0: none
+        return softcapped(logit);
     }
     return clamp(logit, LOWEST, -LOWEST);
 }

@@ -1,5 +1,5 @@
 // x[t] = silu(x[t]) in place, clamped to bounds before, and to other bounds after. A thread takes four values.
-// uses: batch=tokens silu
+// uses: batch=tokens silu clamped
 
 struct Params {
     width: u32,
@@ -19,7 +19,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let i = group.x * THREADS + thread;
     if (group.y < batch.count && i < vec4s) {
         let at = group.y * vec4s + i;
-        let values = silu(clamp(x[at], vec4(params.low), vec4(params.high)));
-        x[at] = clamp(values, vec4(params.then_low), vec4(params.then_high));
+        let values = silu(clamped4(x[at], params.low, params.high));
+        x[at] = clamped4(values, params.then_low, params.then_high);
     }
 }

@@ -1,9 +1,8 @@
 // logits = cap * tanh(logits / cap), in place; what is not finite stays, for the host to see. A thread takes one.
-// uses: finite
+// uses: finite softcap
 
 struct Params {
     count: u32,
-    cap: f32,
 }
 
 override THREADS: u32 = 64u;
@@ -18,6 +17,6 @@ fn main(
 ) {
     let i = (group.y * groups.x + group.x) * THREADS + thread;
     if (i < params.count && is_finite(logits[i])) {
-        logits[i] = params.cap * tanh(clamp(logits[i] / params.cap, -15.0, 15.0));
+        logits[i] = softcapped(logits[i]);
     }
 }

@@ -19,7 +19,7 @@ var<storage, read> k: array<vec4<f32>>;
 var<storage, read> v: array<vec4<f32>>;
 var<storage, read_write> out: array<vec4<f32>>;
 
-const MASKED: f32 = -1.0e30; // the score of a key beyond the last
+const MASKED: f32 = -3.0e38; // the score of a key beyond the last
 const VEC4S: u32 = HEAD_DIM / 4u;
 const KEYS: u32 = HEAD_DIM;
 const EACH: u32 = 8u; // keys of a thread

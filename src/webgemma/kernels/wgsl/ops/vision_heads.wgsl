@@ -2,7 +2,7 @@
 // k = rope(rms(k) * k_norm), v = rms(v). One workgroup for each patch and head: first the queries', then the
 // keys', then the values'. The first half of a head is rotated by the patch's column, the second by its row; the
 // two of a pair are a quarter of the head apart.
-// uses: batch=tokens workgroup_sum rope
+// uses: batch=tokens workgroup_sum rope clamped
 
 struct Params {
     heads: u32,
@@ -51,7 +51,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let from_at = (t * 3u * params.heads + group.x) * HEAD_DIM;
     var squares = 0.0;
     for (var i = thread; i < HEAD_DIM; i += THREADS) {
-        let value = clamp(raw[from_at + i], bound.x, bound.y);
+        let value = clamped(raw[from_at + i], bound.x, bound.y);
         squares += value * value;
     }
     let scale = inverseSqrt(workgroup_sum(squares, thread) / f32(HEAD_DIM) + params.eps);
@@ -61,8 +61,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let to = (t * params.heads + group.x % params.heads) * HEAD_DIM;
     for (var pair = thread; pair < 2u * QUARTER; pair += THREADS) {
         let i = pair / QUARTER * 2u * QUARTER + pair % QUARTER; // of the pair's first
-        let a = clamp(raw[from_at + i], bound.x, bound.y) * scale;
-        let b = clamp(raw[from_at + i + QUARTER], bound.x, bound.y) * scale;
+        let a = clamped(raw[from_at + i], bound.x, bound.y) * scale;
+        let b = clamped(raw[from_at + i + QUARTER], bound.x, bound.y) * scale;
         if (kind == 2u) {
             store_head(kind, to + i, a);
             store_head(kind, to + i + QUARTER, b);

@@ -1,4 +1,5 @@
 // finish: a row's sum goes into y clamped to bounds.
+// uses: clamped
 
 struct Params {
     first_row: u32, // column of y for the first row
@@ -10,5 +11,5 @@ struct Params {
 var<storage, read_write> y: array<f32>;
 
 fn finish(t: u32, row: u32, sum: f32) {
-    y[t * params.stride + params.first_row + row] = clamp(sum, params.low, params.high);
+    y[t * params.stride + params.first_row + row] = clamped(sum, params.low, params.high);
 }
