@@ -1,4 +1,4 @@
-"""Memory does not grow over 2000 tokens of a conversation, nor over ten loads of a model."""
+"""Memory does not grow with the tokens of a conversation, nor over ten loads of a model."""
 
 import gc
 import os
@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import wgpu
-from helpers.tiny import Tiny, tiny_gguf
+from helpers.tiny import DIFFUSION, MOE, Tiny, tiny_gguf
 
 from webgemma import Gemma
 from webgemma.device import native
 
-TOKENS, LOADS = 2000, 10
+LOADS = 10
 QUICK = Tiny(pattern="sf", width=32, ffn=32, ple=16, context=4096)
+# Lavapipe kept 0.3 MB at each step of the other two while parameters were uniforms.
+TOKENS = {"quick": 2000, "moe": 200, "diffusion": 240}
+MODELS = {"quick": QUICK, "moe": MOE, "diffusion": DIFFUSION}
 # Measured: 0 over the tokens, 0.3 MB over the loads. A bind group leaked at each token is 2.6 MB, a
 # buffer 3.6 MB; a plan or a model that is not freed keeps its device alive, 28 MB at each load.
 FLAT_NBYTES = 1 << 20
@@ -23,15 +26,20 @@ NOISE_NBYTES = 8 << 20
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the model to a file; return its path."""
-    target = tmp_path_factory.mktemp("models") / "quick.gguf"
-    target.write_bytes(tiny_gguf(QUICK))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the models to files; return their folder."""
+    target = tmp_path_factory.mktemp("models")
+    for name, tiny in MODELS.items():
+        (target / f"{name}.gguf").write_bytes(tiny_gguf(tiny))
     return target
 
 
 def generate(gemma: Gemma, count: int) -> None:
-    """Generate so many tokens, always the same one."""
+    """Generate so many tokens, always the same one, or canvases until there are as many."""
+    if gemma.config.diffusion:
+        for seed in range(count // gemma.config.diffusion.canvas):
+            assert list(gemma.generate([2, 30, 31], seed=seed, steps=4, max_tokens=12))
+        return
     pieces = gemma.generate([2, 30, 31], temperature=0, max_tokens=count, logit_bias={77: 100.0})
     assert [piece.token for piece in pieces] == [77] * count
 
@@ -52,13 +60,14 @@ def resident_nbytes() -> int:
 
 def generate_many_tokens(path: Path) -> None:
     """Check that memory does not grow with the tokens of a conversation."""
-    with Gemma.load(path, "gpu", context=TOKENS + 10) as gemma:
+    count = TOKENS[path.stem]
+    with Gemma.load(path, "gpu", context=count + 10) as gemma:
         for _ in range(2):  # the second time, all but the last token of the prompt is cached
-            generate(gemma, 100)
+            generate(gemma, min(100, count))
         before, blocks, nbytes = object_counts(), sys.getallocatedblocks(), resident_nbytes()
-        generate(gemma, TOKENS)
+        generate(gemma, count)
         assert object_counts() == before
-        assert sys.getallocatedblocks() - blocks < TOKENS / 2
+        assert sys.getallocatedblocks() - blocks < max(count / 2, 500)
         assert resident_nbytes() - nbytes < FLAT_NBYTES
 
 
@@ -86,19 +95,21 @@ def load_many_times(path: Path, ahead: bool) -> None:
 def run_in_a_separate_process(*arguments: object) -> None:
     """Run this file as a program: other tests would allocate and free memory meanwhile."""
     command = [sys.executable, "-W", "error", __file__, *map(str, arguments)]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}  # where tests/helpers is
+    search = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # tests/helpers
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, search))}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
 
 
-def test_generating_does_not_leak(path: Path) -> None:
-    run_in_a_separate_process("tokens", path)
+@pytest.mark.parametrize("name", MODELS)
+def test_generating_does_not_leak(folder: Path, name: str) -> None:
+    run_in_a_separate_process("tokens", folder / f"{name}.gguf")
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["not ahead", "recorded ahead"])
-def test_closing_a_model_frees_everything(path: Path, ahead: bool) -> None:
+def test_closing_a_model_frees_everything(folder: Path, ahead: bool) -> None:
     """Record ahead too, as on hardware GPUs: the commands of a step are left over at the end."""
-    run_in_a_separate_process("loads", path, ahead)
+    run_in_a_separate_process("loads", folder / "quick.gguf", ahead)
 
 
 if __name__ == "__main__":

@@ -235,6 +235,17 @@ def test_other_arguments_link_other_kernels(change: dict[str, object]) -> None:
     assert program.kernel.wgsl != other.kernel.wgsl
 
 
+def test_parameters_may_be_in_storage() -> None:
+    """But only beside fewer than eight other buffers, which is all that every device binds."""
+    features = frozenset({"params-in-storage"})
+    program = link("norm", features, constants={"THREADS": 64}, providers={"store": "float"})
+    assert program.kernel.bindings == ("read", "read", "read", "write")
+    assert "@group(0) @binding(0) var<storage, read> params: Params;" in program.kernel.wgsl
+    kernels = [Linker(op, features, complete=True).program().kernel for op in names_in("ops")]
+    assert max(kernel.bindings.count("uniform") for kernel in kernels) <= 1
+    assert all(sum(kind != "uniform" for kind in kernel.bindings) <= 8 for kernel in kernels)
+
+
 def test_parameters_and_bindings_in_the_order_of_the_kernel() -> None:
     program = link("norm", NO_FEATURES, constants={"THREADS": 64}, providers={"store": "float"})
     assert program.params == (Field("width", "u32"), Field("eps", "f32"))

@@ -72,8 +72,8 @@ class Device(Protocol):
     """Everything that the engine needs of a GPU.
 
     Features: "subgroups"; "enable-subgroups": programs must enable them; "shuffle4" to "shuffle32":
-    see subgroups.py; "packed-dots": dot4I8Packed is one instruction; "shader-f16";
-    "timestamp-query"."""
+    see subgroups.py; "packed-dots": dot4I8Packed is one instruction; "params-in-storage": kernels
+    read their parameters from a storage buffer; "shader-f16"; "timestamp-query"."""
 
     name: str
     features: frozenset[str]

@@ -108,6 +108,8 @@ class NativeDevice:
         self._alive: WeakSet[Buffer] = WeakSet()
         dots = frozenset(() if info["backend_type"] == "Metal" else ("packed-dots",))
         self.features = frozenset(wanted) | (dots - without)
+        if self.software:  # lavapipe specialises kernels to uniforms at each run, and keeps them
+            self.features |= {"params-in-storage"}
         self._device = adapter.request_device_sync(
             required_features=list(wanted.values()),
             required_limits={

@@ -155,9 +155,14 @@ class Linker:
         """Return the linked program; overrides without a value stay what they are."""
         bindings = [d for d in self._reached if d.binding]
         params = self._params()
-        kinds = (["uniform"] if params else []) + [d.binding for d in bindings]
+        # Every device binds eight storage buffers.
+        in_storage = "params-in-storage" in self.features and len(bindings) < 8
+        kinds = (["read" if in_storage else "uniform"] if params else []) + [
+            d.binding for d in bindings
+        ]
         numbers = {d.name: i + bool(params) for i, d in enumerate(bindings)}
-        wgsl = "\n".join([*self._head(params), *self._body(numbers)])
+        space = "storage, read" if in_storage else "uniform"
+        wgsl = "\n".join([*self._head(params, space), *self._body(numbers)])
         if "enable-subgroups" in self.features and "subgroup" in wgsl:
             wgsl = ENABLE + wgsl
         names = tuple(d.name for d in bindings)
@@ -166,7 +171,7 @@ class Linker:
             raise KernelError(f"{self.name}: {min(taken)} is both a parameter and a binding.")
         return Program(Kernel(self.name, wgsl + "\n", tuple(kinds)), params, names)
 
-    def _head(self, params: tuple[Field, ...]) -> Iterator[str]:
+    def _head(self, params: tuple[Field, ...], space: str) -> Iterator[str]:
         for name, (type_, default) in self._overrides().items():
             if name in self.constants:
                 default = self._literal(name, type_)
@@ -174,7 +179,7 @@ class Linker:
         if params:
             fields = "".join(f"    {field.name}: {field.type},\n" for field in params)
             yield f"\nstruct Params {{\n{fields}}}\n"
-            yield "@group(0) @binding(0) var<uniform> params: Params;"
+            yield f"@group(0) @binding(0) var<{space}> params: Params;"
 
     def _body(self, numbers: Mapping[str, int]) -> Iterator[str]:
         """Yield the reached declarations, under the names of their files."""
