@@ -94,7 +94,7 @@ def mutations(kind: str) -> tuple[tuple[str, Mutation], ...]:
         for value in (None, *SCALARS, *_lists(good.metadata.get(key))):
             shown = repr(value)
             if isinstance(value, list) and len(shown) > 60:
-                shown = f"{shown[:20]} … {value[-1]!r}] of {len(value)}"
+                shown = f"{shown[:20]} ... {value[-1]!r}] of {len(value)}"
             found.append((f"{key} = {shown}", _with_key(key, value)))
     for name, tensor in good.tensors.items():
         found += [(f"{name} {what}", change) for what, change in _tensor_mutations(tensor)]

@@ -242,7 +242,6 @@ def test_parameters_may_be_in_storage() -> None:
     assert program.kernel.bindings == ("read", "read", "read", "write")
     assert "@group(0) @binding(0) var<storage, read> params: Params;" in program.kernel.wgsl
     kernels = [Linker(op, features, complete=True).program().kernel for op in names_in("ops")]
-    assert max(kernel.bindings.count("uniform") for kernel in kernels) <= 1
     assert all(sum(kind != "uniform" for kind in kernel.bindings) <= 8 for kernel in kernels)
 
 

@@ -150,7 +150,8 @@ class AudioEncoder:
         k = k * np.float32(math.log(1 + math.e) / math.log(2))
         r = self.relative_keys(name)  # [distance, heads, head_dim]
         scores = np.einsum("nhd,nshd->nhs", q, recent_rows(k)) + np.einsum("nhd,shd->nhs", q, r)
-        scores = LOGIT_CAP * np.tanh(scores / LOGIT_CAP)
+        capped = LOGIT_CAP * np.tanh(scores / LOGIT_CAP)
+        scores = np.where(np.isfinite(scores), capped, np.float32(np.nan))  # damage is not capped
         before_start = np.arange(len(h))[:, None, None] < np.arange(ATTENTION_SPAN)
         scores = np.where(before_start, np.float32(-np.inf), scores)
         out = np.einsum("nhs,nshd->nhd", softmax(scores), recent_rows(v))

@@ -2,7 +2,7 @@
 // score = (q[t] * q_scale) . (k_scale k[t - s] + r[s]), r the keys of the distances; q, k, v and out are each clamped to
 // bounds. One workgroup for each head and TOKENS tokens: first a thread computes the score of one token and one
 // distance, then it sums vec4s of v.
-// uses: batch=tokens clamped
+// uses: batch=tokens clamped finite
 
 struct Params {
     heads: u32,
@@ -47,7 +47,8 @@ fn score(t: u32, s: u32, head: u32) -> f32 {
         let key = clamped4(raw[k + i], params.k_low, params.k_high) * params.k_scale;
         sum += dot(query, key + r[distance + i]);
     }
-    return select(CAP * tanh(clamp(sum / CAP, -15.0, 15.0)), sum, is_nan(sum));
+    let nan = bitcast<f32>(bitcast<u32>(sum) | 0x7fc00000u); // of damaged weights
+    return select(nan, CAP * tanh(clamp(sum / CAP, -15.0, 15.0)), is_finite(sum));
 }
 
 @compute @workgroup_size(THREADS)

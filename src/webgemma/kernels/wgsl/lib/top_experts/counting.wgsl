@@ -16,7 +16,7 @@ override MAX_USED: u32;
 var<storage, read> scores: array<f32>;
 var<storage, read> scale: array<f32>;
 
-var<workgroup> ordinals: array<vec4<u32>, MAX_EXPERTS / 4u>; // see token_order: NaN has an order too
+var<workgroup> ordinals: array<vec4<u32>, MAX_EXPERTS / 4u>; // see token_order
 var<workgroup> chosen: array<u32, MAX_USED>;
 
 fn rank(t: u32, thread: u32) {
@@ -24,7 +24,9 @@ fn rank(t: u32, thread: u32) {
     for (var i = thread; i < vec4s; i += THREADS) {
         var values = vec4(0xffffffffu); // after all others
         for (var k = 0u; k < min(4u, params.experts - 4u * i); k++) {
-            values[k] = ordinal(bitcast<u32>(scores[t * params.experts + 4u * i + k]));
+            let bits = bitcast<u32>(scores[t * params.experts + 4u * i + k]);
+            let is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+            values[k] = select(ordinal(bits), 0u, is_nan); // it comes first, and spoils all shares
         }
         ordinals[i] = values;
     }
