@@ -149,6 +149,7 @@ REFUSED = [
     ("text", f"{EPS} = Typed(value=1e+300, type='FLOAT64')"),
     ("text", "gemma4.rope.freq_base_swa = 1e-30"),
     ("text", "rope_freqs.weight all = 1e-20"),
+    ("text", "rope_freqs.weight as noise in F16"),
     ("text", "output_norm.weight as Q4_0"),
     ("text", "blk.0.post_ffw_norm.weight as Q6_K"),
     ("moe", "blk.0.ffn_gate_inp.scale as Q8_0"),

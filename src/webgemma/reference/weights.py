@@ -37,7 +37,9 @@ class Weights:
             tensor = self.tensors[name]
             values = self._dequantise(tensor, 0, tensor.rows).reshape(tensor.shape[::-1])
             if values.ndim == 1:
-                check_finite(self.gguf, tensor, float(values.sum(dtype=np.float64)))
+                with np.errstate(invalid="ignore"):  # both infinities
+                    total = float(values.sum(dtype=np.float64))
+                check_finite(self.gguf, tensor, total)
             if values.nbytes <= self.budget_nbytes:
                 self.budget_nbytes -= values.nbytes
                 self._cached[name] = values
