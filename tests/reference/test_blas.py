@@ -67,7 +67,7 @@ def test_the_model_multiplies_with_few_threads(
 ) -> None:
     library, pretended = make(16)
     monkeypatch.setattr("webgemma.reference.weights.blas", lambda: pretended)
-    monkeypatch.setattr("webgemma.engine.cpu.blas", lambda: pretended)
+    monkeypatch.setattr(module, "blas", lambda: pretended)
     path = tmp_path / "tiny.gguf"
     path.write_bytes(tiny_gguf(SMALL))
     with Gemma.load(path, "cpu") as model:

@@ -16,7 +16,6 @@ from webgemma.images import RgbImage
 from webgemma.media.encoders import EncoderFiles, Encoders, MediaSpan
 from webgemma.progress import Progress
 from webgemma.reference.audio import AudioEncoder
-from webgemma.reference.blas import blas
 from webgemma.reference.diffusion import DiffusionModel, SeededDraws
 from webgemma.reference.images import patches, resize, rgb_array
 from webgemma.reference.lora import AdaptedWeights, scaled_pairs
@@ -159,8 +158,7 @@ class CpuEngine:
         self._cached = marks[:agreed]
         soft = [Soft(at - agreed, x.rows, x.is_image) for at, x in media if at >= agreed]
         tokens = _unmarked(marks[agreed:])
-        with blas().step():
-            out = self.model.forward(tokens, self.cache, soft=soft, last_only=True, head=head)
+        out = self.model.forward(tokens, self.cache, soft=soft, last_only=True, head=head)
         self._cached = list(marks)
         logits: Floats = out[0]
         return logits

@@ -7,12 +7,16 @@ product gets half of the cores, and those of a step on one token are small in mo
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from threadpoolctl import LibController, ThreadpoolController  # type: ignore[import-untyped]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LARGE = 64_000_000  # from here on a product takes some milliseconds, whoever has to be waited for
 READING = 8  # rows that could be multiplied while a weight is read from memory
@@ -76,6 +80,17 @@ def blas() -> Blas:
     """Return the BLAS of this process; call it when numpy is imported."""
     libraries = ThreadpoolController().select(user_api="blas").lib_controllers
     return Blas(libraries, available_cores(CGROUP))
+
+
+def few_threads(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function whose small products get few threads."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        with blas().step():
+            return function(*args, **kwargs)
+
+    return call
 
 
 def available_cores(cgroup: Path) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from webgemma.errors import GgufError, InputError
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.tensors import check_rope_factors
+from webgemma.reference.blas import few_threads
 from webgemma.reference.weights import Floats, Weights
 
 QUERY_CHUNK = 256  # queries whose scores are computed at a time: memory grows linearly with T
@@ -73,6 +74,7 @@ class TextModel:
         kinds = {layer.sliding: layer.head_dim for layer in config.layers}
         self.frequencies = {kind: self._rope_frequencies(kind, kinds[kind]) for kind in kinds}
 
+    @few_threads
     @np.errstate(over="ignore", invalid="ignore")  # `head` raises for values that are not finite
     def forward(
         self,
