@@ -175,6 +175,7 @@ COMPUTED = [
     ("moe", "blk.0.ffn_gate_inp.scale last = 3.4e+38"),
     ("moe", "blk.0.attn_k_norm.weight as noise in BF16"),
     ("diffusion", "blk.1.enc_layer_output_scale.weight first = 3.4e+38"),
+    ("audio", "a.blk.1.attn_post_norm.weight last = 3.4e+38"),
 ]
 
 

@@ -50,7 +50,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (NORMED) {
         let root = inverse_root(added, thread);
         for (var each = 0u; each < EACH; each++) {
-            added[each] *= root * post[min(each * THREADS + thread, VEC4S - 1u)];
+            added[each] = added[each] * root * post[min(each * THREADS + thread, VEC4S - 1u)];
         }
     }
     for (var each = 0u; each < EACH; each++) {
@@ -59,7 +59,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (ENDING) {
         let root = inverse_root(row, thread);
         for (var each = 0u; each < EACH; each++) {
-            row[each] *= root * end[min(each * THREADS + thread, VEC4S - 1u)];
+            row[each] = row[each] * root * end[min(each * THREADS + thread, VEC4S - 1u)];
         }
     }
     let root = inverse_root(row, thread);
