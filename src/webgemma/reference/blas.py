@@ -1,8 +1,8 @@
-"""Threads of numpy's BLAS: few for small products, all for large ones.
+"""Threads of numpy's BLAS: half of the cores for small products, three quarters for large ones.
 
 BLAS splits even a small product over all cores and waits for the slowest. Where another process has
-one of them, that is a time slice of some milliseconds, many times the product itself. So a small
-product gets half of the cores, and those of a step on one token are small in most models."""
+one of them, that is a time slice of some milliseconds, many times the product itself. The number
+does not follow what runs meanwhile, because the last bits of a sum may depend on it."""
 
 import math
 import os
@@ -28,8 +28,9 @@ class Blas:
 
     def __init__(self, libraries: list[LibController], cores: int) -> None:
         self._libraries = libraries
-        self.most = max(1, min([cores, *(library.num_threads for library in libraries)]))
-        self.few = max(1, self.most // 2)
+        count = max(1, min([cores, *(library.num_threads for library in libraries)]))
+        self.most = count - count // 4
+        self.few = max(1, count // 2)
         self._before = [library.num_threads for library in libraries]
         self._depth = 0
         self._lock = threading.Lock()
