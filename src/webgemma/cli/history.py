@@ -6,6 +6,9 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from webgemma.cli.state import state_folder
+from webgemma.errors import InputError
+
 MAX_ENTRIES = 1000
 MAX_ENTRY_CHARS = 10_000  # a pasted book is not worth keeping
 OFF = "WEBGEMMA_NOHISTORY"
@@ -15,15 +18,9 @@ def history_path() -> Path | None:
     """Return the file in the user's state folder; None if the environment says not to keep one."""
     if os.environ.get(OFF, "") not in ("", "0"):
         return None
-    variable, below = "XDG_STATE_HOME", (".local", "state")
-    if os.name == "nt":
-        variable, below = "LOCALAPPDATA", ("AppData", "Local")
-    configured = os.environ.get(variable, "")
-    try:
-        base = Path(configured) if os.path.isabs(configured) else Path.home().joinpath(*below)
-    except RuntimeError:  # there is no home
-        return None
-    return base / "webgemma" / "history.jsonl"
+    with suppress(InputError):  # there is no home
+        return state_folder() / "history.jsonl"
+    return None
 
 
 class HistoryFile:

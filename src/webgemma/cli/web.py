@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from webgemma.cli.options import JsonOption
+from webgemma.cli.state import state_folder
 from webgemma.cli.terminal import err, out, reported_errors
 from webgemma.errors import InputError
-from webgemma.web.access import kept_token, opening_page, state_folder
+from webgemma.web.access import kept_token, opening_page
 from webgemma.web.server import DEFAULT_PORT, Server
 from webgemma.web.site import Site, no_pyodide
 

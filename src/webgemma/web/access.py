@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import stat
-import sys
 import tempfile
 from contextlib import suppress
 from hashlib import sha256
@@ -104,17 +103,6 @@ def _is_equal(given: str, expected: str) -> bool:
 
 
 # The token between runs: a page that is left open, a bookmark and the installed page stay valid.
-
-
-def state_folder() -> Path:
-    """Return the folder for what webgemma keeps of this user; it need not exist."""
-    if configured := os.environ.get("XDG_STATE_HOME", ""):
-        return Path(configured) / "webgemma"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local") / "webgemma"
-    if sys.platform == "darwin":
-        return Path.home() / "Library/Application Support/webgemma"
-    return Path.home() / ".local/state/webgemma"
 
 
 def kept_token(folder: Path) -> str:
