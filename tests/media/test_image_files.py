@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from webgemma import InputError
 from webgemma.images import RgbImage, chosen_frames
@@ -209,3 +209,19 @@ def test_a_pillow_image_is_not_changed() -> None:
 def test_invalid_sources_raise_an_error(source: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         decode(source)
+
+
+def test_no_other_program_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow gives EPS files, which are programs, to Ghostscript."""
+    started = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *args, **_: started.append(args))
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 48 48\n%%EndComments\nshowpage\n%%EOF\n"
+    Image.open(io.BytesIO(eps)).verify()  # it is one
+    with pytest.raises(InputError, match="The image is not an image"):
+        decode(eps)
+    assert not started
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "ICO", "JPEG2000", "PPM", "TGA"])
+def test_pictures_that_people_have(kind: str) -> None:
+    assert decode(file_bytes(NOISE, kind)).rgb

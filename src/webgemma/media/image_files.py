@@ -14,6 +14,22 @@ from webgemma.errors import InputError
 from webgemma.images import MAX_PIXELS, RgbImage, check_size, rgb_image, too_large_message
 from webgemma.values import shown
 
+# Of pictures that people have. Pillow knows more, and starts other programs for some (EPS).
+FORMATS = (
+    "AVIF",
+    "BMP",
+    "GIF",
+    "ICO",
+    "JPEG",
+    "JPEG2000",
+    "MPO",
+    "PNG",
+    "PPM",
+    "TGA",
+    "TIFF",
+    "WEBP",
+)
+
 # A few bytes can declare many large frames, so what is decoded depends on the size of the file.
 PIXELS_PER_BYTE = 4000  # far more than a real animation has
 MAX_VIDEO_PIXELS = 3 * MAX_PIXELS  # of the chosen frames together: 32 of 4K
@@ -58,7 +74,7 @@ def _frames(
     limit = min(MAX_VIDEO_PIXELS, max(MAX_PIXELS, PIXELS_PER_BYTE * file.seek(0, os.SEEK_END)))
     file.seek(0)
     expected = "an animated image that Pillow can decode; pass the frames of a video as a list"
-    with _input_errors(name, expected), Image.open(file) as image:
+    with _input_errors(name, expected), _open(file) as image:
         count = getattr(image, "n_frames", 1)
         chosen = set(choose(count))
         pixels = image.width * image.height
@@ -76,6 +92,11 @@ def _frames(
     return frames
 
 
+def _open(file: IO[bytes]) -> Image.Image:
+    Image.init()  # some builds of Pillow lack a format
+    return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+
+
 def _too_many_message(name: str, image: Image.Image, count: int) -> str:
     return (
         f"{name} has {count} frames of {image.width} x {image.height} pixels, too many to decode: "
@@ -84,7 +105,7 @@ def _too_many_message(name: str, image: Image.Image, count: int) -> str:
 
 
 def _read(file: IO[bytes], name: str) -> RgbImage:
-    with _input_errors(name), Image.open(file) as image:
+    with _input_errors(name), _open(file) as image:
         return _to_rgb(image, name)
 
 
