@@ -127,7 +127,7 @@ def test_keys_and_values_may_be_float16(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["small", "moe"])
 def test_webgpu_without_optional_features_suffices(kind: str) -> None:
     without = frozenset({"subgroups", "shader-f16", "timestamp-query", "packed-dots"})
-    assert not device(without).features
+    assert device(without).features <= {"params-in-storage"}  # which needs nothing
     check_session(session_of(kind, without=without), kind, GPU_LOGITS_OF_TRANSFORMERS)
 
 
@@ -233,11 +233,10 @@ BLOCKS = replace(SMALL, width=128, ffn=128, heads=4, head_dims=(32, 64), ple=32,
 @pytest.mark.parametrize(
     ("tiny", "name", "precision"),
     [
-        (SMALL, "output_norm.weight", "exact"),
         (SMALL, "token_embd.weight", "exact"),  # one logit of many
         (BLOCKS, "blk.1.ffn_down.weight", "exact"),
-        (BLOCKS, "blk.1.ffn_norm.weight", "int16"),
-        (BLOCKS, "output_norm.weight", "int8"),
+        (BLOCKS, "blk.1.attn_q.weight", "int16"),
+        (BLOCKS, "blk.1.ffn_gate.weight", "int8"),
     ],
 )
 def test_values_that_are_not_finite_raise_an_error(

@@ -30,11 +30,12 @@ def test_thirty_turns_in_a_context_of_256_are_all_answered(
     state: dict[str, str], tmp_path: Path
 ) -> None:
     saved = tmp_path / "chat.json"
-    options = (*OPTIONS, "--context", 256, "--max-tokens", 5)
+    options = (*OPTIONS, "--context", 256, "--max-tokens", 5, "--verbose")
     with Terminal(*options, env=state, columns=200) as terminal:
         for _ in range(30):
             terminal.expect(ASK)
             terminal.type("What are you? Tell me about it.\r")
+            terminal.expect("of 256 used")  # the last line of a reply
         terminal.expect(ASK)
         terminal.type("/stats\r")
         terminal.expect("messages left out")
