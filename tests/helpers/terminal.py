@@ -17,6 +17,11 @@ PATIENCE_S = 240  # a busy machine is slow; what is expected comes long before, 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\x1b\][^\x07]*\x07")
 
 
+def _without_size() -> dict[str, str]:
+    """Return the environment without the size of another terminal, which pytest-xdist sets."""
+    return {name: os.environ[name] for name in os.environ if name not in ("COLUMNS", "LINES")}
+
+
 class Terminal:
     """Runs `webgemma`, or a line of the shell, in a pseudo-terminal."""
 
@@ -34,7 +39,7 @@ class Terminal:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={**os.environ, "TERM": "xterm", **(env or {})},
+            env={**_without_size(), "TERM": "xterm", **(env or {})},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
