@@ -104,6 +104,7 @@ class Person(Visitor):
     def choose(self, group: str, name: str) -> None:
         """Load a model of the open dialog."""
         self.page.locator(f"#{group} .model", has_text=name).click()
+        self.page.locator("#loading").wait_for(state="hidden")  # the last one may have this name
         self.wait_for_model(name)
 
     def wait_for_text(self, length: int) -> int:

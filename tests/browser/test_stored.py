@@ -143,6 +143,7 @@ def test_without_the_server_it_loads_and_is_deleted(visit: Visit) -> None:
     person.page.locator("#question").get_by_role("button", name="Delete").click()
     person.wait_for_model("Bundled model")
     person.open_models()
+    person.page.locator("#stored .model", has_text=NAME).wait_for(state="hidden")
     assert person.rows("stored") == ["Bundled model | small, included in webgemma"]
     assert all("ERR_CONNECTION_REFUSED" in error for error in person.errors)
     person.errors.clear()

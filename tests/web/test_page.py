@@ -204,6 +204,19 @@ def test_a_file_is_chosen_or_dropped(visitor: Visitor, tmp_path: Path) -> None:
     assert visitor.ask("still there?") == "You said still there?."
 
 
+def test_a_message_waits_for_the_model_that_was_chosen(visitor: Visitor) -> None:
+    visitor.page.evaluate(DROP, "waiting.gguf")
+    visitor.page.locator("#loading-name", has_text="waiting.gguf").wait_for()
+    visitor.say("hello")  # the model of before is still loaded, but would not end its reply
+    assert visitor.button("Send").is_disabled()
+    assert visitor.texts(".message") == []
+    visitor.release()
+    visitor.page.locator("#model-name", has_text="waiting.gguf").wait_for()
+    visitor.button("Send").click()
+    visitor.page.locator(".message.assistant .facts:not(:empty)").wait_for()
+    assert visitor.texts(".message .body") == ["hello", "You said hello."]
+
+
 def test_a_lost_device_keeps_the_conversation_and_offers_a_reload(visitor: Visitor) -> None:
     visitor.say("lose the device")
     assert visitor.notice().startswith("The GPU was lost. Your conversation is saved")

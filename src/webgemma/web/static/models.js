@@ -249,7 +249,7 @@ export class ModelDialog {
     const isLoaded = this.current !== null && isSame(fromStored(stored).source, this.current.source);
     const warning = isLoaded ? " It is loaded: the bundled model will be loaded instead." : "";
     if (!await confirmed(`Delete ${name} from this browser?${warning}`, "Delete")) return;
-    if (isLoaded) this.choose(BUNDLED);
+    if (isLoaded) await this.choose(BUNDLED); // which closes the file
     this.engine.deleteStored(id);
   }
 }

@@ -108,7 +108,7 @@ const chat = new Chat(engine, conversations, drafts, {
 });
 
 function canSend() {
-  return engine.state === "loaded" && !engine.isTuning && chat.reply === null && !tray.decoding;
+  return engine.state === "loaded" && !isInspecting && !engine.isTuning && chat.reply === null && !tray.decoding;
 }
 
 /** Return whether a message can be sent; if not, show the reason unless the page shows it already. */
@@ -172,7 +172,7 @@ const actions = {
 async function choose(model) {
   latestChoice += 1;
   const number = latestChoice;
-  isInspecting = true;
+  setInspecting(true);
   if (engine.state !== "loading") startLoading(model.name);
   const { source } = model;
   let inspected = null;
@@ -183,7 +183,7 @@ async function choose(model) {
     problem = detail;
   }
   if (number !== latestChoice) return inspected?.kind === "model";
-  isInspecting = false;
+  setInspecting(false);
   if (inspected?.kind === "model") {
     load(model, inspected.id);
     return true;
@@ -198,6 +198,12 @@ async function choose(model) {
     models.addMmproj(source.file);
   }
   return false;
+}
+
+/** Note that a file is being inspected: a message sent now would lose its reply to the model that is loaded next. */
+function setInspecting(value) {
+  isInspecting = value;
+  composer.show(chat.reply !== null, canSend());
 }
 
 function load(model, inspected = null) {
@@ -289,7 +295,7 @@ async function storePage() {
 byId("loading-cancel").addEventListener("click", () => {
   latestChoice += 1; // an inspection is cancelled
   const wasInspecting = isInspecting;
-  isInspecting = false;
+  setInspecting(false);
   if (wasInspecting && engine.state !== "loading") {
     endLoading();
     return;
