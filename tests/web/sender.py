@@ -24,6 +24,10 @@ DROP = """(files) => {
     document.body.dispatchEvent(new DragEvent(kind, options));
   }
 }"""
+DECODED = """async (images) => {
+  await Promise.allSettled(images.map((image) => image.decode()));
+  return images.filter((image) => image.naturalWidth).map((image) => image.alt);
+}"""
 PASTE = """([name, type, base64, plainText]) => {
   const data = new DataTransfer();
   const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
@@ -96,9 +100,7 @@ class Sender(Visitor):
     def images(self) -> list[str]:
         """Return the names of the images in messages that the browser has decoded."""
         shown = self.page.locator(".message .media img")
-        return [str(name) for name in shown.evaluate_all(
-            "(all) => all.filter((image) => image.naturalWidth).map((image) => image.alt)"
-        )]  # fmt: skip
+        return [str(name) for name in shown.evaluate_all(DECODED)]
 
     def parts(self) -> Any:
         """Return the content of the message "request" as the worker receives it."""
