@@ -26,6 +26,9 @@ LOOSE = {  # modules beside the folders
     *("images", "graph", "errors", "values", "progress", "javascript", "sync", "turns"),
 }
 
+# The files of the native device.
+DRIVER = ("calls", "library", "wgpu_native", "dawn", "commands", "native")
+
 # Packages from outside, and the only rooms or files that may import them.
 PACKAGES = {
     "numpy": {"reference", "engine/cpu.py", "media", "convert", "diagnostics", "cli", "api"},
@@ -35,7 +38,8 @@ PACKAGES = {
     "threadpoolctl": {"reference/blas.py"},
     "typer": {"cli"},
     "PIL": {"media/image_files.py", "cli/plot.py"},
-    "wgpu": {"device/native.py", "device/commands.py", "device/forks.py"},
+    "wgpu": {f"device/{name}.py" for name in DRIVER},
+    "cffi": {"device/dawn.py"},
     "js": {"javascript.py"},
     "pyodide": {"device/browser.py", "javascript.py"},
 }

@@ -144,7 +144,9 @@ class Gemma:
         - `kv`: how the GPU stores keys and values.
         - `precision`: of the activations on the GPU: exact (float32), int16 (the relative error of
           a product is 3e-5) or int8 (6e-3); auto is int16 on a hardware GPU.
-        - `gpu`: a part of the name of the GPU to use, where there are several.
+        - `gpu`: a part of the name of the GPU to use, where there are several. "dawn" or "wgpu"
+          chooses a WebGPU library, "dawn:NAME" or "wgpu:NAME" also one of its GPUs; by default it
+          is Dawn where that is installed and reaches the matrix units of the GPU.
         - `memory_gb`: what weights and cache may take of the GPU's memory (in 10**9 bytes; a step
           works in some hundred megabytes more). If the model needs more than that, or than the GPU
           has, its table of per-layer embeddings stays in the file, which makes each token a little

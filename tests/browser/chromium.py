@@ -8,6 +8,13 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or ""
+PROGRAM = Path(CHROMIUM or ".").resolve()
+# Its own software GPU as a Vulkan driver: beside the program, or where Debian puts it.
+DRIVERS = [
+    folder / "vk_swiftshader_icd.json"
+    for folder in (PROGRAM.parent, PROGRAM.parent.parent / "lib" / "chromium")
+]
+SWIFTSHADER = next((str(path) for path in DRIVERS if path.is_file()), "")
 FLAGS = [
     "--enable-unsafe-webgpu",
     "--no-sandbox",  # the sandbox does not work for root, as in CI

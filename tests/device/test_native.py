@@ -1,4 +1,6 @@
-"""WebGPU through wgpu: plans that run repeatedly, reading results, and a device that is lost."""
+"""WebGPU on this machine: plans that run repeatedly, reading results, and a device that is lost.
+
+Through wgpu-native; with WEBGEMMA_GPU=dawn through Dawn."""
 
 import os
 import struct
@@ -9,11 +11,11 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from helpers.gpu import device, get, put
+from helpers.gpu import LIBRARY, device, first_gpu, get, put
 from numpy import arange, float32
 
 from webgemma.device import Dispatch, Kernel, Plan
-from webgemma.device.native import NativeDevice, list_gpus
+from webgemma.device.native import NativeDevice
 from webgemma.errors import DeviceError
 from webgemma.graph import Tensor
 from webgemma.sync import run_sync
@@ -40,10 +42,15 @@ def counter(on: NativeDevice, step: int) -> tuple[Plan, Tensor]:
 @pytest.fixture(scope="module")
 def eager() -> Iterator[NativeDevice]:
     """Open a device whose plans are recorded ahead, as on hardware GPUs."""
-    opened = NativeDevice(list_gpus()[0])
+    opened = NativeDevice(first_gpu(LIBRARY))
     opened._commands._ahead = True
     yield opened
     opened.close()
+
+
+def destroy(on: NativeDevice) -> None:
+    """Lose a device."""
+    on._lib.wgpuDeviceDestroy(on._device.raw)
 
 
 def number(on: NativeDevice, total: Tensor) -> int:
@@ -114,14 +121,14 @@ def test_a_large_buffer_and_a_part_of_one_are_read() -> None:
 @pytest.mark.parametrize("operation", ["run", "run ahead", "read", "write", "buffer", "pipeline"])
 def test_a_lost_device_raises_an_error(operation: str) -> None:
     """Expect the error before anything is submitted, which would end the process."""
-    lost = NativeDevice(list_gpus()[0])
+    lost = NativeDevice(first_gpu(LIBRARY))
     lost._commands._ahead = True
     plan, total = counter(lost, 1)
     if operation == "run ahead":
         for _ in range(3):
             lost.run(plan)
         number(lost, total)
-    lost._device.destroy()
+    destroy(lost)
     operations = {
         "run": lambda: lost.run(plan),
         "run ahead": lambda: lost.run(plan),
@@ -135,11 +142,11 @@ def test_a_lost_device_raises_an_error(operation: str) -> None:
 
 
 def test_another_device_works_after_one_was_lost() -> None:
-    lost = NativeDevice(list_gpus()[0])
-    lost._device.destroy()
+    lost = NativeDevice(first_gpu(LIBRARY))
+    destroy(lost)
     with pytest.raises(DeviceError):
         lost.buffer(16)
-    other = NativeDevice(list_gpus()[0])
+    other = NativeDevice(first_gpu(LIBRARY))
     plan, total = counter(other, 2)
     other.run(plan)
     assert number(other, total) == 2
@@ -157,9 +164,8 @@ def test_shuffling_threads_are_found_by_trying() -> None:
 def test_closing_a_device_ends_its_thread() -> None:
     """Check that a process ends once it has closed its device."""
     program = (
-        "from webgemma.device.native import NativeDevice, list_gpus\n"
-        "from test_native import counter\n"
-        "device = NativeDevice(list_gpus()[0])\n"
+        "from test_native import LIBRARY, NativeDevice, counter, first_gpu\n"
+        "device = NativeDevice(first_gpu(LIBRARY))\n"
         "device._commands._ahead = True\n"
         "plan, _ = counter(device, 1)\n"
         "for _ in range(4): device.run(plan)\n"
@@ -185,7 +191,7 @@ def test_ctrl_c_inside_a_callback_of_the_library_is_raised(
     eager.run(plan)
 
     def interrupt(frame: FrameType, _event: str, _: object) -> None:
-        if frame.f_code.co_name == "_mapped":
+        if frame.f_code.co_name == "on_mapped":
             raise KeyboardInterrupt
 
     before = sys.gettrace()
@@ -203,13 +209,16 @@ def test_ctrl_c_inside_a_callback_of_the_library_is_raised(
 @pytest.mark.parametrize("folder", [None, "", "/run/user/nobody"])
 def test_gpus_are_found_in_silence_and_the_environment_stays(folder: str | None) -> None:
     """In containers and notebooks XDG_RUNTIME_DIR is not set, and drivers complain of that."""
-    code = """
+    code = (
+        f"LIBRARY = {LIBRARY!r}"
+        + """
 import os
 from webgemma.device import open_device
 
-open_device().close()
+open_device(LIBRARY).close()
 print(repr(os.environ.get("XDG_RUNTIME_DIR")))
 """
+    )
     env = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
     env |= {} if folder is None else {"XDG_RUNTIME_DIR": folder}
     made = subprocess.run(

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import wgpu
+from helpers.gpu import LIBRARY
+from helpers.objects import object_counts
 from helpers.tiny import DIFFUSION, MOE, Tiny, tiny_gguf
 
 from webgemma import Gemma
@@ -44,13 +45,6 @@ def generate(gemma: Gemma, count: int) -> None:
     assert [piece.token for piece in pieces] == [77] * count
 
 
-def object_counts() -> dict[str, int]:
-    """Return how many buffers, pipelines, bind groups, … are alive, on all devices."""
-    gc.collect()
-    kinds = wgpu.diagnostics.object_counts.get_dict()
-    return {kind: counts["count"] for kind, counts in kinds.items()}
-
-
 def resident_nbytes() -> int:
     """Return the resident memory of the process; a software GPU's memory is in it."""
     gc.collect()
@@ -61,7 +55,7 @@ def resident_nbytes() -> int:
 def generate_many_tokens(path: Path) -> None:
     """Check that memory does not grow with the tokens of a conversation."""
     count = TOKENS[path.stem]
-    with Gemma.load(path, "gpu", context=count + 10) as gemma:
+    with Gemma.load(path, gpu=LIBRARY, context=count + 10) as gemma:
         for _ in range(2):  # the second time, all but the last token of the prompt is cached
             generate(gemma, min(100, count))
         before, blocks, nbytes = object_counts(), sys.getallocatedblocks(), resident_nbytes()
@@ -77,7 +71,7 @@ def load_many_times(path: Path, ahead: bool) -> None:
     native.Commands = lambda *args, **_: commands(*args, ahead=ahead)  # type: ignore[assignment,misc]
     counts, blocks, nbytes = [], [], []
     for _ in range(LOADS):
-        with Gemma.load(path, "gpu", context=64) as gemma:
+        with Gemma.load(path, gpu=LIBRARY, context=64) as gemma:
             generate(gemma, 4)
             loaded = object_counts()
         del gemma

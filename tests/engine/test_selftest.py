@@ -10,7 +10,7 @@ from helpers import gpu
 
 from webgemma import Gemma
 from webgemma.device import Buffer, Device
-from webgemma.device.native import NativeDevice, list_gpus
+from webgemma.device.native import NativeDevice
 from webgemma.engine.selftest import selftest
 from webgemma.errors import DeviceError
 from webgemma.sync import run_sync
@@ -108,7 +108,7 @@ def test_each_probe_is_judged(number: int) -> None:
 def test_no_model_is_loaded_on_a_gpu_that_fails_the_selftest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wrong = WrongDevice(NativeDevice(list_gpus()[0]), lambda value: -value)
+    wrong = WrongDevice(NativeDevice(gpu.first_gpu(gpu.LIBRARY)), lambda value: -value)
     monkeypatch.setattr("webgemma.device.opening.open_device", lambda *_, **__: wrong)
     with pytest.raises(DeviceError, match="computes wrong values"):
         Gemma.load(None, "gpu")

@@ -5,22 +5,35 @@ import os
 from functools import cache
 
 import numpy as np
+from browser.chromium import SWIFTSHADER
 
-from webgemma.device.native import NativeDevice, list_gpus
+from webgemma.device.library import Adapter
+from webgemma.device.listing import list_gpus
+from webgemma.device.native import NativeDevice
 from webgemma.graph import Tensor
 from webgemma.sync import run_sync
+
+LIBRARY = os.environ.get("WEBGEMMA_GPU", "wgpu")
+if LIBRARY == "dawn" and not {"VK_ICD_FILENAMES", "VK_DRIVER_FILES"} & set(os.environ):
+    # Dawn refuses the software GPU of older Mesas. It may be hardware: name its driver then.
+    os.environ["VK_ICD_FILENAMES"] = SWIFTSHADER
 
 
 @cache
 def device(without: frozenset[str] = frozenset()) -> NativeDevice:
     """Return the first GPU of this machine (CI has a software one), without some features.
 
-    With WEBGEMMA_GPU=chromium it is Chromium's."""
-    if os.environ.get("WEBGEMMA_GPU") == "chromium":
+    With WEBGEMMA_GPU=chromium it is Chromium's, with WEBGEMMA_GPU=dawn Dawn's."""
+    if LIBRARY == "chromium":
         from browser.page_device import PageDevice
 
         return PageDevice(without)
-    return NativeDevice(list_gpus()[0], without)
+    return NativeDevice(first_gpu(LIBRARY), without)
+
+
+def first_gpu(library: str) -> Adapter:
+    """Return the first GPU that a library finds."""
+    return list_gpus(library)[0]
 
 
 @cache

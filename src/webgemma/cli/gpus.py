@@ -1,60 +1,80 @@
-"""`webgemma gpus`: the GPUs that WebGPU finds, and whether they pass the self-test."""
+"""`webgemma gpus`: the GPUs that wgpu-native and Dawn find, and whether they pass the self-test."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from webgemma.cli.options import JsonOption
 from webgemma.cli.terminal import format_nbytes, out, reported_errors, write_json
-from webgemma.device import Device
+from webgemma.device.opening import list_all_gpus, open_gpu
 from webgemma.engine.selftest import selftest
 from webgemma.errors import DeviceError
 from webgemma.sync import run_sync
+
+if TYPE_CHECKING:
+    from webgemma.device.library import Adapter
 
 
 def gpus(as_json: JsonOption = False) -> None:
     """List the GPUs of this machine, and which one is used by default.
 
+    A GPU appears once for each WebGPU library that finds it: wgpu-native, and Dawn where it is
+    installed (`pip install "webgemma[dawn]"`, or WEBGEMMA_DAWN=PATH), which reaches matrix units.
+
     Example: webgemma gpus
     """
     with reported_errors():
-        found = [_facts(device) for device in _devices()]
-        hardware = [facts for facts in found if not facts["software"]]
+        adapters, problems = list_all_gpus()
+        found = [_facts(gpu) for gpu in adapters]
+        usable = [f for f in found if not f["software"] and not (f["problem"] and _is_dawn(f))]
         for facts in found:
-            facts["default"] = facts in hardware[:1]
+            facts["default"] = facts in usable[:1]
         if as_json:
-            write_json(found)
+            write_json({"gpus": found, "problems": problems})
             return
         for facts in found:
             _print(facts)
-        out.print(_summary(found, hardware), style="dim", markup=False, soft_wrap=True)
+        for problem in problems:
+            out.print(problem, style="yellow", markup=False, soft_wrap=True)
+        out.print(_summary(found, usable), style="dim", markup=False, soft_wrap=True)
 
 
-def _devices() -> list[Device]:
+def _is_dawn(facts: dict[str, Any]) -> bool:
+    return bool(facts["library"] == "dawn")
+
+
+def _facts(gpu: "Adapter") -> dict[str, Any]:
+    """Return the facts of a GPU; it is opened for that."""
+    facts: dict[str, Any] = {
+        "name": gpu.name,
+        "library": gpu.library.key,
+        "software": gpu.software,
+        "features": sorted(gpu.features - {"threads"}),
+        "subgroup_sizes": gpu.subgroup_sizes,
+        "matrix_shapes": gpu.matrix_shapes,
+        "limits": asdict(gpu.limits),
+        "problem": None,
+    }
     try:
-        from webgemma.device import native
-    except ImportError as error:
-        raise DeviceError(f"WebGPU is not installed ({error}): run `pip install wgpu`.") from error
-    return [native.NativeDevice(gpu) for gpu in native.list_gpus()]
-
-
-def _facts(device: Device) -> dict[str, Any]:
-    """Return the facts of a GPU, and close it."""
-    problem = None
+        device = open_gpu(gpu)
+    except DeviceError as error:
+        return {**facts, "problem": str(error)}
+    facts |= {"features": sorted(device.features), "matrix_shapes": device.matrix_shapes}
+    if wrong := set(gpu.matrix_shapes) - set(device.matrix_shapes):
+        shapes = ", ".join(map(_shape, sorted(wrong)))
+        facts["problem"] = f"Its matrix units multiply wrongly ({shapes}) and are not used."
     try:
         run_sync(selftest(device))
     except DeviceError as error:
-        problem = str(error)
-    facts = {
-        "name": device.name,
-        "software": device.software,
-        "features": sorted(device.features),
-        "limits": asdict(device.limits),
-        "problem": problem,
-    }
-    device.close()
+        facts["problem"] = str(error)
+    finally:
+        device.close()
     return facts
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape))
 
 
 def _print(facts: dict[str, Any]) -> None:
@@ -63,7 +83,10 @@ def _print(facts: dict[str, Any]) -> None:
     out.print(f"{mark} [bold]{escape(facts['name'])}[/]", soft_wrap=True)
     kind = "software" if facts["software"] else "GPU"
     out.print(f"    {kind}, self-test {'failed' if facts['problem'] else 'passed'}")
-    out.print(f"    features: {', '.join(facts['features']) or 'none'}")
+    out.print(f"    features: {', '.join(facts['features']) or 'none'}", soft_wrap=True)
+    if facts["matrix_shapes"]:
+        shapes = ", ".join(map(_shape, facts["matrix_shapes"]))
+        out.print(f"    matrix units: {shapes} (float16 into float32)", soft_wrap=True)
     out.print(
         f"    limits: buffers of {format_nbytes(limits['buffer_nbytes'])}, "
         f"bindings of {format_nbytes(limits['binding_nbytes'])}",
@@ -73,9 +96,9 @@ def _print(facts: dict[str, Any]) -> None:
         out.print(f"    {facts['problem']}", style="red", markup=False, soft_wrap=True)
 
 
-def _summary(found: list[dict[str, Any]], hardware: list[dict[str, Any]]) -> str:
-    if hardware:
-        return f"webgemma uses {hardware[0]['name']}; --gpu NAME chooses another one."
+def _summary(found: list[dict[str, Any]], usable: list[dict[str, Any]]) -> str:
+    if usable:
+        return f"webgemma uses {usable[0]['name']}; --gpu NAME chooses another one."
     if found:
         return "There is only a software GPU: webgemma computes in numpy unless --device gpu."
     return "WebGPU finds no GPU: webgemma computes on the CPU, in numpy."

@@ -48,7 +48,12 @@ class Precision(StrEnum):
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute.")]
 GpuOption = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="NAME", help="Use the GPU whose name contains this."),
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="Use the GPU whose name contains this; dawn, wgpu, dawn:NAME and wgpu:NAME choose "
+        "the WebGPU library.",
+    ),
 ]
 LoraOption = Annotated[
     list[str] | None,

@@ -6,6 +6,7 @@ from webgemma.device.interface import (
     Dispatch,
     Kernel,
     Limits,
+    MatrixShape,
     Plan,
     Reading,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "Dispatch",
     "Kernel",
     "Limits",
+    "MatrixShape",
     "Plan",
     "Reading",
     "aopen_device",

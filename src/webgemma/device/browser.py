@@ -9,7 +9,7 @@ from typing import Any
 
 from pyodide.ffi import JsException, to_js  # type: ignore[import-not-found]
 
-from webgemma.device.interface import Buffer, Kernel, Limits, Plan
+from webgemma.device.interface import Buffer, Kernel, Limits, MatrixShape, Plan
 from webgemma.device.subgroups import shuffles
 from webgemma.errors import DeviceError, DeviceLostError, DeviceMemoryError
 from webgemma.javascript import script
@@ -58,6 +58,8 @@ class BrowserDevice:
         self.name = f"{gpu.name} (WebGPU)"
         self.software: bool = gpu.software
         self.unified = False  # browsers do not report it
+        self.matrix_shapes: tuple[MatrixShape, ...] = ()
+        self.subgroup_sizes = (0, 0)
         self.features = frozenset(gpu.features.split())
         if gpu.vendor != "apple":
             self.features |= {"packed-dots"}

@@ -5,8 +5,6 @@ held."""
 
 import os
 
-import wgpu  # type: ignore[import-untyped]
-
 from webgemma.errors import DeviceError
 
 _opened = False  # whether this process, or the one it was forked from, has used the library
@@ -20,7 +18,7 @@ def mark_opened() -> None:
 
 
 def is_forked() -> bool:
-    """Return whether this process was forked after the library was used."""
+    """Return whether this process was forked after the library was used: nothing is freed then."""
     return _forked
 
 
@@ -36,8 +34,6 @@ def check_process() -> None:
 def _after_fork() -> None:
     global _forked
     _forked = _opened
-    if _forked:
-        wgpu.GPUObjectBase.__del__ = lambda _: None  # nothing is released, not even at exit
 
 
 if hasattr(os, "register_at_fork"):

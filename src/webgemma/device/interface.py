@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,14 @@ class Limits:
     workgroup_nbytes: int  # of memory shared by a workgroup
     workgroup_threads: int
     grid: int  # workgroups along one axis
+
+
+class MatrixShape(NamedTuple):
+    """A product that matrix units compute: [m, k] times [k, n], float16 into float32."""
+
+    m: int
+    n: int
+    k: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +81,14 @@ class Device(Protocol):
 
     Features: "subgroups"; "enable-subgroups": programs must enable them; "shuffle4" to "shuffle32":
     see subgroups.py; "packed-dots": dot4I8Packed is one instruction; "params-in-storage": kernels
-    read their parameters from a storage buffer; "shader-f16"; "timestamp-query"."""
+    read their parameters from a storage buffer; "shader-f16"; "subgroup-matrix": matrix units, of
+    `matrix_shapes`; "timestamp-query"."""
 
     name: str
     features: frozenset[str]
     limits: Limits
+    matrix_shapes: tuple[MatrixShape, ...]
+    subgroup_sizes: tuple[int, int]  # the smallest and the largest one; zeros where unknown
     software: bool  # the "GPU" is this machine's CPU
     unified: bool  # its memory is this machine's
     nbytes: int  # of the buffers that are not freed

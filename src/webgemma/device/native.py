@@ -1,160 +1,117 @@
-"""WebGPU on this machine, through wgpu-py: Vulkan, Metal or Direct3D 12."""
+"""WebGPU on this machine, through wgpu-native or Dawn: Vulkan, Metal or Direct3D 12."""
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
-import wgpu  # type: ignore[import-untyped]
-from wgpu.backends.wgpu_native import GPUShaderModule, ffi, lib  # type: ignore[import-untyped]
-from wgpu.backends.wgpu_native._api import libf  # type: ignore[import-untyped]
-from wgpu.backends.wgpu_native.extras import set_instance_extras  # type: ignore[import-untyped]
+from wgpu.backends.wgpu_native import ffi  # type: ignore[import-untyped]
+from wgpu.backends.wgpu_native import lib as constants
 
+from webgemma.device.calls import DeviceErrors, Handle, set_text
 from webgemma.device.commands import Commands, NativeReading
-from webgemma.device.forks import check_process, is_forked, mark_opened
-from webgemma.device.interface import Buffer, Kernel, Limits, Plan
+from webgemma.device.forks import check_process, is_forked
+from webgemma.device.interface import Buffer, Kernel, Plan
+from webgemma.device.library import Adapter
 from webgemma.device.subgroups import shuffles
+from webgemma.device.trials import matrix_products
 from webgemma.errors import DeviceError, DeviceMemoryError
 from webgemma.sync import run_sync
 
-FEATURES = {
-    "subgroups": "subgroup",
-    "shader-f16": "shader-f16",
-    "timestamp-query": "timestamp-query",
+USAGE = (
+    constants.WGPUBufferUsage_Storage
+    | constants.WGPUBufferUsage_Uniform
+    | constants.WGPUBufferUsage_CopyDst
+    | constants.WGPUBufferUsage_CopySrc
+)
+BINDING_TYPES = {
+    "read": constants.WGPUBufferBindingType_ReadOnlyStorage,
+    "write": constants.WGPUBufferBindingType_Storage,
+    "uniform": constants.WGPUBufferBindingType_Uniform,
 }
-USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
-CHECKS = lib.WGPUShaderRuntimeChecks_None  # Vulkan, Metal and Direct3D check bounds themselves
-BACKENDS = ("Vulkan", "Metal", "DX12")  # OpenGL's driver crashes when the child of a fork ends
-BINDING_TYPES = {"read": "read-only-storage", "write": "storage", "uniform": "uniform"}
-
-
-def list_gpus() -> list[Any]:
-    """Return the adapters (GPUs) of this machine, the fastest kind first, software last."""
-    check_process()
-    mark_opened()
-    with suppress(RuntimeError):  # another package has made the process's instance already
-        set_instance_extras(backends=BACKENDS)
-    order = {"DiscreteGPU": 0, "IntegratedGPU": 1, "CPU": 3}
-    with _runtime_folder():
-        adapters = wgpu.gpu.enumerate_adapters_sync()
-    found = [a for a in adapters if a.info["backend_type"] != "OpenGL"]
-    return sorted(found, key=lambda a: order.get(a.info["adapter_type"], 2))
-
-
-@contextmanager
-def _runtime_folder() -> Iterator[None]:
-    """Name a folder in XDG_RUNTIME_DIR, while GPUs are searched for.
-
-    Without one, as in containers and notebooks, Wayland's library prints an error for each driver
-    that looks for a display."""
-    name = "XDG_RUNTIME_DIR"
-    before = os.environ.get(name)
-    if sys.platform != "linux" or (before or "").startswith("/"):
-        yield
-        return
-    os.environ[name] = tempfile.gettempdir()
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
-
-
-def describe(adapter: Any) -> str:
-    """Return a GPU's name and its graphics API."""
-    info = adapter.info
-    return f"{info['device'] or info['description']} ({info['backend_type']})"
 
 
 @dataclass(frozen=True, slots=True)
 class NativePipeline:
     """A compute pipeline and the layout its bind groups need."""
 
-    raw: Any
-    layout: Any
+    handle: Handle
+    layout: Handle
 
 
 @dataclass(frozen=True, slots=True)
 class NativeGroup:
     """A bind group and the buffers it binds."""
 
-    raw: Any
+    handle: Handle
     buffers: tuple[Buffer, ...]
 
 
 class NativeDevice:
-    """One wgpu device with all the limits of its GPU."""
+    """One device with all the limits of its GPU."""
 
-    def __init__(self, adapter: Any, without: frozenset[str] = frozenset()) -> None:
-        info = adapter.info
-        wanted = {
-            ours: theirs
-            for ours, theirs in FEATURES.items()
-            if theirs in adapter.features and ours not in without
-        }
-        limits = adapter.limits
-        self.name: str = describe(adapter)
-        self.software: bool = info["adapter_type"] == "CPU"
-        self.unified: bool = info["adapter_type"] in ("CPU", "IntegratedGPU")
+    def __init__(self, adapter: Adapter, without: frozenset[str] = frozenset()) -> None:
+        check_process()
+        wanted = adapter.features - without
+        if not {"subgroups", "shader-f16"} <= wanted or not adapter.matrix_shapes:
+            wanted -= {"subgroup-matrix"}
+        self.name = adapter.name
+        self.software = adapter.software
+        self.unified = adapter.kind in ("software", "integrated")
         self.nbytes = 0  # of the buffers that are not freed
+        self.limits = adapter.limits
+        self.subgroup_sizes = adapter.subgroup_sizes
+        self.matrix_shapes = adapter.matrix_shapes if "subgroup-matrix" in wanted else ()
+        self.features = adapter.library.device_features(adapter, wanted) - without
         self._alive: WeakSet[Buffer] = WeakSet()
-        dots = frozenset(() if info["backend_type"] == "Metal" else ("packed-dots",))
-        self.features = frozenset(wanted) | (dots - without)
-        if self.software:  # lavapipe specialises kernels to uniforms at each run, and keeps them
-            self.features |= {"params-in-storage"}
-        self._device = adapter.request_device_sync(
-            required_features=list(wanted.values()),
-            required_limits={
-                name: limits[name]
-                for name in (
-                    "max-buffer-size",
-                    "max-storage-buffer-binding-size",
-                    "max-compute-workgroup-storage-size",
-                    "max-compute-invocations-per-workgroup",
-                    "max-compute-workgroup-size-x",
-                )
-            },
+        self._lib = adapter.library.lib
+        self._new_shader_module = adapter.library.new_shader_module
+        self._errors = DeviceErrors(self.name)
+        self._device, self._queue = adapter.library.new_device(
+            adapter, sorted(wanted), self._errors
         )
-        self.limits = Limits(
-            binding_nbytes=limits["max-storage-buffer-binding-size"],
-            buffer_nbytes=limits["max-buffer-size"],
-            workgroup_nbytes=limits["max-compute-workgroup-storage-size"],
-            workgroup_threads=limits["max-compute-invocations-per-workgroup"],
-            grid=limits["max-compute-workgroups-per-dimension"],
-        )
-        self._layouts: dict[tuple[str, ...], tuple[Any, Any]] = {}
+        self._layouts: dict[tuple[str, ...], tuple[Handle, Handle]] = {}
         self._pipelines: dict[Kernel, NativePipeline] = {}
-        self._commands = Commands(self._device, self.name, ahead=not self.software)
+        self._commands = Commands(
+            adapter.library,
+            self._device.raw,
+            self._queue.raw,
+            self._errors,
+            ahead=not self.software and adapter.library.is_threaded(adapter),
+        )
         if "subgroups" in self.features:
             self.features |= run_sync(shuffles(self)) - without
+        if "subgroup-matrix" in self.features:
+            self.matrix_shapes = run_sync(matrix_products(self))
+            if not self.matrix_shapes:
+                self.features -= {"subgroup-matrix"}
 
     def buffer(self, nbytes: int, label: str = "") -> Buffer:
         """Allocate a buffer, zero at first; its size is rounded up to 16 bytes."""
         nbytes += -nbytes % 16
-        held, usage = self.nbytes, USAGE | wgpu.BufferUsage.UNIFORM
-        with self._commands.errors(
+        held, view = self.nbytes, ffi.new("WGPUStringView *")
+        kept = set_text(view, label)
+        with self._errors.raised(
             lambda error: DeviceMemoryError(
                 f"The GPU has no {nbytes} bytes for {label} beside {held}: {error}.", held
             )
         ):
-            raw = self._device.create_buffer(size=nbytes, usage=usage, label=label)
+            handle = self._commands.new_buffer(nbytes, USAGE, view[0])
+        del kept
         self.nbytes += nbytes
-        buffer = Buffer(raw, nbytes)
+        buffer = Buffer(handle, nbytes)
         self._alive.add(buffer)
         return buffer
 
     def write(self, buffer: Buffer, data: Any, offset: int = 0) -> None:
         """Copy bytes (a multiple of four) into a buffer."""
-        with self._commands.errors():
-            self._device.queue.write_buffer(buffer.raw, offset, data)
+        source = ffi.from_buffer(data)
+        with self._errors.raised():
+            self._lib.wgpuQueueWriteBuffer(
+                self._queue.raw, buffer.raw.raw, offset, source, len(source)
+            )
 
     def read(self, buffer: Buffer, offset: int = 0, nbytes: int | None = None) -> NativeReading:
         """Start reading bytes as they are when all submitted work is done."""
@@ -163,22 +120,18 @@ class NativeDevice:
 
     def copy(self, source: Buffer, target: Buffer, nbytes: int) -> None:
         """Copy the first bytes of a buffer to the beginning of another."""
-        with self._commands.errors():
+        with self._errors.raised():
             self._commands.submit([self._commands.copy(source.raw, 0, target.raw, nbytes)])
 
     def pipeline(self, kernel: Kernel) -> NativePipeline:
         """Compile a kernel; the same one only once."""
         pipeline = self._pipelines.get(kernel)
         if pipeline is None:
-            with self._commands.errors(
+            with self._errors.raised(
                 lambda error: DeviceError(f"The kernel {kernel.name} does not compile: {error}")
             ):
-                group_layout, pipeline_layout = self._layout(kernel.bindings)
-                module = self._shader_module(kernel.wgsl)
-                raw = self._device.create_compute_pipeline(
-                    layout=pipeline_layout, compute={"module": module, "entry_point": "main"}
-                )
-            pipeline = self._pipelines[kernel] = NativePipeline(raw, group_layout)
+                made = self._compile(kernel)
+            pipeline = self._pipelines[kernel] = made
         return pipeline
 
     async def compiled(self) -> None:
@@ -186,13 +139,17 @@ class NativeDevice:
 
     def bind(self, pipeline: Any, buffers: Sequence[tuple[Buffer, int, int]]) -> NativeGroup:
         """Return a bind group over parts of buffers."""
-        entries = [
-            {"binding": i, "resource": {"buffer": buffer.raw, "offset": offset, "size": nbytes}}
-            for i, (buffer, offset, nbytes) in enumerate(buffers)
-        ]
-        with self._commands.errors():
-            raw = self._device.create_bind_group(layout=pipeline.layout, entries=entries)
-        return NativeGroup(raw, tuple(buffer for buffer, _, _ in buffers))
+        entries = ffi.new("WGPUBindGroupEntry[]", len(buffers))
+        for i, (entry, (buffer, offset, nbytes)) in enumerate(zip(entries, buffers, strict=True)):
+            entry.binding, entry.buffer = i, buffer.raw.raw
+            entry.offset, entry.size = offset, nbytes
+        descriptor = ffi.new("WGPUBindGroupDescriptor *")
+        descriptor.layout = pipeline.layout.raw
+        descriptor.entryCount, descriptor.entries = len(buffers), entries
+        with self._errors.raised():
+            raw = self._lib.wgpuDeviceCreateBindGroup(self._device.raw, descriptor)
+            handle = self._errors.made(raw, self._lib.wgpuBindGroupRelease)
+        return NativeGroup(handle, tuple(buffer for buffer, _, _ in buffers))
 
     def run(self, plan: Plan, read: tuple[Buffer, int, int] | None = None) -> NativeReading | None:
         """Submit the plan and, with it, reading some bytes."""
@@ -213,7 +170,7 @@ class NativeDevice:
         """Free a buffer at once."""
         if not is_forked():
             self._commands.settle()
-            buffer.raw.destroy()
+            self._commands.destroy(buffer.raw)
         self._alive.discard(buffer)
         self.nbytes -= buffer.nbytes
 
@@ -222,34 +179,44 @@ class NativeDevice:
         self._pipelines.clear()
         self._commands.close()
         if not is_forked():
-            self._device.destroy()
+            self._lib.wgpuDeviceDestroy(self._device.raw)
 
-    def _shader_module(self, wgsl: str) -> Any:
-        """Compile without the counter that naga puts into every loop of untrusted shaders.
-
-        It prevents drivers from unrolling, and then small arrays are moved out of registers."""
-        text = wgsl.encode()
-        code = ffi.new("char[]", text)
+    def _compile(self, kernel: Kernel) -> NativePipeline:
+        group_layout, pipeline_layout = self._layout(kernel.bindings)
         source = ffi.new("WGPUShaderSourceWGSL *")
-        source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
-        source.code.data, source.code.length = code, len(text)
-        descriptor = ffi.new("WGPUShaderModuleDescriptor *")
-        descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", source)
-        raw = libf.wgpuDeviceCreateShaderModuleTrusted(self._device._internal, descriptor, CHECKS)
-        return GPUShaderModule("", raw, self._device)
+        source.chain.sType = constants.WGPUSType_ShaderSourceWGSL
+        code = set_text(source.code, kernel.wgsl)
+        shader = ffi.new("WGPUShaderModuleDescriptor *")
+        shader.nextInChain = ffi.cast("WGPUChainedStruct *", source)
+        module = self._errors.made(
+            self._new_shader_module(self._device.raw, shader), self._lib.wgpuShaderModuleRelease
+        )
+        descriptor = ffi.new("WGPUComputePipelineDescriptor *")
+        descriptor.layout, descriptor.compute.module = pipeline_layout.raw, module.raw
+        entry_point = set_text(descriptor.compute.entryPoint, "main")
+        raw = self._lib.wgpuDeviceCreateComputePipeline(self._device.raw, descriptor)
+        del code, entry_point
+        handle = self._errors.made(raw, self._lib.wgpuComputePipelineRelease)
+        return NativePipeline(handle, group_layout)
 
-    def _layout(self, bindings: tuple[str, ...]) -> tuple[Any, Any]:
+    def _layout(self, bindings: tuple[str, ...]) -> tuple[Handle, Handle]:
         if bindings not in self._layouts:
-            group = self._device.create_bind_group_layout(
-                entries=[
-                    {
-                        "binding": i,
-                        "visibility": wgpu.ShaderStage.COMPUTE,
-                        "buffer": {"type": BINDING_TYPES[kind]},
-                    }
-                    for i, kind in enumerate(bindings)
-                ]
+            entries = ffi.new("WGPUBindGroupLayoutEntry[]", len(bindings))
+            for i, (entry, kind) in enumerate(zip(entries, bindings, strict=True)):
+                entry.binding, entry.visibility = i, constants.WGPUShaderStage_Compute
+                entry.buffer.type = BINDING_TYPES[kind]
+            group = ffi.new("WGPUBindGroupLayoutDescriptor *")
+            group.entryCount, group.entries = len(bindings), entries
+            group_layout = self._errors.made(
+                self._lib.wgpuDeviceCreateBindGroupLayout(self._device.raw, group),
+                self._lib.wgpuBindGroupLayoutRelease,
             )
-            layout = self._device.create_pipeline_layout(bind_group_layouts=[group])
-            self._layouts[bindings] = (group, layout)
+            groups = ffi.new("WGPUBindGroupLayout[]", [group_layout.raw])
+            whole = ffi.new("WGPUPipelineLayoutDescriptor *")
+            whole.bindGroupLayoutCount, whole.bindGroupLayouts = 1, groups
+            layout = self._errors.made(
+                self._lib.wgpuDeviceCreatePipelineLayout(self._device.raw, whole),
+                self._lib.wgpuPipelineLayoutRelease,
+            )
+            self._layouts[bindings] = (group_layout, layout)
         return self._layouts[bindings]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from webgemma.device.interface import Buffer, Dispatch, Kernel, Limits, Plan
+from webgemma.device.interface import Buffer, Dispatch, Kernel, Limits, MatrixShape, Plan
 from webgemma.errors import DeviceError, DeviceMemoryError
 
 # What WebGPU guarantees on every device.
@@ -43,6 +43,8 @@ class NullDevice:
         self.name = "no GPU"
         self.software = False
         self.unified = False
+        self.matrix_shapes: tuple[MatrixShape, ...] = ()
+        self.subgroup_sizes = (0, 0)
         self.recording_seconds = 0.0
         self.features = features
         self.limits = limits

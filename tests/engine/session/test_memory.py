@@ -1,9 +1,7 @@
 """A session's memory: all of it is freed, and too little of it raises an error."""
 
-import gc
-
 import pytest
-import wgpu
+from helpers.objects import object_counts
 from helpers.sessions import IDS, RANDOM, SHORT, open_tiny, take
 
 from webgemma.device.null import NullDevice
@@ -22,9 +20,7 @@ def test_sessions_that_cannot_be_opened(model: Model) -> None:
 
 def buffers() -> int:
     """Return how many buffers are alive, on all devices."""
-    gc.collect()
-    count: int = wgpu.diagnostics.object_counts.get_dict()["Buffer"]["count"]
-    return count
+    return object_counts()["Buffer"]
 
 
 def test_no_buffer_is_left_behind(session: Session) -> None:
