@@ -97,6 +97,67 @@ def test_without_room_for_the_picture_the_texts_are_kept(visitor: Sender) -> Non
     assert visitor.texts(".media") == ["red.png is no longer stored", ""]
 
 
+FAIL = """([method, name]) => {
+  const original = IDBObjectStore.prototype[method];
+  IDBObjectStore.prototype[method] = function (...given) {
+    const request = original.apply(this, given);
+    if (this.name === name && !globalThis.hasRoom) this.transaction.abort();
+    return request;
+  };
+}"""
+
+
+def test_a_picture_that_is_not_yet_written_survives_a_suspended_tab(visitor: Sender) -> None:
+    visitor.page.evaluate(FAIL, ["put", "attachments"])
+    visitor.attach("red.png")
+    visitor.ask("look")
+    visitor.page.locator("#unsaved", has_text="Not saved").wait_for()
+    visitor.page.evaluate(
+        """() => {
+          document.dispatchEvent(new Event("resume")); // reads what other tabs have written
+          return new Promise((resolve) => {
+            indexedDB.open("webgemma").onsuccess = ({ target: { result: database } }) => {
+              const names = [...database.objectStoreNames];
+              database.transaction(names, "readwrite").oncomplete = () => resolve(database.close());
+            };
+          });
+        }"""
+    )
+    picture = visitor.request()["messages"][0]["content"][0]
+    assert picture["image"] == {"mime": "image/png", "nbytes": len(FILES["red.png"][1])}
+
+
+def test_a_reply_continued_on_a_full_disk_gets_no_second_version(visitor: Sender) -> None:
+    visitor.ask("cut")
+    visitor.open()
+    visitor.page.evaluate(FAIL, ["put", "messages"])
+    visitor.button("Continue").click()
+    visitor.page.locator("#unsaved", has_text="Not saved").wait_for()
+    visitor.page.locator(".body", has_text="and the rest.").wait_for()
+    visitor.page.evaluate("globalThis.hasRoom = true")
+    visitor.page.locator("#notice-text", has_text="Everything is saved again.").wait_for()
+    visitor.open()
+    assert visitor.texts(".message .body") == ["cut", "You said cut. and the rest."]
+    assert visitor.page.locator(".message:last-child .versions").is_hidden()
+
+
+def test_a_conversation_that_cannot_be_deleted_is_written_when_there_is_room(
+    visitor: Sender,
+) -> None:
+    visitor.ask("hello")
+    for method in ("put", "delete"):
+        visitor.page.evaluate(FAIL, [method, "messages"])
+    visitor.ask("more")
+    visitor.page.locator("#unsaved", has_text="Not saved").wait_for()
+    visitor.button("Delete").click()
+    visitor.page.locator("#question").get_by_role("button", name="Delete").click()
+    visitor.page.locator("#notice-text", has_text="could not be deleted").wait_for()
+    visitor.page.evaluate("globalThis.hasRoom = true")
+    visitor.page.locator("#notice-text", has_text="Everything is saved again.").wait_for()
+    visitor.open()
+    assert visitor.texts(".user .body") == ["hello", "more"]
+
+
 @pytest.mark.usefixtures("disk")
 def test_an_import_that_does_not_fit_changes_nothing(visitor: Sender) -> None:
     visitor.ask("mine")

@@ -105,6 +105,20 @@ def test_a_reply_is_seen_growing_in_the_other_tab(visitor: Visitor, other: Visit
         assert tab.texts(".user .body") == ["hello", "forever", "meanwhile"]
 
 
+def test_a_reply_of_a_tab_that_was_closed_can_be_continued(
+    visitor: Visitor, other: Visitor
+) -> None:
+    visitor.say("forever")
+    other.page.locator(".facts", has_text="being written in another tab").wait_for()
+    visitor.page.goto("about:blank")
+    other.page.locator(".message:last-child .facts", has_text="not finished").wait_for()
+    other.button("Continue").click()
+    other.page.locator(".body", has_text="and the rest.").wait_for()
+    other.open()
+    assert other.reply().endswith("and the rest.")
+    assert other.page.locator(".message:last-child .versions").is_hidden()
+
+
 def test_a_reply_that_both_tabs_continue_becomes_two_versions(
     visitor: Visitor, other: Visitor
 ) -> None:
@@ -170,6 +184,27 @@ def test_a_deleted_conversation_stays_deleted(visitor: Visitor, other: Visitor) 
     assert visitor.notice() == "“hello” was deleted in another tab."
     visitor.open()
     assert visitor.texts(".conversation") == []
+
+
+def test_late_news_of_a_deleted_conversation_is_ignored(visitor: Visitor, other: Visitor) -> None:
+    other.page.evaluate(
+        """() => {
+          const { postMessage } = BroadcastChannel.prototype;
+          const late = [];
+          BroadcastChannel.prototype.postMessage = function (data) { late.push([this, data]); };
+          globalThis.sendLate = () => {
+            BroadcastChannel.prototype.postMessage = postMessage;
+            for (const [channel, data] of late) channel.postMessage(data);
+          };
+        }"""
+    )
+    other.ask("written before")
+    delete_shown(visitor)
+    visitor.page.locator("#welcome").wait_for()
+    assert other.notice() == "“hello” was deleted in another tab."
+    other.page.evaluate("sendLate()")
+    other.ask("next")
+    wait_for_texts(visitor, ".conversation", ["next"])
 
 
 def test_an_image_reaches_the_other_tab(visitor: Sender, other: Visitor) -> None:

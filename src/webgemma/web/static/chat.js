@@ -234,6 +234,7 @@ export class Chat {
     if (this.saveTimer !== null) this.save(this.reply.conversation, this.reply.message);
     if (isClosing) this.conversations.writeNow();
     this.drafts.write();
+    if (isClosing) this.conversations.leave();
   }
 
   setTitle(conversation, title) {

@@ -14,6 +14,13 @@ const withoutBlobs = (message) => (message.attachments
   ? { ...message, attachments: message.attachments.map(({ blob, ...facts }) => facts) }
   : { ...message });
 
+/** Return a stored message with the files of the same one in memory: they may not be in the database yet. */
+function withKnownBlobs(message, { attachments = [] }) {
+  const blobs = new Map(attachments.map(({ id, blob }) => [id, blob]));
+  const complete = ({ blob, ...facts }) => ({ ...facts, blob: blob ?? blobs.get(facts.id) ?? null });
+  return message.attachments ? { ...message, attachments: message.attachments.map(complete) } : message;
+}
+
 /**
  * All conversations; without a database they last until the page is closed. Events: "changed" (another tab has
  * changed some), "removed" (detail: a conversation that another tab has deleted), "unsaved" (detail: the error; it
@@ -27,6 +34,7 @@ export class Conversations extends EventTarget {
     this.held = new Set(); // messages that this tab is writing: other tabs do not change them
     this.elsewhere = new WeakSet(); // messages that another tab is writing
     this.stored = new WeakSet(); // conversations that are in the database
+    this.deleted = new Set(); // ids of conversations that were deleted, here or in another tab
     this.storedFiles = new Set(); // ids of the attachments that are in the database
     this.unsaved = new Map(); // by conversation, the messages that are not written
     this.unsavedFiles = new Map(); // by id, the files that are not written: {id, blob}
@@ -37,6 +45,7 @@ export class Conversations extends EventTarget {
     this.tab = crypto.randomUUID();
     this.writes = 0;
     this.database = null;
+    this.channel = null; // to the other tabs
   }
 
   /** Read the stored conversations; return null, or a message if the browser cannot store any. */
@@ -53,6 +62,7 @@ export class Conversations extends EventTarget {
     } catch (error) {
       this.database = null;
       this.channel?.close();
+      this.channel = null;
       return `This browser does not store conversations (${error.message}): export those you need before you close the page.`;
     }
   }
@@ -166,22 +176,28 @@ export class Conversations extends EventTarget {
   /** Write messages in one transaction, and tell the other tabs; return null or the error. */
   async writeJobs(jobs) {
     try {
-      const isWritten = await this.transact(TEXTS, (transaction) => Promise.all(
+      const revisions = await this.transact(TEXTS, (transaction) => Promise.all(
         [...jobs].map(([conversation, messages]) => this.put(transaction, conversation, messages)),
       ));
-      [...jobs].forEach(([conversation, messages], i) => {
-        if (!isWritten[i]) {
+      [...jobs.keys()].forEach((conversation, i) => {
+        if (!revisions[i]) {
           this.drop(conversation);
           return;
         }
+        for (const [message, revision] of revisions[i]) message.revision = revision;
         this.stored.add(conversation);
-        this.channel.postMessage({ type: "saved", head: headOf(conversation), messages: [...messages] });
+        this.tellSaved(conversation, revisions[i].keys());
       });
       return null;
     } catch (error) {
       for (const [conversation, messages] of jobs) if (this.byId.has(conversation.id)) this.addUnsaved(conversation, messages);
       return error;
     }
+  }
+
+  /** Tell the other tabs what is written of a conversation. */
+  tellSaved(conversation, messages) {
+    this.channel?.postMessage({ type: "saved", head: headOf(conversation), messages: [...messages] });
   }
 
   /** Write a file; return null or the error. */
@@ -201,26 +217,32 @@ export class Conversations extends EventTarget {
     return attachments.filter(({ id, blob }) => blob && !this.storedFiles.has(id)).map(({ id, blob }) => ({ id, blob }));
   }
 
-  /** Write a conversation and messages after looking what other tabs have written; return false if it was deleted. */
+  /**
+   * Write a conversation and messages after looking what other tabs have written. Return the revisions of the
+   * messages, which they have once the transaction is on disk, or null if the conversation was deleted.
+   */
   async put(transaction, conversation, messages) {
     const heads = transaction.objectStore(HEADS);
     const existing = await resultOf(heads.get(conversation.id));
-    if (!existing && this.stored.has(conversation)) return false;
+    if (!existing && this.stored.has(conversation)) return null;
+    const revisions = new Map();
     for (const message of messages) {
       const other = await resultOf(transaction.objectStore(MESSAGES).get([conversation.id, message.id]));
       const isNewer = other && other.revision !== message.revision && !other.revision?.startsWith(this.tab);
       if (isNewer) this.fork(conversation, message, other);
-      this.putMessage(transaction, conversation, message);
+      revisions.set(message, this.putMessage(transaction, conversation, message));
     }
     if (existing) this.mergeHead(conversation, existing);
     heads.put(headOf(conversation));
-    return true;
+    return revisions;
   }
 
+  /** Write a message, and return its new revision. */
   putMessage(transaction, conversation, message) {
     this.writes += 1;
-    message.revision = `${this.tab} ${this.writes}`;
-    transaction.objectStore(MESSAGES).put({ conversation: conversation.id, ...withoutBlobs(message) });
+    const revision = `${this.tab} ${this.writes}`;
+    transaction.objectStore(MESSAGES).put({ conversation: conversation.id, ...withoutBlobs(message), revision });
+    return revision;
   }
 
   /** Make a message another version, because another tab has continued the same one. */
@@ -244,7 +266,8 @@ export class Conversations extends EventTarget {
       const texts = this.database.transaction(TEXTS, "readwrite");
       for (const [conversation, messages] of jobs) {
         if (!this.stored.has(conversation)) texts.objectStore(HEADS).put(headOf(conversation));
-        for (const message of messages) this.putMessage(texts, conversation, message);
+        for (const message of messages) message.revision = this.putMessage(texts, conversation, message);
+        this.tellSaved(conversation, messages);
       }
       texts.commit();
       const files = this.database.transaction(FILES, "readwrite");
@@ -261,7 +284,7 @@ export class Conversations extends EventTarget {
       for (const conversation of conversations) {
         transaction.objectStore(HEADS).put(headOf(conversation));
         for (const message of conversation.messages.values()) {
-          this.putMessage(transaction, conversation, message);
+          message.revision = this.putMessage(transaction, conversation, message);
           for (const file of this.newFiles(message)) transaction.objectStore(FILES).put(file);
         }
       }
@@ -271,16 +294,19 @@ export class Conversations extends EventTarget {
       this.byId.set(conversation.id, conversation);
       this.stored.add(conversation);
       for (const { id } of attachmentsOf(conversation)) this.storedFiles.add(id);
-      this.channel?.postMessage({ type: "saved", head: headOf(conversation), messages: [...conversation.messages.values()] });
+      this.tellSaved(conversation, conversation.messages.values());
     }
   }
 
   /** Delete a conversation; throws, and keeps it, if that cannot be stored. */
   async remove(id) {
     const conversation = this.byId.get(id);
+    if (!conversation) return;
+    const unwritten = [...conversation.messages.values()].filter((message) => this.isUnwritten(conversation, message));
     this.byId.delete(id);
+    this.deleted.add(id);
     this.forget(conversation);
-    if (!this.database || !conversation) return;
+    if (!this.database) return;
     try {
       const transaction = this.database.transaction(ALL, "readwrite");
       const done = completed(transaction);
@@ -291,12 +317,15 @@ export class Conversations extends EventTarget {
       this.channel.postMessage({ type: "removed", id });
     } catch (error) {
       this.byId.set(id, conversation);
+      this.deleted.delete(id);
+      if (unwritten.length) this.save(conversation, ...unwritten);
       throw error;
     }
   }
 
   /** Store a conversation again that another tab has deleted. */
   restore(conversation) {
+    this.deleted.delete(conversation.id);
     this.stored.delete(conversation);
     for (const { id } of attachmentsOf(conversation)) this.storedFiles.delete(id);
     this.save(conversation, ...conversation.messages.values());
@@ -304,11 +333,16 @@ export class Conversations extends EventTarget {
 
   // Other tabs
 
-  receive({ type, id, head, messages }) {
+  async receive({ type, id, tab, head, messages }) {
     if (type === "removed") {
       if (this.byId.has(id)) this.drop(this.byId.get(id));
       return;
     }
+    if (type === "closed") {
+      this.release(tab);
+      return;
+    }
+    if (this.deleted.has(head.id) && !await this.isStored(head.id)) return; // it was written before it was deleted
     const conversation = this.merge(head, messages);
     for (const { id: each, finish } of messages) {
       const message = conversation.messages.get(each);
@@ -319,25 +353,57 @@ export class Conversations extends EventTarget {
     this.dispatchEvent(new Event("changed"));
   }
 
+  /** Whether a conversation is in the database. */
+  async isStored(id) {
+    try {
+      return Boolean(await resultOf(this.database.transaction(HEADS).objectStore(HEADS).get(id)));
+    } catch {
+      return false; // the database is closed
+    }
+  }
+
+  /** Tell the other tabs that this one, which is closing, writes nothing any more. */
+  leave() {
+    this.channel?.postMessage({ type: "closed", tab: this.tab });
+  }
+
+  /** Note that a tab is closed: what it was writing can be continued. */
+  release(tab) {
+    for (const { messages } of this.byId.values()) {
+      for (const message of messages.values()) if (message.revision?.startsWith(tab)) this.elsewhere.delete(message);
+    }
+    this.dispatchEvent(new Event("changed"));
+  }
+
   /** Take over what is stored of a conversation; return it. */
   merge(head, messages) {
     const isShownNew = this.shown?.id === head.id;
     const conversation = this.byId.get(head.id) ?? (isShownNew ? this.shown : { ...emptyConversation(head.id), ...head });
     this.byId.set(head.id, conversation);
+    this.deleted.delete(head.id);
     this.stored.add(conversation);
     this.mergeHead(conversation, head);
     if (conversation !== this.shown) conversation.leaf = head.leaf;
     for (const message of messages) {
       const mine = conversation.messages.get(message.id);
       if (!mine) conversation.messages.set(message.id, message);
-      else if (!this.isMine(conversation, mine)) Object.assign(mine, message);
+      else if (!this.isMine(conversation, mine)) Object.assign(mine, withKnownBlobs(message, mine));
     }
     return conversation;
   }
 
   /** Whether this tab is writing a message: what another has written of it is then noticed by `put`. */
   isMine(conversation, message) {
-    return this.held.has(message) || [this.unsaved, this.inFlight].some((jobs) => jobs?.get(conversation)?.has(message));
+    return this.held.has(message) || this.isUnwrittenText(conversation, message);
+  }
+
+  isUnwrittenText(conversation, message) {
+    return [this.unsaved, this.inFlight].some((jobs) => jobs?.get(conversation)?.has(message));
+  }
+
+  /** Whether a message or one of its files is not in the database. */
+  isUnwritten(conversation, message) {
+    return this.isUnwrittenText(conversation, message) || this.newFiles(message).length > 0;
   }
 
   mergeHead(conversation, { title, updated, titled = 0 }) {
@@ -348,12 +414,13 @@ export class Conversations extends EventTarget {
   /** Do not write what waits to be written of a conversation. */
   forget(conversation) {
     this.unsaved.delete(conversation);
-    for (const { id } of attachmentsOf(conversation ?? { messages: new Map() })) this.unsavedFiles.delete(id);
+    for (const { id } of attachmentsOf(conversation)) this.unsavedFiles.delete(id);
   }
 
   /** Forget a conversation that another tab has deleted. */
   drop(conversation) {
     this.byId.delete(conversation.id);
+    this.deleted.add(conversation.id);
     this.forget(conversation);
     this.dispatchEvent(new CustomEvent("removed", { detail: conversation }));
   }
