@@ -307,7 +307,11 @@ def test_a_full_disk_at_the_end_says_where_everything_is(
 def test_if_nothing_can_be_written_anywhere_the_last_checkpoint_is_named(
     command: Command, whole: Whole, at_step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_step(5, lambda: monkeypatch.setattr("os.fsync", no_space))
+    def full() -> None:
+        monkeypatch.setattr("os.fsync", no_space)
+        monkeypatch.setattr("tempfile.gettempdir", no_space)  # it tries to write, too
+
+    at_step(5, full)
     result = webgemma(*command.args("--checkpoint-steps", 3))
     assert result.exit_code == 1
     assert f"The checkpoint of step 3 is in {command.out}; --resume" in result.stderr

@@ -125,9 +125,9 @@ class Saver:
 
     def _elsewhere(self, error: WebgemmaError) -> InputError:
         """Write to another disk what does not fit here; return an error that says where it is."""
-        for parent in (tempfile.gettempdir(), Path.cwd(), Path.home()):
-            with suppress(OSError):
-                place = Path(tempfile.mkdtemp(prefix="webgemma-adapter-", dir=parent))
+        for find in (tempfile.gettempdir, Path.cwd, Path.home):
+            with suppress(OSError, RuntimeError):  # to find one may take room on a disk, too
+                place = Path(tempfile.mkdtemp(prefix="webgemma-adapter-", dir=find()))
                 try:
                     self._write_all(OutFolder(place))
                 except WebgemmaError:
