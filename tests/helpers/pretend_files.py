@@ -46,11 +46,12 @@ class PretendStored:
 
     def __init__(self, files: "PretendFiles", path: str) -> None:
         self.name = path.split("/")[-1]
-        self._files, self._path = files, path
+        self.path = path
+        self._files = files
 
     @property
     def data(self) -> bytearray:
-        return self._files.disk[self._path]
+        return self._files.disk[self.path]
 
     @property
     def size(self) -> int:
@@ -74,7 +75,9 @@ class PretendStored:
         pass
 
     def close(self) -> None:
-        self._files.locked.discard(self._path)
+        self._files.locked.discard(self.path)
+        if self in self._files.reading:
+            self._files.reading.remove(self)
 
 
 class PretendFiles:
@@ -84,6 +87,7 @@ class PretendFiles:
         self.disk: dict[str, bytearray] = {}
         self.servers: dict[str, PretendFile] = {}
         self.locked: set[str] = set()
+        self.reading: list[PretendStored] = []  # open files, which cannot be removed
         self.full_at: int | None = None  # size at which the disk is full
         self.quota: int | None = None  # size limit of one file
         self.free: int | None = None
@@ -106,14 +110,17 @@ class PretendFiles:
             self.disk.setdefault(path, bytearray())
         elif path not in self.disk:
             raise JsError("NotFoundError")
-        return PretendStored(self, path)
+        file = PretendStored(self, path)
+        if not write:
+            self.reading.append(file)
+        return file
 
     async def list(self, folder: str) -> list[tuple[str, int]]:
         inside = {path: data for path, data in self.disk.items() if path.startswith(folder + "/")}
         return [(path.split("/")[-1], len(data)) for path, data in inside.items()]
 
     async def remove(self, path: str) -> None:
-        if path in self.locked:
+        if path in self.locked or any(file.path == path for file in self.reading):
             raise JsError("NoModificationAllowedError")
         if self.disk.pop(path, None) is None:
             raise JsError("NotFoundError")

@@ -197,6 +197,20 @@ def test_a_reply_is_stopped() -> None:
     assert messages_of(act)[-1]["finish"] == "stopped"
 
 
+def test_a_reply_is_stopped_that_waits_for_another_request() -> None:
+    """The worker stops at once, but replies after what it was asked before, as to examine data."""
+
+    async def act(tab: Tab) -> None:
+        await tab.load(BUNDLED, None, "auto")
+        tab.stop(1)
+        await tab.chat(1, HELLO, GREEDY)
+        await tab.chat(2, HELLO, GREEDY)
+
+    messages = messages_of(act)
+    assert [m["finish"] for m in messages if m["type"] == "done"] == ["stopped", "length"]
+    assert {m["id"] for m in messages if m["type"] == "piece"} == {2}
+
+
 @pytest.mark.parametrize(
     ("data", "nbytes", "expected"),
     [
@@ -355,6 +369,7 @@ def test_a_model_is_stored_then_loaded_from_storage() -> None:
         await tab.store(ollama_spec(files, DATA, DIGEST))
         id = DIGEST.removeprefix("sha256:")
         await tab.load(SimpleNamespace(kind="stored", id=id, name="gemma:x"), None, "auto")
+        await tab.unload()
         await tab.delete(id)
 
     messages = messages_of(act, files)
@@ -384,6 +399,7 @@ def test_an_mmproj_is_stored_and_deleted_with_its_model() -> None:
         source = await tab._open_mmproj(SimpleNamespace(kind="stored", id=id, name="gemma:x"))
         assert source is not None
         opened.append(await source.read(0, source.nbytes))
+        source.close()
         await tab.delete(id)
 
     messages = messages_of(act, files)
@@ -394,6 +410,21 @@ def test_an_mmproj_is_stored_and_deleted_with_its_model() -> None:
     assert names[model["mmproj"]] == "mmproj"
     assert opened == [mmproj]
     assert deleted == []
+
+
+def test_a_stored_model_that_was_inspected_and_not_loaded_can_be_deleted() -> None:
+    """As when loading it was cancelled; the browser removes no file that is open."""
+    files = PretendFiles()
+    id = DIGEST.removeprefix("sha256:")
+
+    async def act(tab: Tab) -> None:
+        await tab.store(ollama_spec(files, DATA, DIGEST))
+        await tab.inspect("one", SimpleNamespace(kind="stored", id=id, name="gemma:x"))
+        await tab.delete(id)
+
+    messages = messages_of(act, files)
+    assert [m["message"] for m in messages if m["type"] == "error"] == []
+    assert messages[-1]["models"] == []
 
 
 def test_notes_of_stored_models_keep_their_keys() -> None:

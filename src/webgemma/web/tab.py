@@ -63,6 +63,7 @@ class Tab:
         self._watch: asyncio.Future[None] | None = None  # of the model's device
         self._inspected: tuple[Any, Gguf] | None = None  # the latest, and its id
         self._replies: dict[Any, asyncio.Future[None]] = {}
+        self._stopped: set[Any] = set()  # ids of replies that were stopped before they began
         self._copies: dict[str, asyncio.Future[None]] = {}
         self._tuning: Tuning | None = None
 
@@ -153,6 +154,8 @@ class Tab:
         reply = self._replies[id] = asyncio.ensure_future(
             self._reply(id, conversation, json.loads(settings), continue_last)
         )
+        if id in self._stopped:
+            reply.cancel()
         try:
             await reply
         except asyncio.CancelledError:
@@ -162,11 +165,14 @@ class Tab:
             self._report("done", id=id, finish="stopped", **facts)
         finally:
             del self._replies[id]
+            self._stopped.discard(id)
 
     def stop(self, id: Any) -> None:
-        """Stop a reply at once, also while its prompt is processed."""
+        """Stop a reply at once, also while its prompt is processed, or before it begins."""
         if id in self._replies:
             self._replies[id].cancel()
+        else:
+            self._stopped.add(id)
 
     async def unload(self) -> None:
         """Close the model."""
@@ -255,6 +261,7 @@ class Tab:
 
     async def delete(self, id: str) -> None:
         """Delete a stored model, with its mmproj file unless another model uses it."""
+        self._take_inspected(None)  # it may be this one, if loading it was cancelled
         try:
             mmprojs = {model.id: model.notes.get(MMPROJ_NOTE) for model in await self._store.list()}
             mmproj = mmprojs.pop(id, None)
