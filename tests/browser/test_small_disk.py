@@ -47,4 +47,5 @@ def test_the_page_starts_without_space_for_a_blob(chromium: Any, tmp_path: Path)
     context = chromium.new_context()
     with visiting(context, ControlledSite(tmp_path, {"files.js": NO_BLOBS})) as person:
         person.open()
+        assert person.texts("#model-name") == ["Bundled model"]
     context.close()

@@ -15,13 +15,6 @@ from webgemma.cli.program import app
 DATA = tiny_gguf(SMALL)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "small.gguf"
-    path.write_bytes(DATA)
-    return path
-
-
 @pytest.fixture
 def no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail if a model is loaded."""

@@ -59,7 +59,7 @@ class WrongReading:
 
 @pytest.mark.parametrize("without", [frozenset(), frozenset({"subgroups"})], ids=["all", "plain"])
 def test_a_gpu_that_computes_correctly_passes(without: frozenset[str]) -> None:
-    run_sync(selftest(gpu.device(without)))
+    run_sync(selftest(gpu.device(without)))  # raises an error if a value is wrong, as below
 
 
 def test_memory_is_freed() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import FIXTURES
+from helpers.anything import ENDLESS, nested
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -224,17 +225,6 @@ def test_a_tool_may_be_given_bare() -> None:
 def test_a_tool_may_return_an_object() -> None:
     prompt = Chat().render([USER, called(), {"role": "tool", "content": {"b": 1, "a": None}}])
     assert prompt.endswith("<|tool_response>response:weather{a:null,b:1}<tool_response|>")
-
-
-def nested(depth: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-ENDLESS: list[Any] = []
-ENDLESS.append(ENDLESS)
 
 
 @pytest.mark.parametrize(

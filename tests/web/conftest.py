@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from browser.chromium import launched
-from web.page import Visitor, serving_page
+from web.page import serving_page
+from web.sender import Sender, sending
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +30,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def visitor(context: Any, url: str) -> Iterator[Visitor]:
-    """A visitor with the page open; errors and requests to other hosts fail the test."""
-    visitor = Visitor(context, url)
-    visitor.open()
-    yield visitor
-    assert visitor.errors == []
-    assert [r for r in visitor.requests if not r.startswith((url, f"blob:{url}"))] == []
+def visitor(context: Any, url: str) -> Iterator[Sender]:
+    with sending(context, url) as visitor:
+        yield visitor

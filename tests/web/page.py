@@ -96,6 +96,18 @@ class Visitor:
         shown.wait_for()
         return str(shown.inner_text())
 
+    def exported(self) -> str:
+        """Return the file that Export saves."""
+        with self.page.expect_download() as download:
+            self.button("Export").click()
+        return str(download.value.path().read_text(encoding="utf-8"))
+
+    def import_text(self, text: str) -> str:
+        """Import a file with this text, and return the notice."""
+        file = {"name": "import.json", "mimeType": "application/json", "buffer": text.encode()}
+        self.page.locator("#import-file").set_input_files(file)
+        return self.notice()
+
     def release(self) -> None:
         """Let the fake worker finish what it holds back."""
         self.page.evaluate("new BroadcastChannel('release').postMessage(null)")

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,12 +22,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     add_model(folder / "store", "vision:e2b", gguf=tiny_gguf(KINDS["small"]), layers=mmproj)
     with serving_page(folder) as url:
         yield url
-
-
-@pytest.fixture
-def visitor(context: Any, url: str) -> Iterator[Sender]:
-    with sending(context, url) as sender:
-        yield sender
 
 
 PNG = {"mime": "image/png"}
@@ -171,21 +164,15 @@ def test_a_database_without_attachments_is_upgraded(context: Any, url: str) -> N
         assert visitor.parts() == [RED, TEXT]
 
 
-def test_export_and_import_include_attachments(
-    visitor: Sender, browser: Any, url: str, tmp_path: Path
-) -> None:
+def test_export_and_import_include_attachments(visitor: Sender, browser: Any, url: str) -> None:
     visitor.attach("red.png", "song.wav")
     visitor.parts()
-    with visitor.page.expect_download() as download:
-        visitor.button("Export").click()
-    path = tmp_path / "export.json"
-    download.value.save_as(path)
-    visitor.page.locator("#import-file").set_input_files(path)
-    assert visitor.notice() == "0 conversations were imported."
+    archive = visitor.exported()
+    assert visitor.import_text(archive) == "0 conversations were imported."
     context = browser.new_context()
     with sending(context, url) as other:
         for count in ("One conversation was imported.", "0 conversations were imported."):
-            other.page.locator("#import-file").set_input_files(path)
+            other.import_text(archive)
             other.page.locator("#notice-text", has_text=count).wait_for()
         other.open()
         other.page.locator(".conversation").click()
@@ -207,18 +194,14 @@ def test_export_and_import_include_attachments(
         {"id": 5},
     ],
 )
-def test_an_invalid_attachment_is_refused(
-    visitor: Sender, change: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_invalid_attachment_is_refused(visitor: Sender, change: dict[str, Any]) -> None:
     data = "data:image/png;base64," + as_base64("red.png")[0][2]
     attachment = {"id": "1", "kind": "image", "name": "x.png", "data": data} | change
     message = {"role": "user", "content": "hi", "attachments": [attachment]}
     conversation = {"id": "a", "title": "t", "created": 1, "updated": 1, "messages": [message]}
     archive = {"format": "webgemma-conversations", "version": 1, "conversations": [conversation]}
-    path = tmp_path / "wrong.json"
-    path.write_text(json.dumps(archive))
-    visitor.page.locator("#import-file").set_input_files(path)
-    assert "has an image or audio that cannot be read" in visitor.notice()
+    notice = visitor.import_text(json.dumps(archive))
+    assert "has an image or audio that cannot be read" in notice
     assert visitor.texts(".conversation") == []
 
 

@@ -1,7 +1,6 @@
 """Conversations on the chat page: stored, renamed, deleted, exported and imported."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,22 +59,17 @@ def test_a_reply_continues_while_another_conversation_is_shown(visitor: Visitor)
 
 
 def test_export_and_import_restore_all_conversations(
-    visitor: Visitor, browser: Any, url: str, tmp_path: Path
+    visitor: Visitor, browser: Any, url: str
 ) -> None:
     visitor.ask("one")
     visitor.button("New conversation").click()
     visitor.ask("two")
-    with visitor.page.expect_download() as download:
-        visitor.button("Export").click()
-    path = tmp_path / "export.json"
-    download.value.save_as(path)
-    visitor.page.locator("#import-file").set_input_files(path)
-    assert visitor.notice() == "0 conversations were imported."
+    archive = visitor.exported()
+    assert visitor.import_text(archive) == "0 conversations were imported."
     context = browser.new_context()
     other = Visitor(context, url)
     other.open()
-    other.page.locator("#import-file").set_input_files(path)
-    assert other.notice() == "2 conversations were imported."
+    assert other.import_text(archive) == "2 conversations were imported."
     other.open()
     assert other.texts(".conversation") == ["two", "one"]
     assert other.texts(".message .body") == ["two", "You said two."]
@@ -108,12 +102,10 @@ def export_with(**changes: Any) -> str:
     ],
 )
 def test_an_invalid_file_is_refused_and_nothing_is_lost(
-    visitor: Visitor, text: str, reason: str, tmp_path: Path
+    visitor: Visitor, text: str, reason: str
 ) -> None:
     visitor.ask("mine")
-    path = tmp_path / "wrong.json"
-    path.write_text(text)
-    visitor.page.locator("#import-file").set_input_files(path)
-    assert reason in visitor.notice()
-    assert "unchanged" in visitor.notice()
+    notice = visitor.import_text(text)
+    assert reason in notice
+    assert "unchanged" in notice
     assert visitor.texts(".conversation") == ["mine"]

@@ -12,12 +12,6 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 
 
 @pytest.fixture
-def visitor(context: Any, url: str) -> Iterator[Sender]:
-    with sending(context, url) as sender:
-        yield sender
-
-
-@pytest.fixture
 def disk(context: Any, url: str) -> Iterator["Disk"]:
     """The storage of the page, almost full before the page is opened: Chromium caches the room."""
     page = context.new_page()
@@ -167,9 +161,7 @@ def test_an_import_that_does_not_fit_changes_nothing(visitor: Sender) -> None:
         '{"format": "webgemma-conversations", "version": 1, "conversations": [{"id": "a", '
         f'"title": "t", "created": 1, "updated": 1, "messages": [{message}]}}]}}'
     )
-    file = {"name": "big.json", "mimeType": "application/json", "buffer": archive.encode()}
-    visitor.page.locator("#import-file").set_input_files(file)
-    assert "Nothing was imported" in visitor.notice()
+    assert "Nothing was imported" in visitor.import_text(archive)
     assert visitor.texts(".conversation") == ["mine"]
 
 

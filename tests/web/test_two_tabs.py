@@ -6,16 +6,10 @@ from typing import Any
 import pytest
 from browser.chromium import CHROMIUM
 from web.page import Visitor
-from web.sender import Sender, sending
+from web.sender import Sender
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
-
-
-@pytest.fixture
-def visitor(context: Any, url: str) -> Iterator[Sender]:
-    with sending(context, url) as sender:
-        yield sender
 
 
 @pytest.fixture

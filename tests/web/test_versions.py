@@ -1,7 +1,6 @@
 """Versions of messages on the chat page: nothing that is edited or regenerated is lost."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,30 +76,18 @@ def test_a_regenerated_reply_is_another_version(visitor: Visitor) -> None:
     assert len(visitor.texts(".message")) == 2
 
 
-def exported(visitor: Visitor, folder: Path) -> Path:
-    with visitor.page.expect_download() as download:
-        visitor.button("Export").click()
-    path = folder / "export.json"
-    download.value.save_as(path)
-    return path
-
-
-def test_versions_survive_export_and_import(
-    visitor: Visitor, browser: Any, url: str, tmp_path: Path
-) -> None:
+def test_versions_survive_export_and_import(visitor: Visitor, browser: Any, url: str) -> None:
     visitor.ask("first")
     visitor.ask("second")
     edit(visitor, 0, "other")
     regenerate(visitor)
-    path = exported(visitor, tmp_path)
+    archive = visitor.exported()
     visitor.ask("later")
-    visitor.page.locator("#import-file").set_input_files(path)
-    assert visitor.notice() == "0 conversations were imported."  # it has all of them
+    assert visitor.import_text(archive) == "0 conversations were imported."  # it has all of them
     context = browser.new_context()
     other = Visitor(context, url)
     other.open()
-    other.page.locator("#import-file").set_input_files(path)
-    assert other.notice() == "One conversation was imported."
+    assert other.import_text(archive) == "One conversation was imported."
     other.open()
     assert bodies(other) == OTHER
     assert other.texts(".versions:not([hidden])") == ["‹\n2/2\n›", "‹\n2/2\n›"]
@@ -137,31 +124,21 @@ def export_of(*messages: Any, **changes: Any) -> str:
         (export_of(message("1", None), files={}), "image or audio that cannot be read"),
     ],
 )
-def test_a_file_with_invalid_versions_is_refused(
-    visitor: Visitor, text: str, reason: str, tmp_path: Path
-) -> None:
+def test_a_file_with_invalid_versions_is_refused(visitor: Visitor, text: str, reason: str) -> None:
     visitor.ask("mine")
-    path = tmp_path / "wrong.json"
-    path.write_text(text)
-    visitor.page.locator("#import-file").set_input_files(path)
-    assert reason in visitor.notice()
+    assert reason in visitor.import_text(text)
     assert visitor.texts(".conversation") == ["mine"]
 
 
-def test_a_file_cannot_overwrite_messages_of_another_conversation(
-    visitor: Visitor, tmp_path: Path
-) -> None:
+def test_a_file_cannot_overwrite_messages_of_another_conversation(visitor: Visitor) -> None:
     visitor.ask("mine")
-    archive = json.loads(exported(visitor, tmp_path).read_text())
+    archive = json.loads(visitor.exported())
     (conversation,) = archive["conversations"]
     for each in conversation["messages"]:
         each["content"] = "theirs"
     conversation |= {"leaf": "nowhere"}
     conversation["messages"][0] |= {"usage": {"left_out": -3}, "finish": "<b>", "extra": 1}
-    path = tmp_path / "changed.json"
-    path.write_text(json.dumps(archive))
-    visitor.page.locator("#import-file").set_input_files(path)
-    assert visitor.notice() == "One conversation was imported."
+    assert visitor.import_text(json.dumps(archive)) == "One conversation was imported."
     visitor.open()
     assert bodies(visitor) == ["mine", "You said mine."]
     other = visitor.page.locator("#conversations li:not(.current) .conversation")
@@ -184,7 +161,7 @@ OLD = """() => new Promise((resolve) => {
 })"""  # noqa: E501
 
 
-def test_conversations_of_the_older_form_are_kept(context: Any, url: str, tmp_path: Path) -> None:
+def test_conversations_of_the_older_form_are_kept(context: Any, url: str) -> None:
     page = context.new_page()
     page.goto(f"{url}icon.svg")
     page.evaluate(OLD)
@@ -202,8 +179,6 @@ def test_conversations_of_the_older_form_are_kept(context: Any, url: str, tmp_pa
     ]
     conversation = {"id": "b", "title": "newer", "created": 2, "updated": 2, "messages": messages}
     archive = {"format": "webgemma-conversations", "version": 1, "conversations": [conversation]}
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps(archive))
-    visitor.page.locator("#import-file").set_input_files(path)
-    assert visitor.notice() == "0 conversations were imported."  # an export of the older form
+    notice = visitor.import_text(json.dumps(archive))
+    assert notice == "0 conversations were imported."  # an export of the older form
     assert visitor.errors == []
