@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SPREAD := -n 2 --dist loadfile
 
-.PHONY: chat test lint types pytest browser vulkan chromium format bench wheel clean
+.PHONY: chat test lint types pytest dawn browser vulkan chromium format bench wheel clean
 
 chat: $(VENV)/ready $(VENV)/told  ## talk to the bundled model; from a pipe, answer and end
 	@$(BIN)/webgemma run
 
-test: lint types pytest browser  ## all that CI runs
+test: lint types pytest dawn browser  ## all that CI runs
 
 lint: $(VENV)/ready-dev
 	$(BIN)/ruff check .
@@ -21,6 +21,13 @@ types: $(VENV)/ready-dev
 
 pytest: $(VENV)/ready-dev node_modules/.package-lock.json vulkan chromium
 	$(BIN)/pytest $(SPREAD) --ignore tests/browser
+
+# The device's own tests and a share of the kernels' with Dawn, on the software GPU that comes with
+# Chromium; for all of them: WEBGEMMA_GPU=dawn .venv/bin/pytest tests/kernels
+dawn: $(VENV)/ready-dev chromium
+	WEBGEMMA_GPU=dawn $(BIN)/pytest $(SPREAD) tests/device/test_native.py tests/device/test_forks.py \
+		@tests/browser/kernels.txt --deselect tests/engine/test_soft_tokens.py::test_llama_cpps_files \
+		--deselect tests/gemma/test_diffusion.py::test_a_recorded_generation_draw_by_draw
 
 # The second command computes a share of the kernels' tests on Chromium's GPU; for all of them (a
 # quarter of an hour): WEBGEMMA_GPU=chromium .venv/bin/pytest tests/kernels
