@@ -228,7 +228,8 @@ def test_both_libraries_list_the_same_gpu() -> None:
     assert dawns["name"] == plain["name"].replace("(Vulkan)", "(Dawn, Vulkan)")
     assert {"subgroups", "enable-subgroups", "shuffle4"} <= set(dawns["features"])
     assert dawns["subgroup_sizes"] == [4, 4]
-    assert dawns["matrix_shapes"] == []  # it has no float16
+    assert dawns["matrix_shapes"] == []
+    assert dawns["no_matrix_units"] == "the GPU or its driver has no float16"
     assert not {"subgroup-matrix", "shader-f16", "threads"} & set(dawns["features"])
     assert dawns["problem"] is None
 

@@ -53,6 +53,7 @@ def _facts(gpu: "Adapter") -> dict[str, Any]:
         "features": sorted(gpu.features - {"threads"}),
         "subgroup_sizes": gpu.subgroup_sizes,
         "matrix_shapes": gpu.matrix_shapes,
+        "no_matrix_units": _no_matrix_units(gpu),
         "limits": asdict(gpu.limits),
         "problem": None,
     }
@@ -73,6 +74,17 @@ def _facts(gpu: "Adapter") -> dict[str, Any]:
     return facts
 
 
+def _no_matrix_units(gpu: "Adapter") -> str | None:
+    """Return why a GPU has no matrix units for Dawn."""
+    if gpu.library.key != "dawn" or gpu.matrix_shapes:
+        return None
+    if "shader-f16" not in gpu.features:
+        return "the GPU or its driver has no float16"
+    if "subgroup-matrix" not in gpu.features:
+        return "the GPU or its driver offers none"
+    return "none of them multiplies float16 into float32"
+
+
 def _shape(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape))
 
@@ -87,6 +99,8 @@ def _print(facts: dict[str, Any]) -> None:
     if facts["matrix_shapes"]:
         shapes = ", ".join(map(_shape, facts["matrix_shapes"]))
         out.print(f"    matrix units: {shapes} (float16 into float32)", soft_wrap=True)
+    if facts["no_matrix_units"]:
+        out.print(f"    matrix units: none, {facts['no_matrix_units']}", soft_wrap=True)
     out.print(
         f"    limits: buffers of {format_nbytes(limits['buffer_nbytes'])}, "
         f"bindings of {format_nbytes(limits['binding_nbytes'])}",
