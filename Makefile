@@ -26,6 +26,7 @@ pytest: $(VENV)/ready-dev node_modules/.package-lock.json vulkan chromium
 # Chromium; for all of them: WEBGEMMA_GPU=dawn .venv/bin/pytest tests/kernels
 dawn: $(VENV)/ready-dev chromium
 	WEBGEMMA_GPU=dawn $(BIN)/pytest $(SPREAD) tests/device/test_native.py tests/device/test_forks.py \
+		tests/engine/test_leaks.py::test_closing_a_model_frees_everything \
 		@tests/browser/kernels.txt --deselect tests/engine/test_soft_tokens.py::test_llama_cpps_files \
 		--deselect tests/gemma/test_diffusion.py::test_a_recorded_generation_draw_by_draw
 

@@ -94,6 +94,8 @@ class PageDevice:
 
     recording_seconds = 0.0
     unified = False
+    matrix_shapes = ()
+    subgroup_sizes = (0, 0)
 
     def __init__(self, without: frozenset[str] = frozenset()) -> None:
         self._wire = wire()
