@@ -154,8 +154,8 @@ def _kept_warnings() -> Iterator[list[str]]:
                     warnings.append(
                         line.removeprefix(WARNING).decode(errors="replace").strip(" .\n")
                     )
-                elif not (warnings and line.startswith(b" ")):  # where in Dawn's source
-                    others.append(line)
+                elif not (warnings and (line.startswith(b" ") or not line.strip())):
+                    others.append(line)  # and not where in Dawn's source a warning arose
             if others:
                 os.write(2, b"".join(others))
 
