@@ -69,7 +69,7 @@ def tiling(tile: str) -> tuple[str, dict[str, Argument], int, int]:
         constants = {"THREADS": threads, "EACH": each, "TOKENS": tokens}
         return "matmul_software", constants, threads * each, tokens
     constants = dict(zip(NAMES, (TILES | VEC4_TILES)[tile], strict=True))
-    provider = {"tile": "vec4" if tile in VEC4_TILES else "float"}
+    provider = {"tiled_product": "slices", "tile": "vec4" if tile in VEC4_TILES else "float"}
     return "matmul", constants | provider, constants["TILE_ROWS"], constants["TILE_TOKENS"]
 
 
@@ -203,7 +203,10 @@ def test_many_tokens_are_multiplied_with_a_dequantised_matrix(name: str) -> None
         names = [call.kernel.name for call in products.recorder.calls]
         device().run(products.recorder.plan())
     expected = x.astype(np.float64) @ dequantise(tensor.data, FORMATS[name], (rows, 256)).T
-    assert names == [f"dequantise/{name}", "matmul/F32 epilogue=clamp tile=float"]
+    assert names == [
+        f"dequantise/{name}",
+        "matmul/F32 epilogue=clamp tile=float tiled_product=slices",
+    ]
     error = np.abs(get(y)[:, 8:] - np.clip(expected, -1.0, 1.5)).max()
     assert error <= F32_KERNEL * np.abs(expected).max()
     assert (get(y)[:, :8] == POISON).all()

@@ -28,7 +28,7 @@ from webgemma.diagnostics.bench import Task, copy_rate, time_gpu, time_reference
 from webgemma.errors import DeviceError, InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.lora_weights import ScaledAdapter
-from webgemma.gemma.record.quantised import choose_precision
+from webgemma.gemma.record.precision import choose_precision
 from webgemma.gguf.reader import Gguf
 from webgemma.lora.loading import fitted_adapters
 from webgemma.models import find_model
@@ -111,7 +111,7 @@ def _gpu_facts(
         "device": gpu.name,
         "software": gpu.software,
         "kv": kv,
-        "precision": choose_precision(precision, gpu.software),
+        "precision": choose_precision(precision, gpu),
         "load_seconds": load_seconds,
         "loaded_nbytes": sum(weight.nbytes for weight in model.matrices.values()),
         "prompt_tokens_per_second": speed.prompt,

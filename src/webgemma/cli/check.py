@@ -21,7 +21,7 @@ from webgemma.cli.options import (
 from webgemma.cli.terminal import err, fail, out, reported_errors, write_json
 from webgemma.device import open_device
 from webgemma.gemma.config import Config
-from webgemma.gemma.record.quantised import choose_precision
+from webgemma.gemma.record.precision import choose_precision
 from webgemma.lora.loading import fitted_adapters
 from webgemma.models import find_model
 from webgemma.sync import run_sync
@@ -65,7 +65,7 @@ def check(
             loaded.set_adapters(adapters)
             if gguf.nbytes > LARGE_NBYTES:
                 err.print("The reference in numpy takes a minute or more.", style="dim")
-            mode = Mode(kv.value, choose_precision(precision.value, device.software))
+            mode = Mode(kv.value, choose_precision(precision.value, device))
             reference = reference_stages(gguf, config, mode, ids, adapters)
             prompt = run_sync(gpu_stages(loaded, mode, ids, reference, tokens))
             decode = run_sync(gpu_stages(loaded, mode, ids, reference, 1))

@@ -43,6 +43,7 @@ class Precision(StrEnum):
     exact = "exact"
     int16 = "int16"
     int8 = "int8"
+    f16 = "f16"
 
 
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute.")]

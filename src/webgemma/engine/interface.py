@@ -9,7 +9,7 @@ from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.kv_cache import ELEMENT_NBYTES
 from webgemma.gemma.lora_weights import ScaledAdapter
-from webgemma.gemma.record.quantised import choose_precision
+from webgemma.gemma.record.precision import check_precision
 from webgemma.gguf.reader import Gguf
 from webgemma.media.encoders import EncoderFile, EncoderFiles, Encoders, MediaSpan
 from webgemma.progress import Progress
@@ -19,7 +19,7 @@ from webgemma.values import real_number, shown
 
 DeviceName = Literal["auto", "gpu", "cpu"]
 KvName = Literal["f16", "f32"]
-PrecisionName = Literal["auto", "exact", "int16", "int8"]
+PrecisionName = Literal["auto", "exact", "int16", "int8", "f16"]
 
 
 class Engine(Protocol):
@@ -68,7 +68,7 @@ class EngineOptions:
             )
         if not _is_one_of(self.kv, ELEMENT_NBYTES):
             raise InputError(f"The KV cache cannot be {shown(self.kv)}; use f16 or f32.")
-        choose_precision(self.precision, software=False)
+        check_precision(self.precision)
         if self.gpu is not None and not isinstance(self.gpu, str):
             raise InputError(f"gpu is {shown(self.gpu)}; it must be a part of a GPU's name.")
         if self.memory_gb is not None and (real_number(self.memory_gb) or 0) <= 0:

@@ -21,7 +21,7 @@ from webgemma.engine.saved_session import (
 from webgemma.errors import GgufError, InputError
 from webgemma.gemma.gpu_sampler import GpuSampler
 from webgemma.gemma.kv_cache import ELEMENT_NBYTES, KvCache, cache_shapes
-from webgemma.gemma.record.quantised import choose_precision
+from webgemma.gemma.record.precision import choose_precision
 from webgemma.gemma.soft_tokens import (
     SoftTokens,
     check_soft_tokens,
@@ -57,7 +57,7 @@ class Session:
     ) -> None:
         if kv not in ELEMENT_NBYTES:
             raise InputError(f"The KV cache cannot be {kv!r}; use f16 or f32.")
-        self.precision = choose_precision(precision, model.device.software)
+        self.precision = choose_precision(precision, model.device)
         self.model = model
         self.device: Device = model.device
         self.context = context

@@ -37,11 +37,17 @@ def attend(
     """Record softmax(q kᵀ) v for many rows: [rows, heads * size], in one or a few dispatches."""
     queries, rows, group = PREFILL["QUERIES"], q.shape[0], heads.queries // heads.keys
     out = out or ops.scratch(rows, heads.queries * heads.size)
-    grid = (heads.keys, -(-rows * group // queries))
-    shared: dict[str, Argument] = {"mask": mask, "kv": kv, "HEAD_DIM": heads.size, **PREFILL}
+    shared: dict[str, Argument] = {"mask": mask, "HEAD_DIM": heads.size}
     shared |= {"q": q, "k_cache": cache.k, "v_cache": cache.v, "out": out, "batch": ops.batch}
     shared |= {"heads": heads.queries, "kv_heads": heads.keys, "tokens": rows}
     shared |= {"ring": cache.ring, "window": window}
+    tiling = ops.matmul.attention_tiling(heads.size) if kv == "f16" else None
+    if tiling is not None:
+        grid = (heads.keys, -(-rows * group // tiling.queries))
+        ops.recorder.call("attention_matrix_units", grid, **shared, **tiling.constants)
+        return out
+    grid = (heads.keys, -(-rows * group // queries))
+    shared |= {"kv": kv, **PREFILL}
     at_once = NO_WINDOW
     if ops.software:
         at_once = loop_limits.attention_prefill_keys(heads.size, *PREFILL.values())

@@ -4,11 +4,9 @@ from webgemma.errors import DeviceError
 from webgemma.gemma.config import Experts, Layer
 from webgemma.gemma.record.matmul import MAX_EXPERTS, THREADS, Columns, Routing, SortedSlots
 from webgemma.gemma.record.ops import Ops
-from webgemma.gemma.record.quantised import QuantisedTensor, multiplies_integers
+from webgemma.gemma.record.quantised import QuantisedTensor
 from webgemma.gemma.weights import Model
 from webgemma.graph import Tensor
-
-TILE_SLOTS = (8, 16, 32)  # slots that a tile of a batch may have
 
 
 class ExpertLayer:
@@ -103,8 +101,7 @@ class ExpertLayer:
         """Record products in which the weights of an expert are read for all its slots together."""
         ops, used, ffn = self.ops, self.experts.used, self.experts.ffn
         order = self.sort(routing.ids)
-        if multiplies_integers(self.up.format):
-            m = ops.matmul.quantised(m, self.gate)
+        m = ops.matmul.expert_input(m, self.gate, self.up)
         both = self.gate_and_up(order, routing, m)
         hidden = ops.input_for(used * ffn, self.down.name)
         gate, up = Columns(both, 2 * ffn, 0), Columns(both, 2 * ffn, ffn)
@@ -149,7 +146,8 @@ class ExpertLayer:
         """Record the slots expert by expert, in tiles about as large as an expert's average."""
         rows, used = ids.shape
         count = self.experts.count
-        tile = next((n for n in TILE_SLOTS if rows * used <= n * count), TILE_SLOTS[-1])
+        sizes = self.ops.matmul.expert_tile_slots
+        tile = next((n for n in sizes if rows * used <= n * count), sizes[-1])
         slots = self.ops.scratch(rows, used)
         tiles = self.ops.scratch(min(rows * used, rows * used // tile + count), 4)
         self.ops.recorder.call(

@@ -18,6 +18,13 @@ HARDWARE = {
     "eight_lanes": (("shuffle", "shuffle8"),),
 }
 
+# The first lines of a program that uses matrix units. Its matrices are the same for a whole
+# subgroup, which the compiler cannot prove: it only knows what is the same for a workgroup.
+ENABLE_MATRICES = """enable f16;
+enable chromium_experimental_subgroup_matrix;
+diagnostic(off, chromium.subgroup_matrix_uniformity);
+"""
+
 EXAMPLE_FORMAT = "Q4_K"
 
 Constant = int | float | bool
@@ -165,6 +172,8 @@ class Linker:
         wgsl = "\n".join([*self._head(params, space), *self._body(numbers)])
         if "enable-subgroups" in self.features and "subgroup" in wgsl:
             wgsl = ENABLE + wgsl
+        if "subgroup_matrix" in wgsl:
+            wgsl = ENABLE_MATRICES + wgsl
         names = tuple(d.name for d in bindings)
         taken = {field.name for field in params} & set(names)
         if taken:

@@ -11,13 +11,17 @@ from webgemma.gemma.lora_weights import RANKS_AT_ONCE, LoraWeight
 from webgemma.gemma.matrices import Part, Weight
 from webgemma.gemma.record.quantised import (
     GROUP,
+    HalfTensor,
     QuantisedTensor,
     multiplies_integers,
     providers,
 )
 from webgemma.gemma.record.tiling import (
     FEW_TOKENS,
+    AttentionTiling,
     MatmulTiling,
+    MatrixTiling,
+    MatrixUnits,
     MatvecTiling,
     SoftwareTiling,
 )
@@ -26,6 +30,7 @@ from webgemma.graph import Argument, Recorder, Tensor, folded
 from webgemma.kernels import unit as unit_of
 
 THREADS = 64  # of an op whose threads are independent
+ROUND_THREADS = 128  # of round_f16, which has a workgroup for each row
 DEQUANTISED_TOKENS = 256  # from which on it pays to dequantise a matrix of this size at most
 DEQUANTISED_NBYTES = 256 << 20
 
@@ -37,6 +42,8 @@ LORA_THREADS = 64
 # Experts: lanes of a pair of rows; with 32 pairs, as many threads as a workgroup may have.
 EXPERT_UP_LANES = 8
 EXPERT_DOWN = {"LANES": 32, "EACH": 1, "THREADS": 64}
+SORTED_SLOTS = (8, 16, 32)  # slots that a tile of a sorted batch may have
+MATRIX_SLOTS = (16, 32, 64)  # with matrix units
 MAX_EXPERTS = {"MAX_EXPERTS": 256, "MAX_USED": 16}
 NO_ROW = 1 << 31  # a row that no part of a weight holds
 
@@ -99,9 +106,15 @@ class Matmul:
         self.features = recorder.device.features
         self.limits = recorder.device.limits
         self.software = recorder.device.software
+        self.units = MatrixUnits.of(recorder.device) if precision == "f16" else None
+        if precision == "f16" and (self.units is None or rows <= FEW_TOKENS):
+            self.units, precision = (
+                None,
+                "int16",
+            )  # with few tokens, reading the weights takes longest
         # Where packed dots are made of other instructions, a batch is slower with them.
         emulated = rows > 1 and "packed-dots" not in self.features
-        self.precision = "exact" if emulated else precision
+        self.precision = "exact" if emulated and self.units is None else precision
 
     # Dense products
 
@@ -129,7 +142,7 @@ class Matmul:
         fused = lora if tokens <= FEW_TOKENS and not self.software else None
         if tokens > FEW_TOKENS:
             x = self.quantised(x, weight)
-        if not isinstance(x, QuantisedTensor):
+        if not isinstance(x, QuantisedTensor | HalfTensor):
             weight = self.dequantised(weight, tokens)
         y = out or self.recorder.scratch(tokens, weight.rows)
         for part in weight.parts:
@@ -156,6 +169,11 @@ class Matmul:
         tokens, name, integers = x.shape[0], weight.format.name, isinstance(x, QuantisedTensor)
         shared: dict[str, Argument] = {**weight.arguments(part), **epilogue}
         shared |= {"rows": part.rows, "batch": self.batch, "x": x}
+        if isinstance(x, HalfTensor):
+            matrices = self.matrix_tiling(weight.rows, tokens)
+            assert matrices is not None  # else x would not be rounded
+            self._multiply_tiles(x, part, matrices, shared | {"x_rows": tokens})
+            return
         software = SoftwareTiling.for_tokens(tokens, self.features, self.software)
         if software is not None and not integers:
             columns, layers = folded(-(-part.rows // (software.threads * software.rows_each)))
@@ -163,21 +181,32 @@ class Matmul:
             shared |= {"tokens": tokens, **software.constants}
             self.recorder.call("matmul_software", grid, **shared)
             return
-        tile, tiling = providers("tile", x), None
+        tiling: MatmulTiling | None = None
         if not integers and unit_of(name) == 4:
             tiling = MatmulTiling.for_vec4(weight.rows, tokens, self.limits.workgroup_nbytes)
-            tile = tile if tiling is None else {"tile": "vec4"}
+            shared |= {"tile": "vec4"} if tiling else {}
         tiling = tiling or MatmulTiling.for_product(weight.rows, tokens, integers)
         if tiling is not None:
-            columns, layers = folded(-(-part.rows // tiling.rows))
-            grid = (columns, -(-tokens // tiling.tokens), layers)
-            shared |= {"tokens": tokens, **tile, **tiling.constants}
-            self.recorder.call("matmul", grid, **shared)
+            self._multiply_tiles(x, part, tiling, shared)
             return
         team = MatvecTiling.for_weight(weight, self.features, self.software)
         grid = (*folded(-(-part.rows // team.rows)), tokens)
         shared |= {**providers("input", x), **team.constants}
         self.recorder.call("matvec", grid, **shared)
+
+    def _multiply_tiles(
+        self,
+        x: Tensor,
+        part: Part,
+        tiling: MatmulTiling | MatrixTiling,
+        arguments: Mapping[str, Argument],
+    ) -> None:
+        """Record a product of `_multiply` in tiles."""
+        tokens = x.shape[0]
+        columns, layers = folded(-(-part.rows // tiling.rows))
+        grid = (columns, -(-tokens // tiling.tokens), layers)
+        shared = {**providers("tile", x), "tokens": tokens, **tiling.constants, **arguments}
+        self.recorder.call("matmul", grid, **shared)
 
     def gate_up(self, x: Tensor, weight: Weight, out: Tensor) -> None:
         """Record gelu(W_gate x) * W_up x for a few tokens, from both matrices in one part."""
@@ -231,16 +260,20 @@ class Matmul:
     def input_for(self, rows: int, width: int, *readers: Weight | None) -> Tensor:
         """Return a scratch tensor for what these weights read: integers if all multiply those."""
         floats = any(w is not None and not multiplies_integers(w.format) for w in readers)
-        if self.precision == "exact" or floats:
+        if self.precision in ("exact", "f16") or floats:
             return self.recorder.scratch(rows, width)
         return QuantisedTensor.scratch(rows, width, self.precision)
 
     def quantised(self, x: Tensor, weight: Weight) -> Tensor:
         """Return x in the form in which this weight is multiplied fastest."""
-        floats = self.precision == "exact" or not multiplies_integers(weight.format)
+        tokens, width = x.shape
+        # What a file keeps in float32, as it does routers, must not be rounded.
+        halves = self.units and weight.format.name != "F32" and width % 8 == 0
+        if halves and self.matrix_tiling(weight.rows, tokens):
+            return self.rounded(x)
+        floats = self.precision in ("exact", "f16") or not multiplies_integers(weight.format)
         if floats or isinstance(x, QuantisedTensor):
             return x
-        tokens, width = x.shape
         h = QuantisedTensor.scratch(tokens, width, self.precision)
         grid = (-(-width // (4 * THREADS)), tokens)
         self.recorder.call(
@@ -251,6 +284,37 @@ class Matmul:
             x=x,
             h=h,
             width=width,
+        )
+        return h
+
+    def matrix_tiling(self, rows: int, tokens: int) -> MatrixTiling | None:
+        """Return how matrix units divide a product; None where they do not compute it."""
+        if self.units is None:
+            return None
+        return MatrixTiling.for_product(self.units, rows, tokens, self.limits)
+
+    def attention_tiling(self, size: int) -> AttentionTiling | None:
+        """Return how matrix units divide attention; None where they do not compute it."""
+        if self.units is None:
+            return None
+        return AttentionTiling.for_heads(self.units, size, self.limits)
+
+    def rounded(self, x: Tensor, token_rows: int = 1) -> HalfTensor:
+        """Record x in float16, for matrix units; a token has so many rows of the result."""
+        if isinstance(x, HalfTensor):
+            return x
+        rows, width = x.shape[0] * token_rows, x.shape[1] // token_rows
+        h = HalfTensor.scratch(rows, width)
+        self.recorder.call(
+            "round_f16",
+            folded(rows),
+            batch=self.batch,
+            x=x,
+            h=h,
+            width=width,
+            rows=rows,
+            token_rows=token_rows,
+            THREADS=ROUND_THREADS,
         )
         return h
 
@@ -418,6 +482,21 @@ class Matmul:
                 **EXPERT_DOWN,
             )
 
+    @property
+    def expert_tile_slots(self) -> tuple[int, ...]:
+        """How many slots a tile of a sorted batch may have."""
+        if self.units is None:
+            return SORTED_SLOTS
+        tilings = [MatrixTiling.for_experts(self.units, slots) for slots in MATRIX_SLOTS]
+        return tuple(t.tokens for t in tilings if t.fits(self.limits)) or SORTED_SLOTS
+
+    def expert_input(self, x: Tensor, *weights: Weight) -> Tensor:
+        """Return x in the form in which these experts multiply a sorted batch fastest."""
+        if self.expert_tile_slots is not SORTED_SLOTS:
+            return self.rounded(x)
+        integers = all(multiplies_integers(weight.format) for weight in weights)
+        return self.quantised(x, weights[0]) if integers and self.precision != "f16" else x
+
     def expert_linear(
         self,
         order: SortedSlots,
@@ -431,15 +510,23 @@ class Matmul:
         """Record each expert's rows times the x of its slots, into a slot's columns.
 
         `fan` slots share a row of x. Adapters of the experts are added."""
-        tiling = MatmulTiling.for_experts(
-            order.tile_slots, isinstance(x, QuantisedTensor), self.software
-        )
+        tiling: MatmulTiling | MatrixTiling
+        product: dict[str, Argument]
+        if self.units and self.expert_tile_slots is not SORTED_SLOTS:
+            tiling = MatrixTiling.for_experts(self.units, order.tile_slots)
+            x = self.rounded(x, ids.shape[1] // fan)
+            product = {"x_rows": x.shape[0]}
+        else:
+            integers = isinstance(x, QuantisedTensor)
+            tiling = MatmulTiling.for_experts(order.tile_slots, integers, self.software)
+            product = {}
         grid = (-(-weight.rows // experts // tiling.rows), order.tiles.shape[0])
         for part, arguments in self.expert_parts(weight, experts):
             self.recorder.call(
                 "expert_matmul",
                 grid,
                 **arguments,
+                **product,
                 **providers("tile", x),
                 tiles=order.tiles,
                 x=x,

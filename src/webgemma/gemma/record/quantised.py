@@ -1,12 +1,10 @@
-"""Activations quantised to integers, which the large products read instead of floats."""
+"""Activations in the forms that large products read instead of float32: integers, or float16."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from webgemma.errors import InputError
 from webgemma.gguf.formats import Format
 from webgemma.graph import Tensor
-from webgemma.values import shown
 
 GROUP = 32  # values that share a scale
 VALUE_NBYTES = {"int16": 2, "int8": 1}
@@ -28,22 +26,31 @@ class QuantisedTensor(Tensor):
         return cls((rows, width), nbytes, precision=precision)
 
 
+@dataclass(eq=False, slots=True)
+class HalfTensor(Tensor):
+    """Rows of float16, then a scale of each row: see round_f16.wgsl."""
+
+    @classmethod
+    def scratch(cls, rows: int, width: int) -> "HalfTensor":
+        """Return a scratch tensor."""
+        return cls((rows, width), 2 * rows * width + 4 * rows)
+
+
 def providers(slot: Slot, tensor: Tensor) -> dict[str, str]:
-    """Return the providers with which a kernel reads or writes a tensor through this slot."""
+    """Return the providers with which a kernel reads or writes a tensor through this slot.
+
+    A tile of a product also decides how it is multiplied."""
+    if slot == "tile":
+        if isinstance(tensor, HalfTensor):
+            return {"tiled_product": "matrix_units"}
+        return {"tiled_product": "slices", **_forms(slot, tensor)}
+    return _forms(slot, tensor)
+
+
+def _forms(slot: Slot, tensor: Tensor) -> dict[str, str]:
     if isinstance(tensor, QuantisedTensor):
         return {slot: "integer", "integer_width": tensor.precision}
     return {slot: "float"}
-
-
-def choose_precision(precision: str, software: bool) -> str:
-    """Resolve "auto": int16, but exact on a software GPU, which int16 makes no faster."""
-    if not isinstance(precision, str) or precision not in ("auto", "exact", *VALUE_NBYTES):
-        raise InputError(
-            f"The precision {shown(precision)} does not exist; use auto, exact, int16 or int8."
-        )
-    if precision == "auto":
-        return "exact" if software else "int16"
-    return precision
 
 
 def multiplies_integers(fmt: Format) -> bool:

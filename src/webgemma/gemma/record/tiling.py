@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from webgemma.device import Device, Limits, MatrixShape
 from webgemma.gemma.matrices import Weight
 from webgemma.gemma.record import loop_limits
 from webgemma.gemma.record.quantised import GROUP
@@ -13,6 +14,10 @@ LARGE_PRODUCT = 1 << 20  # values, enough for large tiles to fill a GPU
 FEW_GROUPS = 64  # workgroups that leave most of a large GPU idle
 MANY_GROUPS = 128  # that fill it
 MANY_THREADS = 3 << 14  # in flight, to hide the latency of memory
+MANY_MATRIX_GROUPS = 200  # workgroups with matrix units that fill it
+# Tokens and rows of a workgroup, and of a subgroup, with matrix units; fastest on an H200 first.
+MATRIX_TILES = ((128, 128, 64, 32), (64, 128, 32, 32), (32, 128, 32, 32), (16, 64, 16, 32))
+MAX_SLICES = 8  # of a head, with matrix units: what attention_matrix_units writes out
 NARROW = 32  # rows or columns below which narrow outer tiles are faster
 
 Constants = dict[str, int | float | bool]
@@ -123,6 +128,137 @@ class MatmulTiling:
             "SLICE": self.slice,
             "BUFFERS": self.buffers,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixUnits:
+    """What a GPU multiplies at once, and the threads of a subgroup, which do it together."""
+
+    shape: MatrixShape
+    subgroup: int
+
+    @classmethod
+    def of(cls, device: Device) -> "MatrixUnits | None":
+        """Return the largest matrices of a device; None if it has none that kernels can use.
+
+        Kernels need to know which threads are a subgroup: all have the same size, in order."""
+        smallest, size = device.subgroup_sizes
+        known = smallest == size and f"shuffle{size}" in device.features
+        if "subgroup-matrix" not in device.features or not known or not device.matrix_shapes:
+            return None
+        return cls(max(device.matrix_shapes, key=lambda shape: shape.m * shape.n * shape.k), size)
+
+    @property
+    def constants(self) -> Constants:
+        """The overrides of a kernel that uses them."""
+        m, n, k = self.shape
+        return {"SUBGROUP": self.subgroup, "MATRIX_M": m, "MATRIX_N": n, "MATRIX_K": k}
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixTiling:
+    """How matrix units divide a product: rows and tokens of a workgroup, and of a subgroup."""
+
+    units: MatrixUnits
+    tokens: int
+    rows: int
+    sub_tokens: int
+    sub_rows: int
+    slice: int = 64  # at least the longest unit of a format
+
+    @classmethod
+    def for_product(
+        cls, units: MatrixUnits, rows: int, tokens: int, limits: Limits
+    ) -> "MatrixTiling | None":
+        """Return the largest tiles that fill a GPU; None if none fits into a workgroup."""
+        tilings = [cls.sized(units, *size) for size in MATRIX_TILES if size[0] < 2 * tokens]
+        fitting = [t for t in tilings if t.fits(limits)]
+        full = [t for t in fitting if t.groups(rows, tokens) >= MANY_MATRIX_GROUPS]
+        return next(iter(full + fitting[-1:]), None)
+
+    @classmethod
+    def for_experts(cls, units: MatrixUnits, slots: int) -> "MatrixTiling":
+        """Return the tiling of the experts' products, with 16, 32 or 64 slots in a tile."""
+        return cls.sized(units, slots, 128, min(slots, 32), 32)
+
+    @classmethod
+    def sized(
+        cls, units: MatrixUnits, tokens: int, rows: int, sub_tokens: int, sub_rows: int
+    ) -> "MatrixTiling":
+        """Return a tiling in which a subgroup has at most four matrices in each direction."""
+        m, n, _ = units.shape
+        return cls(units, tokens, rows, min(sub_tokens, 4 * m), min(sub_rows, 4 * n))
+
+    @property
+    def threads(self) -> int:
+        """Threads of a workgroup."""
+        return self.units.subgroup * (self.tokens // self.sub_tokens) * (self.rows // self.sub_rows)
+
+    def fits(self, limits: Limits) -> bool:
+        """Return whether a workgroup may have so many threads and so much memory."""
+        m, n, _ = self.units.shape
+        tiles = 2 * (self.tokens + self.rows) * (self.slice + 8)
+        nbytes = tiles + 4 * m * n * self.threads // self.units.subgroup
+        return nbytes <= limits.workgroup_nbytes and self.threads <= limits.workgroup_threads
+
+    def groups(self, rows: int, tokens: int) -> int:
+        """Return the workgroups of a product of this size."""
+        return -(-rows // self.rows) * -(-tokens // self.tokens)
+
+    @property
+    def constants(self) -> Constants:
+        """The overrides of tiled_product/matrix_units."""
+        return {
+            **self.units.constants,
+            "THREADS": self.threads,
+            "TILE_ROWS": self.rows,
+            "TILE_TOKENS": self.tokens,
+            "SUB_ROWS": self.sub_rows,
+            "SUB_TOKENS": self.sub_tokens,
+            "SLICE": self.slice,
+            "BUFFERS": 1,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTiling:
+    """How matrix units divide attention: queries of a workgroup, keys of a tile, and teams."""
+
+    units: MatrixUnits
+    queries: int
+    keys: int
+    team: int  # subgroups that have the same queries
+
+    @classmethod
+    def for_heads(cls, units: MatrixUnits, size: int, limits: Limits) -> "AttentionTiling | None":
+        """Return the tiling for heads of this size; None where matrices do not divide it."""
+        m, n, _ = units.shape
+        for team in (4, 8):
+            tiling = cls(units, 2 * m, 64, team)
+            slices = size // (team * n)
+            if slices * team * n == size and slices <= MAX_SLICES and tiling.fits(limits):
+                return tiling
+        return None
+
+    @property
+    def threads(self) -> int:
+        """Threads of a workgroup."""
+        return self.units.subgroup * self.team * self.queries // self.units.shape.m
+
+    def fits(self, limits: Limits) -> bool:
+        """Return whether a workgroup may have so many threads and so much memory."""
+        m, n, _ = self.units.shape
+        line, subgroups = self.team * n + 8, self.threads // self.units.subgroup
+        halves = (self.queries + self.keys) * line + self.queries * (self.keys + 8)
+        floats = max(self.queries * (self.keys + 4), subgroups * m * n) + self.threads
+        nbytes = 2 * halves + 4 * (floats + self.queries + 4)
+        return nbytes <= limits.workgroup_nbytes and self.threads <= limits.workgroup_threads
+
+    @property
+    def constants(self) -> Constants:
+        """The overrides of attention_matrix_units."""
+        own = {"THREADS": self.threads, "QUERIES": self.queries, "KEYS": self.keys}
+        return {**self.units.constants, **own}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,28 @@
+"""The precision of activations in products: which there are, and which a device multiplies best."""
+
+from webgemma.device import Device
+from webgemma.errors import InputError
+from webgemma.gemma.record.tiling import MatrixUnits
+from webgemma.values import shown
+
+PRECISIONS = ("auto", "exact", "int16", "int8", "f16")
+
+
+def check_precision(precision: str) -> None:
+    """Raise InputError unless there is such a precision."""
+    if not isinstance(precision, str) or precision not in PRECISIONS:
+        raise InputError(
+            f"The precision {shown(precision)} does not exist; use auto, exact, int16, int8 or f16."
+        )
+
+
+def choose_precision(precision: str, device: Device) -> str:
+    """Resolve "auto", and what a device cannot do.
+
+    It is f16 on a GPU with matrix units, else int16; exact on a software GPU, which neither makes
+    faster. Without matrix units, f16 becomes int16, which is as precise or better."""
+    check_precision(precision)
+    has_units = MatrixUnits.of(device) is not None
+    if precision == "auto":
+        precision = "exact" if device.software else "f16"
+    return "int16" if precision == "f16" and not has_units else precision
