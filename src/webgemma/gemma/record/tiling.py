@@ -14,9 +14,14 @@ LARGE_PRODUCT = 1 << 20  # values, enough for large tiles to fill a GPU
 FEW_GROUPS = 64  # workgroups that leave most of a large GPU idle
 MANY_GROUPS = 128  # that fill it
 MANY_THREADS = 3 << 14  # in flight, to hide the latency of memory
-MANY_MATRIX_GROUPS = 200  # workgroups with matrix units that fill it
-# Tokens and rows of a workgroup, and of a subgroup, with matrix units; fastest on an H200 first.
-MATRIX_TILES = ((128, 128, 64, 32), (64, 128, 32, 32), (32, 128, 32, 32), (16, 64, 16, 32))
+# With matrix units: tokens and rows of a workgroup and of a subgroup, and the number of workgroups
+# from which on that is the fastest on an H200.
+MATRIX_TILES = (
+    (128, 128, 64, 32, 128),
+    (64, 128, 32, 32, 64),
+    (32, 128, 32, 32, 64),
+    (16, 64, 16, 32, 1),
+)
 MAX_SLICES = 8  # of a head, with matrix units: what attention_matrix_units writes out
 NARROW = 32  # rows or columns below which narrow outer tiles are faster
 
@@ -171,10 +176,12 @@ class MatrixTiling:
         cls, units: MatrixUnits, rows: int, tokens: int, limits: Limits
     ) -> "MatrixTiling | None":
         """Return the largest tiles that fill a GPU; None if none fits into a workgroup."""
-        tilings = [cls.sized(units, *size) for size in MATRIX_TILES if size[0] < 2 * tokens]
-        fitting = [t for t in tilings if t.fits(limits)]
-        full = [t for t in fitting if t.groups(rows, tokens) >= MANY_MATRIX_GROUPS]
-        return next(iter(full + fitting[-1:]), None)
+        for *size, enough in MATRIX_TILES:
+            tiling = cls.sized(units, *size)
+            wasteful = tiling.tokens >= 2 * tokens and enough > 1
+            if tiling.fits(limits) and not wasteful and tiling.groups(rows, tokens) >= enough:
+                return tiling
+        return None
 
     @classmethod
     def for_experts(cls, units: MatrixUnits, slots: int) -> "MatrixTiling":
