@@ -8,7 +8,7 @@ import pytest
 from browser.chromium import CHROMIUM
 from helpers.store import add_model
 from helpers.tiny import KINDS, tiny_gguf
-from web.page import Visitor, serving_page
+from web.page import FAKE_WORKER, Visitor, serving_page
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
@@ -215,6 +215,19 @@ def test_a_message_waits_for_the_model_that_was_chosen(visitor: Visitor) -> None
     visitor.button("Send").click()
     visitor.page.locator(".message.assistant .facts:not(:empty)").wait_for()
     assert visitor.texts(".message .body") == ["hello", "You said hello."]
+
+
+@pytest.mark.parametrize("has_units", [True, False])
+def test_matrix_units_that_are_off_are_mentioned(
+    context: Any, tmp_path: Path, has_units: bool
+) -> None:
+    ready = f"software: false, matrix_units: {str(has_units).lower()}"
+    worker = FAKE_WORKER.replace("software: true", ready)
+    with serving_page(tmp_path, worker) as url:
+        visitor = Visitor(context, url)
+        visitor.open()
+        title = visitor.page.locator("#device").get_attribute("title")
+    assert ("chrome://flags/#enable-unsafe-webgpu" in title) is not has_units
 
 
 def test_a_lost_device_keeps_the_conversation_and_offers_a_reload(visitor: Visitor) -> None:

@@ -11,6 +11,7 @@ from pyodide.ffi import JsException, to_js  # type: ignore[import-not-found]
 
 from webgemma.device.interface import Buffer, Kernel, Limits, MatrixShape, Plan
 from webgemma.device.subgroups import shuffles
+from webgemma.device.trials import matrix_products
 from webgemma.errors import DeviceError, DeviceLostError, DeviceMemoryError
 from webgemma.javascript import script
 
@@ -30,19 +31,41 @@ class BrowserPipeline:
 
 async def open_browser(*, software: bool = True) -> BrowserDevice:
     """Open the browser's GPU; without `software`, one that is this machine's CPU does not count."""
+    device = await _open(with_matrices=True)
+    if device.software and not software:
+        device.close()
+        raise DeviceError(f"The only GPU of this browser is the CPU ({device.name}).")
+    if device.matrix_shapes:
+        device = await _with_right_matrices(device)
+    if "subgroups" in device.features:
+        device.features |= {"enable-subgroups"}
+        device.features |= await shuffles(device)
+    return device
+
+
+async def _open(*, with_matrices: bool) -> BrowserDevice:
     try:
-        gpu = await script(__package__, "replay.js", "openWebgemmaGpu")()
+        gpu = await script(__package__, "replay.js", "openWebgemmaGpu")(with_matrices)
     except JsException as error:
         raise DeviceError(f"{NO_GPU} The browser reports: {error.message}") from error
     if gpu is None:
         raise DeviceError(NO_GPU)
-    device = BrowserDevice(gpu)
-    if device.software and not software:
+    return BrowserDevice(gpu)
+
+
+async def _with_right_matrices(device: BrowserDevice) -> BrowserDevice:
+    """Return a device with the matrix shapes whose products are right.
+
+    A device on which a trial fails cannot be used any more: then another one is opened."""
+    shapes = await matrix_products(device)
+    try:
+        device.check()
+    except DeviceError:
         device.close()
-        raise DeviceError(f"The only GPU of this browser is the CPU ({device.name}).")
-    if "subgroups" in device.features:
-        device.features |= {"enable-subgroups"}
-        device.features |= await shuffles(device)
+        return await _open(with_matrices=False)
+    device.matrix_shapes = shapes
+    if shapes:
+        device.features |= {"subgroup-matrix"}
     return device
 
 
@@ -58,8 +81,11 @@ class BrowserDevice:
         self.name = f"{gpu.name} (WebGPU)"
         self.software: bool = gpu.software
         self.unified = False  # browsers do not report it
-        self.matrix_shapes: tuple[MatrixShape, ...] = ()
-        self.subgroup_sizes = (0, 0)
+        numbers = gpu.matrixShapes.to_py()
+        shapes = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+        self.matrix_shapes: tuple[MatrixShape, ...] = tuple(MatrixShape(*shape) for shape in shapes)
+        smallest, largest = gpu.subgroupSizes.to_py()
+        self.subgroup_sizes: tuple[int, int] = (smallest, largest)
         self.features = frozenset(gpu.features.split())
         if gpu.vendor != "apple":
             self.features |= {"packed-dots"}

@@ -3,6 +3,7 @@
 
 const BINDING_TYPES = { read: "read-only-storage", write: "storage", uniform: "uniform" };
 const FEATURES = ["subgroups", "shader-f16", "timestamp-query"];
+const MATRICES = "chromium-experimental-subgroup-matrix"; // offered by Chromium with unsafe WebGPU enabled
 const LIMITS = [
   "maxBufferSize",
   "maxStorageBufferBindingSize",
@@ -14,11 +15,16 @@ const REUSED_STAGING_NBYTES = 1 << 16; // staging buffers up to this size are re
 
 class Gpu {
   constructor(adapter, device) {
-    const { vendor, architecture, description, isFallbackAdapter } = adapter.info;
+    const { vendor, architecture, description, isFallbackAdapter, subgroupMinSize, subgroupMaxSize } = adapter.info;
     this.name = description || [vendor, architecture].filter(Boolean).join(" ") || "GPU";
     this.vendor = vendor;
     this.software = Boolean(isFallbackAdapter) || architecture === "swiftshader";
     this.features = FEATURES.filter((name) => device.features.has(name)).join(" ");
+    this.subgroupSizes = [subgroupMinSize ?? 0, subgroupMaxSize ?? 0];
+    // The shapes of products of float16 into float32, as m, n and k of one after the other.
+    this.matrixShapes = device.features.has(MATRICES) ? [...adapter.info.subgroupMatrixConfigs]
+      .filter(({ componentType, resultComponentType }) => componentType === "f16" && resultComponentType === "f32")
+      .flatMap(({ M, N, K }) => [M, N, K].map(Number)) : [];
     this.limits = device.limits;
     this.device = device;
     this.queue = device.queue;
@@ -206,14 +212,14 @@ class Gpu {
   }
 }
 
-// Opens the browser's GPU with all its limits; undefined if there is none.
-const openGpu = async () => {
+// Opens the browser's GPU with all its limits, and its matrix units if wanted; undefined if there is none.
+const openGpu = async (withMatrices = false) => {
   const adapter = await globalThis.navigator?.gpu?.requestAdapter({
     powerPreference: "high-performance",
   });
   if (!adapter) return undefined;
   const device = await adapter.requestDevice({
-    requiredFeatures: FEATURES.filter((name) => adapter.features.has(name)),
+    requiredFeatures: [...FEATURES, ...(withMatrices ? [MATRICES] : [])].filter((name) => adapter.features.has(name)),
     requiredLimits: Object.fromEntries(LIMITS.map((name) => [name, adapter.limits[name]])),
   });
   return new Gpu(adapter, device);

@@ -74,7 +74,8 @@ class Tab:
         except WebgemmaError as error:
             self._report_error(error, "no-webgpu")
             return
-        self._report("ready", device=device.name, software=device.software)
+        units = "subgroup-matrix" in device.features
+        self._report("ready", device=device.name, software=device.software, matrix_units=units)
         device.close()
 
     # The model

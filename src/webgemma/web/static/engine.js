@@ -30,7 +30,7 @@
 //   read_adapter  id                                          request an adapter's file
 //   delete_adapter  id
 // Messages of the worker:
-//   ready     device, software        the GPU was found; software: it is emulated and slow
+//   ready     device, software, matrix_units   the GPU was found; software: it is emulated and slow
 //   progress  loaded, total           bytes of the model that is loading
 //   inspected id, kind: "model" | "adapter" | "mmproj"
 //   loaded    name, context, device, nbytes                   context: as requested, or the model's if that is less

@@ -168,6 +168,10 @@ const actions = {
   adapters: { name: "Show the adapters", act: () => tune.open() },
 };
 
+const isChromium = Boolean(navigator.userAgentData?.brands.some(({ brand }) => brand === "Chromium"));
+const MATRICES_OFF = ". Its matrix units (tensor cores), if it has any, are off: with chrome://flags/#enable-unsafe-webgpu "
+  + "enabled, this page reads prompts faster.";
+
 /** Load a model that the user has chosen if its file is one, and return whether it is; else the loaded one stays. */
 async function choose(model) {
   latestChoice += 1;
@@ -236,6 +240,7 @@ function showModel(name, device, hint = "") {
 
 engine.addEventListener("ready", ({ detail }) => {
   deviceName = detail.device + (detail.software ? " (software, slow)" : "");
+  if (!detail.software && !detail.matrix_units && isChromium) byId("device").title += MATRICES_OFF;
 });
 engine.addEventListener("progress", ({ detail }) => showLoading(detail));
 engine.addEventListener("loaded", ({ detail }) => {
