@@ -8,7 +8,7 @@ from rich.markup import escape
 from webgemma.cli.options import JsonOption
 from webgemma.cli.terminal import format_nbytes, out, reported_errors, write_json
 from webgemma.device.opening import list_all_gpus, open_gpu
-from webgemma.engine.selftest import selftest
+from webgemma.engine.selftest import check_matrix_units, selftest
 from webgemma.errors import DeviceError
 from webgemma.sync import run_sync
 
@@ -66,6 +66,8 @@ def _facts(gpu: "Adapter") -> dict[str, Any]:
         shapes = ", ".join(map(_shape, sorted(wrong)))
         facts["problem"] = f"Its matrix units multiply wrongly ({shapes}) and are not used."
     try:
+        if wrong_units := run_sync(check_matrix_units(device)):
+            facts |= {"features": sorted(device.features), "problem": wrong_units}
         run_sync(selftest(device))
     except DeviceError as error:
         facts["problem"] = str(error)

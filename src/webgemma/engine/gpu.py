@@ -9,7 +9,7 @@ from webgemma.engine.diffusion_session import DiffusionSession
 from webgemma.engine.interface import EngineOptions
 from webgemma.engine.memory_budget import MemoryBudget, free_host_nbytes, gigabytes
 from webgemma.engine.saved_session import SavedPath
-from webgemma.engine.selftest import selftest
+from webgemma.engine.selftest import check_matrix_units, selftest
 from webgemma.engine.session import Session
 from webgemma.errors import DeviceMemoryError
 from webgemma.gemma.config import Config
@@ -123,6 +123,7 @@ async def open_gpu_engine(
 
     try:
         await selftest(device)
+        await check_matrix_units(device)
         budget = MemoryBudget.of(gguf, config, context, options.kv, options.memory_gb)
         session = await allocate(gguf, config, device, budget, options)
         await session.model.derive(gguf)
