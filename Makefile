@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SPREAD := -n 2 --dist loadfile
+MESA := build/newer-mesa
 
-.PHONY: chat test lint types pytest dawn browser vulkan chromium format bench wheel clean
+.PHONY: chat test lint types pytest dawn matrix-units browser vulkan chromium format bench wheel clean
 
 chat: $(VENV)/ready $(VENV)/told  ## talk to the bundled model; from a pipe, answer and end
 	@$(BIN)/webgemma run
 
-test: lint types pytest dawn browser  ## all that CI runs
+test: lint types pytest dawn matrix-units browser  ## all that CI runs
 
 lint: $(VENV)/ready-dev
 	$(BIN)/ruff check .
@@ -29,6 +30,14 @@ dawn: $(VENV)/ready-dev chromium
 		tests/engine/test_leaks.py::test_closing_a_model_frees_everything \
 		@tests/browser/kernels.txt --deselect tests/engine/test_soft_tokens.py::test_llama_cpps_files \
 		--deselect tests/gemma/test_diffusion.py::test_a_recorded_generation_draw_by_draw
+
+# The tests that need matrix units, with Dawn. On Linux, Mesa's software GPU has them, if it is new enough:
+# one is unpacked into build/, and each of pytest's processes is started with it. Elsewhere the GPU itself has to.
+matrix-units: $(VENV)/ready-dev
+	@[ "$$(uname)" != Linux ] || tools/newer_mesa.sh $(MESA)
+	WEBGEMMA_GPU=dawn WEBGEMMA_MATRIX_UNITS=1 $(BIN)/pytest --dist loadfile \
+		--tx '2*popen$(if $(filter Linux,$(shell uname)),//python=$(MESA)/run $(BIN)/python)' \
+		tests/kernels/test_matrix_units.py tests/kernels/test_attention_matrix_units.py
 
 # The second command computes a share of the kernels' tests on Chromium's GPU; for all of them (a
 # quarter of an hour): WEBGEMMA_GPU=chromium .venv/bin/pytest tests/kernels

@@ -1,10 +1,13 @@
-"""What every test shares: where the fixtures stand."""
+"""What every test shares: where the fixtures stand, and what tests need of a machine."""
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from webgemma.gemma.record.tiling import MatrixUnits
 
 # A busy machine is slow now and then: how long an example takes says nothing about the code.
 settings.register_profile("webgemma", deadline=None)
@@ -20,3 +23,18 @@ FIXTURES = Path(__file__).resolve().parent / "fixtures"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "fixtures"
 
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/fixtures")
+
+
+@pytest.fixture(scope="session")
+def matrix_units() -> MatrixUnits:
+    """The matrix units of the tests' GPU. Tests that need them are skipped where it has none.
+
+    With WEBGEMMA_MATRIX_UNITS=1, which `make matrix-units` sets, they fail there."""
+    from helpers.gpu import device
+
+    units = MatrixUnits.of(device())
+    if units is None and os.environ.get("WEBGEMMA_MATRIX_UNITS"):
+        pytest.fail(f"{device().name} has no matrix units.")
+    if units is None:
+        pytest.skip("needs matrix units: make matrix-units")
+    return units

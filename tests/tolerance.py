@@ -35,6 +35,14 @@ DECODED = 1e-6  # of each weight
 F16_ROUNDING = 1e-3  # of a value stored in float16: one unit in the last place
 ROUNDING = {"int16": 1e-4, "int8": 2e-2}  # of a product with activations as integers
 
+# Products on matrix units, relative to the lengths of their rows: against products of the same
+# float16 (only sums in float32 differ: 6e-8 was measured), and of the exact factors, which are
+# rounded by 2^-11 at most (2e-4 was measured).
+F16_SUMS = 2e-6
+F16_PRODUCT = 5e-4
+# Attention there, relative to the largest value: its weights are rounded by 2^-11 at most, too.
+F16_ATTENTION = 5e-4
+
 # The GPU engine against transformers (absolute, float32 cache) and the reference (relative).
 GPU_LOGITS_OF_TRANSFORMERS = 5e-3
 GPU_LOGITS = 1e-3

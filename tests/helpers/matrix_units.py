@@ -1,0 +1,31 @@
+"""Activations and weights as matrix units read them: float16, with a power of two for each row."""
+
+import numpy as np
+
+from helpers.gpu import put
+from webgemma.gemma.record.quantised import HalfTensor
+
+
+def scales_of(x: np.ndarray) -> np.ndarray:
+    """Return the powers of two that bring the largest values of rows between 2^14 and 2^15."""
+    peaks = np.fmax.reduce(np.abs(x), axis=1).astype(np.float32)
+    exponents = np.maximum(peaks.view(np.uint32) >> 23, 27) - 14
+    return (exponents << 23).astype(np.uint32).view(np.float32)
+
+
+def half(x: np.ndarray) -> np.ndarray:
+    """Return the values that x [rows, width] has after round_f16, in float64."""
+    scales = scales_of(x)[:, None]
+    return (x / scales).astype(np.float16).astype(np.float64) * scales
+
+
+def half_weights(weights: np.ndarray) -> np.ndarray:
+    """Return weights rounded to float16, in float64."""
+    return weights.astype(np.float16).astype(np.float64)
+
+
+def poisoned(rows: int, width: int) -> HalfTensor:
+    """Return a tensor whose bytes are all 0x77."""
+    tensor = HalfTensor.scratch(rows, width)
+    uploaded = put(np.full(tensor.nbytes, 0x77, np.uint8))
+    return HalfTensor(tensor.shape, tensor.nbytes, uploaded.buffer)
