@@ -37,7 +37,7 @@ matrix-units: $(VENV)/ready-dev
 	@[ "$$(uname)" != Linux ] || tools/newer_mesa.sh $(MESA)
 	WEBGEMMA_GPU=dawn WEBGEMMA_MATRIX_UNITS=1 $(BIN)/pytest --dist loadfile \
 		--tx '2*popen$(if $(filter Linux,$(shell uname)),//python=$(MESA)/run $(BIN)/python)' \
-		tests/kernels/test_matrix_units.py tests/kernels/test_attention_matrix_units.py
+		tests/kernels/test_matrix_units.py tests/kernels/test_attention_matrix_units.py tests/engine/test_matrix_units.py
 
 # The second command computes a share of the kernels' tests on Chromium's GPU; for all of them (a
 # quarter of an hour): WEBGEMMA_GPU=chromium .venv/bin/pytest tests/kernels

@@ -338,5 +338,7 @@ def test_a_session_chooses_its_precision() -> None:
     assert Session(model, 16).precision == ("exact" if device().software else "int16")
     session = Session(model, 16, precision="int8")
     assert session.precision == session.fork().precision == "int8"
-    with pytest.raises(InputError, match="'int4' does not exist; use auto, exact, int16, int8 or f16"):
+    with pytest.raises(
+        InputError, match="'int4' does not exist; use auto, exact, int16, int8 or f16"
+    ):
         Session(model, 16, precision="int4")

@@ -1,0 +1,205 @@
+"""How matrix units divide products and attention: within the limits and rules of the kernels.
+
+Both are read from the WGSL: its constants, `const_assert` and workgroup arrays are evaluated."""
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from itertools import product
+
+import pytest
+
+from webgemma.device import Limits, MatrixShape
+from webgemma.device.null import NullDevice
+from webgemma.gemma.record.matmul import MATRIX_SLOTS
+from webgemma.gemma.record.tiling import (
+    MATRIX_TILES,
+    AttentionTiling,
+    Constants,
+    MatrixTiling,
+    MatrixUnits,
+)
+from webgemma.gguf.formats import FORMATS
+from webgemma.kernels import unit
+
+UNITS = {
+    "NVIDIA": MatrixUnits(MatrixShape(16, 16, 16), 32),
+    "Apple": MatrixUnits(MatrixShape(8, 8, 8), 32),
+    "8x8x8 in 16": MatrixUnits(MatrixShape(8, 8, 8), 16),
+    "lavapipe": MatrixUnits(MatrixShape(8, 8, 8), 8),
+    "Intel": MatrixUnits(MatrixShape(8, 16, 16), 16),
+}
+LIMITS = [
+    Limits(1 << 30, 1 << 30, nbytes << 10, threads, 65535)
+    for nbytes, threads in product((16, 32, 48), (256, 1024))
+]
+EVERY_UNITS = pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
+EVERY_LIMITS = pytest.mark.parametrize(
+    "limits", LIMITS, ids=lambda x: f"{x.workgroup_nbytes >> 10} KiB-{x.workgroup_threads}"
+)
+HEADS = (64, 128, 256, 512)
+SIZES = {"f16": 2, "f32": 4, "u32": 4, "atomic<u32>": 4}
+
+
+class Wgsl:
+    """The rules of some WGSL files, with values for their overrides."""
+
+    def __init__(self, constants: Constants, *paths: str) -> None:
+        texts = [(files("webgemma.kernels") / "wgsl" / path).read_text() for path in paths]
+        self.text = re.sub(r"//.*", "", "".join(texts))
+        self.values = dict(constants)
+        for name, expression in re.findall(r"\bconst (\w+)(?:: \w+)? = ([^;]+);", self.text):
+            self.values[name] = self.value(expression)
+
+    def value(self, expression: str) -> int | float | bool:
+        """Return the value of an expression of u32 or f32."""
+        python = re.sub(r"(?<=\d)u\b", "", expression)
+        python = python.replace("&&", " and ").replace("||", " or ").replace("/", "//")
+        return eval(python, {"max": max, "min": min, "__builtins__": {}}, self.values)
+
+    def broken_rules(self) -> list[str]:
+        """Return the `const_assert` that do not hold."""
+        rules = re.findall(r"const_assert ([^;]+);", self.text)
+        assert rules
+        return [rule for rule in rules if not self.value(rule)]
+
+    def workgroup_nbytes(self) -> int:
+        """Return the memory of the workgroup's arrays."""
+        arrays = re.findall(r"var<workgroup> \w+: array<([\w<>]+), (.+)>;", self.text)
+        assert len(arrays) == self.text.count("var<workgroup>")
+        return sum(SIZES[kind] * self.value(count) for kind, count in arrays)
+
+
+def assert_allowed(wgsl: Wgsl, threads: int, limits: Limits) -> None:
+    assert wgsl.broken_rules() == []
+    assert wgsl.workgroup_nbytes() <= limits.workgroup_nbytes
+    assert wgsl.values["THREADS"] == threads <= limits.workgroup_threads
+
+
+def longest_and_shortest_unit() -> Iterator[int]:
+    found = {unit(name) for name, fmt in FORMATS.items() if fmt.usable}
+    return iter((min(found), max(found)))
+
+
+# Which matrix units
+
+
+def device(features: str, subgroups: tuple[int, int], *shapes: tuple[int, int, int]) -> NullDevice:
+    made = NullDevice(frozenset(features.split()))
+    made.subgroup_sizes = subgroups
+    made.matrix_shapes = tuple(MatrixShape(*shape) for shape in shapes)
+    return made
+
+
+def test_the_largest_matrices_are_used() -> None:
+    gpu = device("subgroup-matrix shuffle32", (32, 32), (8, 8, 8), (16, 16, 16), (16, 8, 16))
+    assert MatrixUnits.of(gpu) == UNITS["NVIDIA"]
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        device("shuffle32", (32, 32), (16, 16, 16)),
+        device("subgroup-matrix shuffle32", (32, 32)),
+        device("subgroup-matrix shuffle32", (16, 32), (8, 16, 16)),
+        device("subgroup-matrix shuffle16", (32, 32), (16, 16, 16)),
+        device("subgroup-matrix", (32, 32), (16, 16, 16)),
+        device("", (0, 0)),
+    ],
+    ids=["no feature", "no shape", "differing sizes", "another size", "unknown order", "nothing"],
+)
+def test_matrix_units_that_kernels_cannot_use(gpu: NullDevice) -> None:
+    assert MatrixUnits.of(gpu) is None
+
+
+# Products
+
+
+@EVERY_UNITS
+@EVERY_LIMITS
+def test_products(units: MatrixUnits, limits: Limits) -> None:
+    for rows, tokens in product((1, 33, 128, 2048, 16384, 262144), (3, 9, 17, 40, 100, 512, 2048)):
+        tiling = MatrixTiling.for_product(units, rows, tokens, limits)
+        if tiling is None:
+            continue
+        for size in longest_and_shortest_unit():
+            constants = {**tiling.constants, "UNIT": size}
+            wgsl = Wgsl(constants, "lib/tiled_product/matrix_units.wgsl")
+            assert_allowed(wgsl, tiling.threads, limits)
+            assert wgsl.values["MATRIX_K"] == units.shape.k
+
+
+@EVERY_UNITS
+@EVERY_LIMITS
+def test_products_of_experts(units: MatrixUnits, limits: Limits) -> None:
+    for slots in MATRIX_SLOTS:
+        tiling = MatrixTiling.for_experts(units, slots)
+        assert tiling.tokens == slots
+        if not tiling.fits(limits):
+            continue
+        for size in longest_and_shortest_unit():
+            constants = {**tiling.constants, "UNIT": size}
+            paths = ("lib/tiled_product/matrix_units.wgsl", "ops/expert_matmul.wgsl")
+            assert_allowed(Wgsl(constants, *paths), tiling.threads, limits)
+
+
+@EVERY_UNITS
+def test_a_product_is_divided_for_every_gpu(units: MatrixUnits) -> None:
+    """WebGPU promises 16 KiB and 256 threads."""
+    for tokens in (3, 40, 2048):
+        assert MatrixTiling.for_product(units, 2048, tokens, LIMITS[0]) is not None
+
+
+def test_large_products_have_large_tiles() -> None:
+    chosen = [
+        MatrixTiling.for_product(UNITS["NVIDIA"], rows, tokens, LIMITS[-1])
+        for rows, tokens in ((16384, 2048), (2048, 512), (2048, 20), (128, 20))
+    ]
+    assert [(t.tokens, t.rows) for t in chosen if t] == sorted(
+        [(t.tokens, t.rows) for t in chosen if t], reverse=True
+    )
+    assert chosen[0] is not None
+    assert (chosen[0].tokens, chosen[0].rows) == MATRIX_TILES[0][:2]
+    assert chosen[-1] is not None
+    assert (chosen[-1].tokens, chosen[-1].rows) == MATRIX_TILES[-1][:2]
+
+
+# Attention
+
+
+NARROW = "a workgroup has more threads than eights of queries: Q_EACH is 0"
+TOO_LARGE = "a team has more subgroups than matrices of a tile's keys: SCORES is 0"
+BROKEN = {("Apple", size): NARROW for size in (32, *HEADS)}
+BROKEN |= {("8x8x8 in 16", size): NARROW for size in (32, *HEADS)}
+BROKEN |= {("Intel", 1024): TOO_LARGE}
+
+
+def attention_cases() -> Iterator[object]:
+    for name, size in product(UNITS, (16, 24, 32, *HEADS, 1024)):
+        reason = BROKEN.get((name, size))
+        marks = [pytest.mark.xfail(reason=reason)] if reason else []
+        yield pytest.param(UNITS[name], size, marks=marks, id=f"{name}-{size}")
+
+
+@pytest.mark.parametrize(("units", "size"), list(attention_cases()))
+def test_attention(units: MatrixUnits, size: int) -> None:
+    for limits in LIMITS:
+        tiling = AttentionTiling.for_heads(units, size, limits)
+        if tiling is not None:
+            constants = {**tiling.constants, "HEAD_DIM": size}
+            wgsl = Wgsl(constants, "ops/attention_matrix_units.wgsl")
+            assert_allowed(wgsl, tiling.threads, limits)
+
+
+@pytest.mark.parametrize("size", HEADS)
+@pytest.mark.parametrize("name", ["NVIDIA", "Intel", "lavapipe"])
+def test_heads_of_gemma_are_attended_to(name: str, size: int) -> None:
+    """With 32 KiB, which GPUs with matrix units have."""
+    limits = Limits(1 << 30, 1 << 30, 32 << 10, 1024, 65535)
+    assert AttentionTiling.for_heads(UNITS[name], size, limits) is not None
+
+
+@EVERY_UNITS
+@pytest.mark.parametrize("size", [16, 24, 72, 2048])
+def test_heads_that_matrices_do_not_divide(units: MatrixUnits, size: int) -> None:
+    assert AttentionTiling.for_heads(units, size, LIMITS[-1]) is None
