@@ -385,7 +385,8 @@ def test_output_into_a_closed_pipe_is_quiet(model: Path) -> None:
 
 def test_kernels_are_listed_and_printed() -> None:
     listed = json.loads(webgemma("kernels", "--json").stdout)
-    assert {"norm", "matmul", "sample"} < {entry["op"] for entry in listed}
+    ops = {entry["op"] for entry in listed}
+    assert {"norm", "matmul", "sample", "round_f16", "attention_matrix_units"} < ops
     assert "rms(x[t]) * w" in webgemma("kernels").stdout
     facts = json.loads(webgemma("kernels", "matvec/Q6_K", "epilogue=geglu", "--json").stdout)
     assert facts["name"].startswith("matvec/Q6_K epilogue=geglu")
@@ -396,6 +397,8 @@ def test_kernels_are_listed_and_printed() -> None:
     assert program.startswith("// norm")
     assert "// parameters: width: u32, eps: f32" in program
     assert "const THREADS: u32 = 64u;" in program
+    on_units = webgemma("kernels", "matmul/Q8_0", "tiled_product=matrix_units").stdout
+    assert "enable chromium_experimental_subgroup_matrix;" in on_units
     with_shuffles = webgemma("kernels", "norm", "--feature", "shuffle32").stdout
     assert "subgroupShuffle" in with_shuffles
 

@@ -13,7 +13,7 @@ from webgemma.device.subgroups import ENABLE
 from webgemma.errors import KernelError
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import Linker, link, linker, names_in, read_file, unit
-from webgemma.kernels.linker import HARDWARE
+from webgemma.kernels.linker import ENABLE_MATRICES, HARDWARE
 from webgemma.kernels.wgsl_file import Field, Slot, parse
 
 NO_FEATURES: frozenset[str] = frozenset()
@@ -262,6 +262,7 @@ def test_parameters_and_bindings_in_the_order_of_the_kernel() -> None:
     ]
 
 
+MATRICES = {"SUBGROUP": 8, "MATRIX_M": 8, "MATRIX_N": 8, "MATRIX_K": 8}
 NAMES = {
     "copy": ("copy", {}, {"THREADS": 64, "EACH": 1}),
     "norm store=float workgroup_sum=memory": ("norm", {"store": "float"}, {"THREADS": 64}),
@@ -278,6 +279,25 @@ NAMES = {
         "attention_prefill",
         {"mask": "causal", "key_range": "all", "kv": "f16"},
         {"THREADS": 256, "QUERIES": 32, "KEYS": 64, "HEAD_DIM": 64},
+    ),
+    "matmul/Q4_K epilogue=none tiled_product=matrix_units": (
+        "matmul",
+        {"format": "Q4_K", "epilogue": "none", "tiled_product": "matrix_units"},
+        {
+            "THREADS": 16,
+            "TILE_ROWS": 64,
+            "TILE_TOKENS": 16,
+            "SUB_ROWS": 32,
+            "SUB_TOKENS": 16,
+            "SLICE": 64,
+            "BUFFERS": 1,
+            **MATRICES,
+        },
+    ),
+    "attention_matrix_units mask=causal": (
+        "attention_matrix_units",
+        {"mask": "causal"},
+        {"THREADS": 64, "QUERIES": 16, "KEYS": 64, "HEAD_DIM": 64, **MATRICES},
     ),
     # Without rope, which has one provider.
     "qkv_heads kv=f32 workgroup_sum=memory": (
@@ -357,6 +377,23 @@ def test_programs_enable_subgroups_only_where_they_use_them() -> None:
     without = frozenset({"subgroups"})
     norm = link("norm", without, constants={"THREADS": 64}, providers={"store": "float"})
     assert ENABLE.strip() not in norm.kernel.wgsl
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_enable_matrices_only_where_they_use_them(name: str) -> None:
+    op, providers, constants = NAMES[name]
+    wgsl = link(op, NO_FEATURES, constants=constants, providers=providers).kernel.wgsl
+    if "matrix_units" in name:
+        assert wgsl.startswith(ENABLE_MATRICES)
+        assert "subgroupMatrixMultiplyAccumulate(" in wgsl
+    else:
+        assert "subgroup_matrix" not in wgsl
+
+
+def test_rounding_to_float16_needs_no_matrix_units() -> None:
+    wgsl = link("round_f16", NO_FEATURES, constants={"THREADS": 128}).kernel.wgsl
+    assert "pack2x16float(" in wgsl
+    assert "enable " not in wgsl
 
 
 # All files
