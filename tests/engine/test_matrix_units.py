@@ -1,23 +1,27 @@
 """Models on matrix units against the reference: text, experts, adapters, canvases, in chunks."""
 
+import copy
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.gpu import device
+from helpers.gpu import device, hardware
 from helpers.sessions import open_tiny, take
 from helpers.tiny import DIFFUSION, MIXED, MOE, Tiny
 from helpers.tiny_adapter import EXPERTS, LAYER, tiny_adapter, tiny_pairs
 from tolerance import F16_LOGITS
 
 from webgemma.denoising import Canvas, Denoising
+from webgemma.engine import selftest
 from webgemma.engine.diffusion_session import DiffusionSession
+from webgemma.engine.selftest import check_matrix_units
 from webgemma.engine.session import Session
 from webgemma.gemma.config import Config
+from webgemma.gemma.record.tiling import MatrixUnits
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.graph import Recorder
@@ -160,3 +164,28 @@ def denoised(gguf: Gguf, config: Config, denoising: Denoising, ids: list[int]) -
     model.encode(ids, cache)
     draws = SeededDraws(3, model.canvas, config.vocab)
     return next(iter(model.denoise(cache, denoising, draws, 0)))
+
+
+# The self-test, which gives up matrix units that compute wrongly
+
+
+def test_right_matrix_units_pass_the_selftest() -> None:
+    tried = copy.copy(hardware())
+    assert run_sync(check_matrix_units(tried)) is None
+    assert MatrixUnits.of(tried) is not None
+
+
+@pytest.mark.parametrize("what", ["a product of matrices", "attention of matrices"])
+def test_wrong_matrix_units_are_given_up(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = selftest._judge
+
+    def judged(name: str, probe: Any, values: Sequence[float]) -> None:
+        judge(name, probe, [2 * value + 1 for value in values] if probe.what == what else values)
+
+    monkeypatch.setattr(selftest, "_judge", judged)
+    tried = copy.copy(hardware())
+    sentence = run_sync(check_matrix_units(tried))
+    assert sentence is not None
+    assert what in sentence
+    assert MatrixUnits.of(tried) is None
+    assert MatrixUnits.of(hardware()) is not None
