@@ -110,6 +110,19 @@ def test_logits_and_tokens_are_those_of_the_reference(
         assert token == int(reference.forward(IDS + tokens[:at], last_only=True).argmax())
 
 
+@pytest.mark.xfail(reason="expert_linear takes any width and format to the matrix units")
+@pytest.mark.parametrize(("format", "ffn"), [("F16", 20), ("F32", 32)])
+def test_experts_that_matrix_units_do_not_multiply(
+    format: str, ffn: int, calls: Counter[str]
+) -> None:
+    """Rows of eights only; and what a file keeps in float32 must not be rounded."""
+    tiny = replace(KINDS["experts"], experts=(6, 2, ffn), formats=(format,))
+    gguf, config = open_tiny(tiny)
+    with session_of(tiny) as session:
+        assert_close(logits(session), TextModel(config, Weights(gguf)).forward(IDS))
+    assert format == "F16" or calls["expert_matmul matrix_units"] == 0
+
+
 ADAPTED = [
     ("text", LAYER),
     ("experts", LAYER),
