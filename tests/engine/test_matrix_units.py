@@ -81,10 +81,11 @@ def session_of(tiny: Tiny, pairs: dict[str, Pair] | None = None) -> Iterator[Ses
 
 
 def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
-    """Compare logits, in their standard deviations; clear choices have to be the same."""
+    """Compare logits, in their standard deviations; all but near ties have the same best token."""
     error = np.sqrt(np.mean((found - expected) ** 2)) / expected.std()
     assert error <= F16_LOGITS
-    np.testing.assert_array_equal(found.argmax(1), expected.argmax(1))
+    chosen = expected[np.arange(len(expected)), found.argmax(1)]
+    assert (expected.max(1) - chosen <= F16_LOGITS * expected.std()).all()
 
 
 def logits(session: Session) -> np.ndarray:
@@ -100,7 +101,9 @@ def test_logits_and_tokens_are_those_of_the_reference(
     gguf, config = open_tiny(KINDS[kind])
     reference = TextModel(config, Weights(gguf))
     with session_of(KINDS[kind]) as session:
-        assert_close(logits(session), reference.forward(IDS))
+        found, expected = logits(session), reference.forward(IDS)
+        assert_close(found, expected)
+        np.testing.assert_array_equal(found.argmax(1), expected.argmax(1))
         assert calls["attention_matrix_units"] > 0
         assert calls["attention_prefill"] == 0
         assert calls["matmul matrix_units"] > 0
