@@ -2,7 +2,14 @@
 
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Experts, Layer
-from webgemma.gemma.record.matmul import MAX_EXPERTS, THREADS, Columns, Routing, SortedSlots
+from webgemma.gemma.record.matmul import (
+    MAX_EXPERTS,
+    SORTED_SLOTS,
+    THREADS,
+    Columns,
+    Routing,
+    SortedSlots,
+)
 from webgemma.gemma.record.ops import Ops
 from webgemma.gemma.record.quantised import QuantisedTensor
 from webgemma.gemma.weights import Model
@@ -101,7 +108,7 @@ class ExpertLayer:
         """Record products in which the weights of an expert are read for all its slots together."""
         ops, used, ffn = self.ops, self.experts.used, self.experts.ffn
         order = self.sort(routing.ids)
-        m = ops.matmul.expert_input(m, self.gate, self.up)
+        m = ops.matmul.expert_input(order, m, self.gate, self.up)
         both = self.gate_and_up(order, routing, m)
         hidden = ops.input_for(used * ffn, self.down.name)
         gate, up = Columns(both, 2 * ffn, 0), Columns(both, 2 * ffn, ffn)
@@ -146,7 +153,8 @@ class ExpertLayer:
         """Record the slots expert by expert, in tiles about as large as an expert's average."""
         rows, used = ids.shape
         count = self.experts.count
-        sizes = self.ops.matmul.expert_tile_slots
+        on_units = self.ops.matmul.matrix_slots(self.gate, self.up, self.down)
+        sizes = on_units or SORTED_SLOTS
         tile = next((n for n in sizes if rows * used <= n * count), sizes[-1])
         slots = self.ops.scratch(rows, used)
         tiles = self.ops.scratch(min(rows * used, rows * used // tile + count), 4)
@@ -163,7 +171,7 @@ class ExpertLayer:
             TOKENS=tile,
             MAX_EXPERTS=MAX_EXPERTS["MAX_EXPERTS"],
         )
-        return SortedSlots(slots, tiles, tile)
+        return SortedSlots(slots, tiles, tile, bool(on_units))
 
 
 def _checked(experts: Experts | None) -> Experts:

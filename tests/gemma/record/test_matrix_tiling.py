@@ -167,21 +167,8 @@ def test_large_products_have_large_tiles() -> None:
 # Attention
 
 
-NARROW = "a workgroup has more threads than eights of queries: Q_EACH is 0"
-TOO_LARGE = "a team has more subgroups than matrices of a tile's keys: SCORES is 0"
-BROKEN = {("Apple", size): NARROW for size in (32, *HEADS)}
-BROKEN |= {("8x8x8 in 16", size): NARROW for size in (32, *HEADS)}
-BROKEN |= {("Intel", 1024): TOO_LARGE}
-
-
-def attention_cases() -> Iterator[object]:
-    for name, size in product(UNITS, (16, 24, 32, *HEADS, 1024)):
-        reason = BROKEN.get((name, size))
-        marks = [pytest.mark.xfail(reason=reason)] if reason else []
-        yield pytest.param(UNITS[name], size, marks=marks, id=f"{name}-{size}")
-
-
-@pytest.mark.parametrize(("units", "size"), list(attention_cases()))
+@EVERY_UNITS
+@pytest.mark.parametrize("size", [16, 24, 32, *HEADS, 1024])
 def test_attention(units: MatrixUnits, size: int) -> None:
     for limits in LIMITS:
         tiling = AttentionTiling.for_heads(units, size, limits)

@@ -70,6 +70,7 @@ class SortedSlots:
     slots: Tensor
     tiles: Tensor  # [max tiles, 4]
     tile_slots: int
+    on_units: bool = False  # matrix units multiply it
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +268,7 @@ class Matmul:
     def quantised(self, x: Tensor, weight: Weight) -> Tensor:
         """Return x in the form in which this weight is multiplied fastest."""
         tokens, width = x.shape
-        # What a file keeps in float32, as it does routers, must not be rounded.
-        halves = self.units and weight.format.name != "F32" and width % 8 == 0
-        if halves and self.matrix_tiling(weight.rows, tokens):
+        if _can_be_halves(weight) and self.matrix_tiling(weight.rows, tokens):
             return self.rounded(x)
         floats = self.precision in ("exact", "f16") or not multiplies_integers(weight.format)
         if floats or isinstance(x, QuantisedTensor):
@@ -482,18 +481,20 @@ class Matmul:
                 **EXPERT_DOWN,
             )
 
-    @property
-    def expert_tile_slots(self) -> tuple[int, ...]:
-        """How many slots a tile of a sorted batch may have."""
-        if self.units is None:
-            return SORTED_SLOTS
-        tilings = [MatrixTiling.for_experts(self.units, slots) for slots in MATRIX_SLOTS]
-        return tuple(t.tokens for t in tilings if t.fits(self.limits)) or SORTED_SLOTS
+    def matrix_slots(self, *weights: Weight) -> tuple[int, ...]:
+        """Return how many slots a tile may have on matrix units; none if they cannot multiply it.
 
-    def expert_input(self, x: Tensor, *weights: Weight) -> Tensor:
+        One order serves all these products."""
+        if self.units is None or not all(map(_can_be_halves, weights)):
+            return ()
+        tilings = [MatrixTiling.for_experts(self.units, slots) for slots in MATRIX_SLOTS]
+        return tuple(tiling.tokens for tiling in tilings if tiling.fits(self.limits))
+
+    def expert_input(self, order: SortedSlots, x: Tensor, *weights: Weight) -> Tensor:
         """Return x in the form in which these experts multiply a sorted batch fastest."""
-        if self.expert_tile_slots is not SORTED_SLOTS:
-            return self.rounded(x)
+        if order.on_units:
+            adapted = any(weight.name in self.lora for weight in weights)
+            return x if adapted else self.rounded(x)  # adapters read float32
         integers = all(multiplies_integers(weight.format) for weight in weights)
         return self.quantised(x, weights[0]) if integers and self.precision != "f16" else x
 
@@ -512,14 +513,14 @@ class Matmul:
         `fan` slots share a row of x. Adapters of the experts are added."""
         tiling: MatmulTiling | MatrixTiling
         product: dict[str, Argument]
-        if self.units and self.expert_tile_slots is not SORTED_SLOTS:
+        if self.units and order.on_units:
             tiling = MatrixTiling.for_experts(self.units, order.tile_slots)
-            x = self.rounded(x, ids.shape[1] // fan)
-            product = {"x_rows": x.shape[0]}
+            h: Tensor = self.rounded(x, ids.shape[1] // fan)
+            product = {"x_rows": h.shape[0]}
         else:
             integers = isinstance(x, QuantisedTensor)
             tiling = MatmulTiling.for_experts(order.tile_slots, integers, self.software)
-            product = {}
+            h, product = x, {}
         grid = (-(-weight.rows // experts // tiling.rows), order.tiles.shape[0])
         for part, arguments in self.expert_parts(weight, experts):
             self.recorder.call(
@@ -527,9 +528,9 @@ class Matmul:
                 grid,
                 **arguments,
                 **product,
-                **providers("tile", x),
+                **providers("tile", h),
                 tiles=order.tiles,
-                x=x,
+                x=h,
                 y=out.tensor,
                 slots=order.slots,
                 first_row=part.first_row,
@@ -549,6 +550,13 @@ class Matmul:
         for part in weight.parts:
             shared = {"rows": part.rows, "expert_rows": weight.rows // experts}
             yield part, {**weight.arguments(part), **shared}
+
+
+def _can_be_halves(weight: Weight) -> bool:
+    """Return whether matrix units may multiply a weight, eight values at a time.
+
+    What a file keeps in float32, as it does routers, must not be rounded."""
+    return weight.format.name != "F32" and weight.width % 8 == 0
 
 
 def flat(count: int) -> tuple[int, int]:

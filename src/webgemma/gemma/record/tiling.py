@@ -243,7 +243,8 @@ class AttentionTiling:
         for team in (4, 8):
             tiling = cls(units, 2 * m, 64, team)
             slices = size // (team * n)
-            if slices * team * n == size and slices <= MAX_SLICES and tiling.fits(limits):
+            divides = slices * team * n == size and tiling.keys % (team * n) == 0
+            if divides and slices <= MAX_SLICES and tiling.fits(limits):
                 return tiling
         return None
 

@@ -38,7 +38,8 @@ const SLICES: u32 = HEAD_DIM / SLICE;
 const SLICE_VEC8S: u32 = SLICE / 8u;
 const MATRIX: u32 = MATRIX_M * MATRIX_N;
 const SHARES: u32 = THREADS / QUERIES; // threads that share the softmax of a query
-const Q_EACH: u32 = QUERIES * SLICE_VEC8S / THREADS; // eights of a slice that a thread fetches
+const Q_ITEMS: u32 = QUERIES * SLICE_VEC8S;
+const Q_EACH: u32 = (Q_ITEMS + THREADS - 1u) / THREADS; // eights of a slice that a thread fetches
 const KV_EACH: u32 = KEYS * SLICE_VEC8S / THREADS;
 // Lines are longer than needed, so that neighbouring lines use other banks.
 const LINE: u32 = SLICE + 8u;
@@ -48,7 +49,6 @@ const P_LINE: u32 = KEYS + 8u;
 const_assert SCORES * MATRIX_N * TEAM == KEYS && SLICES * SLICE == HEAD_DIM && SLICES <= 8u;
 const_assert QUERIES % MATRIX_M == 0u && KEYS % MATRIX_K == 0u && SLICE % MATRIX_K == 0u;
 const_assert SHARES * QUERIES == THREADS && KV_EACH * THREADS == KEYS * SLICE_VEC8S;
-const_assert Q_EACH * THREADS == QUERIES * SLICE_VEC8S;
 
 alias Left = subgroup_matrix_left<f16, MATRIX_K, MATRIX_M>;
 alias Right = subgroup_matrix_right<f16, MATRIX_N, MATRIX_K>;
@@ -77,6 +77,9 @@ fn stage_queries(first: u32, kv_head: u32, slice: u32, thread: u32) {
     let last = params.tokens * (params.heads / params.kv_heads) - 1u;
     for (var i = 0u; i < Q_EACH; i++) {
         let item = thread + i * THREADS;
+        if (item >= Q_ITEMS) {
+            break;
+        }
         let column = item % SLICE_VEC8S * 8u;
         let at = (query_at(min(first + item / SLICE_VEC8S, last), kv_head) + slice * SLICE + column) / 4u;
         let a = vec4<f16>(q[at]);

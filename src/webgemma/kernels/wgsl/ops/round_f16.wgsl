@@ -31,7 +31,7 @@ fn main(
         peak = max(peak, max(max(sizes.x, sizes.y), max(sizes.z, sizes.w)));
     }
     peak = workgroup_max(peak, thread);
-    // The exponent's bits make the power of two; below 2^-100 all values become 0.
+    // The exponent's bits make the power of two; a row below 2^-100 keeps fewer of its own.
     let exponent = max(bitcast<u32>(peak) >> 23u, 27u) - 14u;
     let inverse = bitcast<f32>((254u - exponent) << 23u);
     for (var i = thread; i < vec4s; i += THREADS) {
