@@ -35,6 +35,7 @@ const TEAM_KEYS: u32 = KEYS / TEAM;
 const SCORES: u32 = TEAM_KEYS / MATRIX_N; // matrices of a subgroup
 const SLICE: u32 = TEAM * MATRIX_N;
 const SLICES: u32 = HEAD_DIM / SLICE;
+const LAST: u32 = SLICES - 1u;
 const SLICE_VEC8S: u32 = SLICE / 8u;
 const MATRIX: u32 = MATRIX_M * MATRIX_N;
 const SHARES: u32 = THREADS / QUERIES; // threads that share the softmax of a query
@@ -54,12 +55,23 @@ alias Left = subgroup_matrix_left<f16, MATRIX_K, MATRIX_M>;
 alias Right = subgroup_matrix_right<f16, MATRIX_N, MATRIX_K>;
 alias Result = subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>;
 
+// What a thread works on.
+struct Work {
+    thread: u32,
+    kv_head: u32,
+    first: u32, // number of the workgroup's first query, among those of the key-value head
+    line: u32, // the subgroup's first query, among those of the workgroup
+    member: u32, // the subgroup, among those of its team
+    count: u32, // tokens
+    high: u32, // the first position that no query of the workgroup attends to
+}
+
 // What a thread fetches of a slice of the keys or values, while another is multiplied.
 alias Ahead = array<vec4<u32>, KV_EACH>;
 
 var<workgroup> queries: array<f16, QUERIES * LINE>; // a slice of them
 var<workgroup> tile: array<f16, KEYS * LINE>; // a slice of the tile's keys or values
-var<workgroup> scores: array<f32, max(QUERIES * S_LINE, THREADS / SUBGROUP * MATRIX)>; // later a matrix of each subgroup
+var<workgroup> scores: array<f32, max(QUERIES * S_LINE, THREADS / SUBGROUP * MATRIX)>; // or a matrix of each subgroup
 var<workgroup> weights: array<f16, QUERIES * P_LINE>;
 var<workgroup> parts: array<f32, THREADS>;
 var<workgroup> factors: array<f32, QUERIES>; // by which what was accumulated for a query is scaled
@@ -73,15 +85,16 @@ fn query_at(number: u32, kv_head: u32) -> u32 {
     return (number / group * params.heads + kv_head * group + number % group) * HEAD_DIM;
 }
 
-fn stage_queries(first: u32, kv_head: u32, slice: u32, thread: u32) {
+fn stage_queries(work: Work, slice: u32) {
     let last = params.tokens * (params.heads / params.kv_heads) - 1u;
     for (var i = 0u; i < Q_EACH; i++) {
-        let item = thread + i * THREADS;
+        let item = work.thread + i * THREADS;
         if (item >= Q_ITEMS) {
             break;
         }
         let column = item % SLICE_VEC8S * 8u;
-        let at = (query_at(min(first + item / SLICE_VEC8S, last), kv_head) + slice * SLICE + column) / 4u;
+        let number = min(work.first + item / SLICE_VEC8S, last);
+        let at = (query_at(number, work.kv_head) + slice * SLICE + column) / 4u;
         let a = vec4<f16>(q[at]);
         let b = vec4<f16>(q[at + 1u]);
         let to = item / SLICE_VEC8S * LINE + column;
@@ -96,25 +109,25 @@ fn stage_queries(first: u32, kv_head: u32, slice: u32, thread: u32) {
     }
 }
 
-// Where in the cache a thread's share of a slice begins, for an item of the tile whose first position this is.
-fn cache_at(tile_first: u32, high: u32, kv_head: u32, slice: u32, item: u32) -> u32 {
-    let position = min(tile_first + item / SLICE_VEC8S, high - 1u);
-    let at = (position % params.ring * params.kv_heads + kv_head) * HEAD_DIM + slice * SLICE;
+// Where in the cache an item of a slice begins, of the tile whose first position this is.
+fn cache_at(work: Work, tile_first: u32, slice: u32, item: u32) -> u32 {
+    let position = min(tile_first + item / SLICE_VEC8S, work.high - 1u);
+    let at = (position % params.ring * params.kv_heads + work.kv_head) * HEAD_DIM + slice * SLICE;
     return at / 8u + item % SLICE_VEC8S;
 }
 
-fn fetch_keys(tile_first: u32, high: u32, kv_head: u32, slice: u32, thread: u32) -> Ahead {
+fn fetch_keys(work: Work, tile_first: u32, slice: u32) -> Ahead {
     var ahead: Ahead;
     for (var i = 0u; i < KV_EACH; i++) {
-        ahead[i] = k_cache[cache_at(tile_first, high, kv_head, slice, thread + i * THREADS)];
+        ahead[i] = k_cache[cache_at(work, tile_first, slice, work.thread + i * THREADS)];
     }
     return ahead;
 }
 
-fn fetch_values(tile_first: u32, high: u32, kv_head: u32, slice: u32, thread: u32) -> Ahead {
+fn fetch_values(work: Work, tile_first: u32, slice: u32) -> Ahead {
     var ahead: Ahead;
     for (var i = 0u; i < KV_EACH; i++) {
-        ahead[i] = v_cache[cache_at(tile_first, high, kv_head, slice, thread + i * THREADS)];
+        ahead[i] = v_cache[cache_at(work, tile_first, slice, work.thread + i * THREADS)];
     }
     return ahead;
 }
@@ -131,18 +144,19 @@ fn stage(ahead: Ahead, thread: u32) {
     }
 }
 
-// Leaves q k^T of the tile's keys in `scores`; the subgroup's queries begin at `line`, its keys at `key`.
-fn score(first: u32, tile_first: u32, high: u32, kv_head: u32, line: u32, key: u32, thread: u32) {
+// Leaves q k^T of the tile's keys in `scores`.
+fn score(work: Work, tile_first: u32) {
+    let key = work.member * TEAM_KEYS; // the subgroup's first
     var sums: array<Result, SCORES>;
-    var ahead = fetch_keys(tile_first, high, kv_head, 0u, thread);
+    var ahead = fetch_keys(work, tile_first, 0u);
     for (var slice = 0u; slice < SLICES; slice++) {
         workgroupBarrier();
-        stage_queries(first, kv_head, slice, thread);
-        stage(ahead, thread);
+        stage_queries(work, slice);
+        stage(ahead, work.thread);
         workgroupBarrier();
-        ahead = fetch_keys(tile_first, high, kv_head, min(slice + 1u, SLICES - 1u), thread);
+        ahead = fetch_keys(work, tile_first, min(slice + 1u, LAST));
         for (var k = 0u; k < SLICE; k += MATRIX_K) {
-            let left = subgroupMatrixLoad<Left>(&queries, line * LINE + k, false, LINE);
+            let left = subgroupMatrixLoad<Left>(&queries, work.line * LINE + k, false, LINE);
             for (var j = 0u; j < SCORES; j++) {
                 let at = (key + j * MATRIX_N) * LINE + k;
                 let right = subgroupMatrixLoad<Right>(&tile, at, true, LINE);
@@ -151,7 +165,7 @@ fn score(first: u32, tile_first: u32, high: u32, kv_head: u32, line: u32, key: u
         }
     }
     for (var j = 0u; j < SCORES; j++) {
-        subgroupMatrixStore(&scores, line * S_LINE + key + j * MATRIX_N, sums[j], false, S_LINE);
+        subgroupMatrixStore(&scores, work.line * S_LINE + key + j * MATRIX_N, sums[j], false, S_LINE);
     }
 }
 
@@ -205,47 +219,49 @@ fn soften(softmax: ptr<function, Softmax>, tile_first: u32, thread: u32) {
     (*softmax).total = total;
 }
 
-// A matrix of every subgroup, whose queries begin at `line`, times the factors of its queries. It goes through
-// `scores`.
-fn scaled(values: Result, line: u32, thread: u32) -> Result {
-    let mine = thread / SUBGROUP * MATRIX;
+// A matrix of every subgroup times the factors of its queries. It goes through `scores`.
+fn scaled(values: Result, work: Work) -> Result {
+    let mine = work.thread / SUBGROUP * MATRIX;
     workgroupBarrier();
     subgroupMatrixStore(&scores, mine, values, false, MATRIX_N);
     workgroupBarrier();
-    for (var i = thread % SUBGROUP; i < MATRIX; i += SUBGROUP) {
-        scores[mine + i] *= factors[line + i / MATRIX_N];
+    for (var i = work.thread % SUBGROUP; i < MATRIX; i += SUBGROUP) {
+        scores[mine + i] *= factors[work.line + i / MATRIX_N];
     }
     workgroupBarrier();
     return subgroupMatrixLoad<Result>(&scores, mine, false, MATRIX_N);
 }
 
-// A slice of the values, which is fetched, times the weights of the tile, added to what was accumulated of it.
-fn add_slice(sum: Result, ahead: Ahead, line: u32, member: u32, thread: u32) -> Result {
-    var values = sum;
+// What was accumulated of a slice, scaled where that is needed, plus the tile's values times their weights.
+fn next_sum(before: Result, is_faded: bool, work: Work, tile_first: u32, slice: u32) -> Result {
+    let ahead = fetch_values(work, tile_first, slice);
+    var sum = before;
+    if (is_faded) {
+        sum = scaled(sum, work);
+    }
     workgroupBarrier();
-    stage(ahead, thread);
+    stage(ahead, work.thread);
     workgroupBarrier();
     for (var key = 0u; key < KEYS; key += MATRIX_K) {
-        let left = subgroupMatrixLoad<Left>(&weights, line * P_LINE + key, false, P_LINE);
-        let right = subgroupMatrixLoad<Right>(&tile, key * LINE + member * MATRIX_N, false, LINE);
-        values = subgroupMatrixMultiplyAccumulate(left, right, values);
+        let left = subgroupMatrixLoad<Left>(&weights, work.line * P_LINE + key, false, P_LINE);
+        let right = subgroupMatrixLoad<Right>(&tile, key * LINE + work.member * MATRIX_N, false, LINE);
+        sum = subgroupMatrixMultiplyAccumulate(left, right, sum);
     }
-    return values;
+    return sum;
 }
 
-// Stores a matrix of every subgroup, whose queries begin at number `first + line`, into the columns from
-// `column` on.
-fn store_matrix(values: Result, first: u32, kv_head: u32, line: u32, column: u32, count: u32, thread: u32) {
-    let mine = thread / SUBGROUP * MATRIX;
-    let group = params.heads / params.kv_heads;
+// Stores what was accumulated of a slice, times the factors of the queries.
+fn store_slice(values: Result, work: Work, slice: u32) {
+    let mine = work.thread / SUBGROUP * MATRIX;
+    let column = slice * SLICE + work.member * MATRIX_N;
     workgroupBarrier();
     subgroupMatrixStore(&scores, mine, values, false, MATRIX_N);
     workgroupBarrier();
-    for (var i = thread % SUBGROUP; i < MATRIX; i += SUBGROUP) {
-        let number = first + line + i / MATRIX_N;
-        if (number / group < count) {
-            let to = query_at(number, kv_head) + column + i % MATRIX_N;
-            out[to] = scores[mine + i] * factors[line + i / MATRIX_N];
+    for (var i = work.thread % SUBGROUP; i < MATRIX; i += SUBGROUP) {
+        let number = work.first + work.line + i / MATRIX_N;
+        if (number / (params.heads / params.kv_heads) < work.count) {
+            let to = query_at(number, work.kv_head) + column + i % MATRIX_N;
+            out[to] = scores[mine + i] * factors[work.line + i / MATRIX_N];
         }
     }
 }
@@ -264,69 +280,37 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let high = end_of_token(min((first + QUERIES - 1u) / group, count - 1u), count);
     let token = vec4((first + thread / SHARES) / group);
     var softmax = Softmax(windows_of(token).x, ends_of(token, count).x, MASKED, 0.0);
-    let member = thread / SUBGROUP % TEAM;
-    let line = thread / SUBGROUP / TEAM * MATRIX_M; // the subgroup's first query
+    let subgroup = thread / SUBGROUP;
+    let work = Work(thread, kv_head, first, subgroup / TEAM * MATRIX_M, subgroup % TEAM, count, high);
+    // Slices are written out: a loop with barriers does not unroll, and its index would move them out of registers.
     var values: array<Result, SLICES>;
     for (var tile_first = low; tile_first < high; tile_first += KEYS) {
-        score(first, tile_first, high, kv_head, line, member * TEAM_KEYS, thread);
+        score(work, tile_first);
         workgroupBarrier();
         soften(&softmax, tile_first, thread);
         workgroupBarrier();
         let is_faded = workgroupUniformLoad(&is_scaled[0]) != 0u;
-        // Slices are written out: a loop with barriers does not unroll, and its index would move them out of registers.
-        let ahead0 = fetch_values(tile_first, high, kv_head, 0u, thread);
-        if (is_faded) {
-            values[0] = scaled(values[0], line, thread);
+        values[0] = next_sum(values[0], is_faded, work, tile_first, 0u);
+        if (LAST >= 1u) {
+            values[min(1u, LAST)] = next_sum(values[min(1u, LAST)], is_faded, work, tile_first, 1u);
         }
-        values[0] = add_slice(values[0], ahead0, line, member, thread);
-        if (SLICES > 1u) {
-            let ahead1 = fetch_values(tile_first, high, kv_head, 1u, thread);
-            if (is_faded) {
-                values[min(1u, SLICES - 1u)] = scaled(values[min(1u, SLICES - 1u)], line, thread);
-            }
-            values[min(1u, SLICES - 1u)] = add_slice(values[min(1u, SLICES - 1u)], ahead1, line, member, thread);
+        if (LAST >= 2u) {
+            values[min(2u, LAST)] = next_sum(values[min(2u, LAST)], is_faded, work, tile_first, 2u);
         }
-        if (SLICES > 2u) {
-            let ahead2 = fetch_values(tile_first, high, kv_head, 2u, thread);
-            if (is_faded) {
-                values[min(2u, SLICES - 1u)] = scaled(values[min(2u, SLICES - 1u)], line, thread);
-            }
-            values[min(2u, SLICES - 1u)] = add_slice(values[min(2u, SLICES - 1u)], ahead2, line, member, thread);
+        if (LAST >= 3u) {
+            values[min(3u, LAST)] = next_sum(values[min(3u, LAST)], is_faded, work, tile_first, 3u);
         }
-        if (SLICES > 3u) {
-            let ahead3 = fetch_values(tile_first, high, kv_head, 3u, thread);
-            if (is_faded) {
-                values[min(3u, SLICES - 1u)] = scaled(values[min(3u, SLICES - 1u)], line, thread);
-            }
-            values[min(3u, SLICES - 1u)] = add_slice(values[min(3u, SLICES - 1u)], ahead3, line, member, thread);
+        if (LAST >= 4u) {
+            values[min(4u, LAST)] = next_sum(values[min(4u, LAST)], is_faded, work, tile_first, 4u);
         }
-        if (SLICES > 4u) {
-            let ahead4 = fetch_values(tile_first, high, kv_head, 4u, thread);
-            if (is_faded) {
-                values[min(4u, SLICES - 1u)] = scaled(values[min(4u, SLICES - 1u)], line, thread);
-            }
-            values[min(4u, SLICES - 1u)] = add_slice(values[min(4u, SLICES - 1u)], ahead4, line, member, thread);
+        if (LAST >= 5u) {
+            values[min(5u, LAST)] = next_sum(values[min(5u, LAST)], is_faded, work, tile_first, 5u);
         }
-        if (SLICES > 5u) {
-            let ahead5 = fetch_values(tile_first, high, kv_head, 5u, thread);
-            if (is_faded) {
-                values[min(5u, SLICES - 1u)] = scaled(values[min(5u, SLICES - 1u)], line, thread);
-            }
-            values[min(5u, SLICES - 1u)] = add_slice(values[min(5u, SLICES - 1u)], ahead5, line, member, thread);
+        if (LAST >= 6u) {
+            values[min(6u, LAST)] = next_sum(values[min(6u, LAST)], is_faded, work, tile_first, 6u);
         }
-        if (SLICES > 6u) {
-            let ahead6 = fetch_values(tile_first, high, kv_head, 6u, thread);
-            if (is_faded) {
-                values[min(6u, SLICES - 1u)] = scaled(values[min(6u, SLICES - 1u)], line, thread);
-            }
-            values[min(6u, SLICES - 1u)] = add_slice(values[min(6u, SLICES - 1u)], ahead6, line, member, thread);
-        }
-        if (SLICES > 7u) {
-            let ahead7 = fetch_values(tile_first, high, kv_head, 7u, thread);
-            if (is_faded) {
-                values[min(7u, SLICES - 1u)] = scaled(values[min(7u, SLICES - 1u)], line, thread);
-            }
-            values[min(7u, SLICES - 1u)] = add_slice(values[min(7u, SLICES - 1u)], ahead7, line, member, thread);
+        if (LAST >= 7u) {
+            values[min(7u, LAST)] = next_sum(values[min(7u, LAST)], is_faded, work, tile_first, 7u);
         }
     }
     parts[thread] = softmax.total;
@@ -338,26 +322,26 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
         factors[thread] = 1.0 / total;
     }
-    store_matrix(values[0], first, kv_head, line, member * MATRIX_N, count, thread);
-    if (SLICES > 1u) {
-        store_matrix(values[min(1u, SLICES - 1u)], first, kv_head, line, SLICE + member * MATRIX_N, count, thread);
+    store_slice(values[0], work, 0u);
+    if (LAST >= 1u) {
+        store_slice(values[min(1u, LAST)], work, 1u);
     }
-    if (SLICES > 2u) {
-        store_matrix(values[min(2u, SLICES - 1u)], first, kv_head, line, 2u * SLICE + member * MATRIX_N, count, thread);
+    if (LAST >= 2u) {
+        store_slice(values[min(2u, LAST)], work, 2u);
     }
-    if (SLICES > 3u) {
-        store_matrix(values[min(3u, SLICES - 1u)], first, kv_head, line, 3u * SLICE + member * MATRIX_N, count, thread);
+    if (LAST >= 3u) {
+        store_slice(values[min(3u, LAST)], work, 3u);
     }
-    if (SLICES > 4u) {
-        store_matrix(values[min(4u, SLICES - 1u)], first, kv_head, line, 4u * SLICE + member * MATRIX_N, count, thread);
+    if (LAST >= 4u) {
+        store_slice(values[min(4u, LAST)], work, 4u);
     }
-    if (SLICES > 5u) {
-        store_matrix(values[min(5u, SLICES - 1u)], first, kv_head, line, 5u * SLICE + member * MATRIX_N, count, thread);
+    if (LAST >= 5u) {
+        store_slice(values[min(5u, LAST)], work, 5u);
     }
-    if (SLICES > 6u) {
-        store_matrix(values[min(6u, SLICES - 1u)], first, kv_head, line, 6u * SLICE + member * MATRIX_N, count, thread);
+    if (LAST >= 6u) {
+        store_slice(values[min(6u, LAST)], work, 6u);
     }
-    if (SLICES > 7u) {
-        store_matrix(values[min(7u, SLICES - 1u)], first, kv_head, line, 7u * SLICE + member * MATRIX_N, count, thread);
+    if (LAST >= 7u) {
+        store_slice(values[min(7u, LAST)], work, 7u);
     }
 }
