@@ -125,14 +125,19 @@ class Pretended(Dawn):
 
 
 def choose(
-    monkeypatch: pytest.MonkeyPatch, gpus: list[Any], broken: str = "", **options: Any
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: list[Any],
+    broken: str = "",
+    wrong_units: bool = False,
+    **options: Any,
 ) -> str:
     """Return the name of the GPU that is opened, if those are there."""
 
     def opened(gpu: Any) -> Any:
         if broken and broken in gpu.name:
             raise DeviceError(f"{gpu.name} computes wrong sums.")
-        return gpu
+        shapes = () if wrong_units else gpu.matrix_shapes
+        return SimpleNamespace(name=gpu.name, matrix_shapes=shapes, close=lambda: None)
 
     def listed(key: str) -> tuple[list[Any], list[str]]:
         return [gpu for gpu in gpus if gpu.library.key == key], []
@@ -148,6 +153,8 @@ def choose(
         (1, {}, "Card (Dawn, Vulkan)"),
         (0, {}, "Card (Vulkan)"),
         (1, {"broken": "Dawn"}, "Card (Vulkan)"),
+        (1, {"wrong_units": True}, "Card (Vulkan)"),
+        (1, {"wrong_units": True, "gpu": "dawn"}, "Card (Dawn, Vulkan)"),
         (1, {"gpu": "wgpu"}, "Card (Vulkan)"),
         (0, {"gpu": "dawn"}, "Card (Dawn, Vulkan)"),
         (0, {"gpu": "Dawn:car"}, "Card (Dawn, Vulkan)"),
@@ -167,6 +174,13 @@ def test_which_gpu_is_chosen(
         pretended("dawn", "software", shapes=1, name="Pipe"),
     ]
     assert choose(monkeypatch, gpus, **options) == expected
+
+
+def test_a_gpu_that_only_dawn_finds_is_not_replaced_by_a_software_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpus = [pretended("wgpu", "software", name="Pipe"), pretended("dawn")]
+    assert choose(monkeypatch, gpus) == "Card (Dawn, Vulkan)"
 
 
 def test_a_gpu_that_was_named_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

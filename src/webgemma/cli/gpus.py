@@ -28,6 +28,7 @@ def gpus(as_json: JsonOption = False) -> None:
         adapters, problems = list_all_gpus()
         found = [_facts(gpu) for gpu in adapters]
         usable = [f for f in found if not f["software"] and not (f["problem"] and _is_dawn(f))]
+        usable = [f for f in usable if f["matrix_shapes"] or not _is_dawn(f)] or usable
         for facts in found:
             facts["default"] = facts in usable[:1]
         if as_json:
@@ -62,12 +63,11 @@ def _facts(gpu: "Adapter") -> dict[str, Any]:
     except DeviceError as error:
         return {**facts, "problem": str(error)}
     facts |= {"features": sorted(device.features), "matrix_shapes": device.matrix_shapes}
-    if wrong := set(gpu.matrix_shapes) - set(device.matrix_shapes):
-        shapes = ", ".join(map(_shape, sorted(wrong)))
-        facts["problem"] = f"Its matrix units multiply wrongly ({shapes}) and are not used."
+    if gpu.matrix_shapes and not device.matrix_shapes:
+        facts["no_matrix_units"] = "they multiply wrongly"
     try:
-        if wrong_units := run_sync(check_matrix_units(device)):
-            facts |= {"features": sorted(device.features), "problem": wrong_units}
+        if wrong := run_sync(check_matrix_units(device)):
+            facts |= {"features": sorted(device.features), "no_matrix_units": wrong}
         run_sync(selftest(device))
     except DeviceError as error:
         facts["problem"] = str(error)
@@ -98,11 +98,12 @@ def _print(facts: dict[str, Any]) -> None:
     kind = "software" if facts["software"] else "GPU"
     out.print(f"    {kind}, self-test {'failed' if facts['problem'] else 'passed'}")
     out.print(f"    features: {', '.join(facts['features']) or 'none'}", soft_wrap=True)
-    if facts["matrix_shapes"]:
+    if facts["no_matrix_units"]:
+        why = f"    matrix units: not used, {facts['no_matrix_units']}"
+        out.print(why, markup=False, soft_wrap=True)
+    elif facts["matrix_shapes"]:
         shapes = ", ".join(map(_shape, facts["matrix_shapes"]))
         out.print(f"    matrix units: {shapes} (float16 into float32)", soft_wrap=True)
-    if facts["no_matrix_units"]:
-        out.print(f"    matrix units: none, {facts['no_matrix_units']}", soft_wrap=True)
     out.print(
         f"    limits: buffers of {format_nbytes(limits['buffer_nbytes'])}, "
         f"bindings of {format_nbytes(limits['binding_nbytes'])}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic, sleep
@@ -71,7 +72,7 @@ class Adapter:
         )
 
 
-class Library:
+class Library(ABC):
     """One WebGPU library; `lib` are its functions."""
 
     key: ClassVar[str]  # as users write it
@@ -127,24 +128,25 @@ class Library:
         del adapter
         return True
 
+    @abstractmethod
     def new_shader_module(self, device: Any, descriptor: Any) -> Any:
         """Compile WGSL."""
-        raise NotImplementedError
 
+    @abstractmethod
     def submit(self, queue: Any, commands: list[Any]) -> int:
         """Submit command buffers; return the submission's index, to wait for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def map(self, device: Any, buffer: Any, nbytes: int, index: int) -> bool:
         """Wait for a submission and map a buffer for reading; return whether that succeeded."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _new_instance(self) -> Any:
-        raise NotImplementedError
+        """Make the instance of the library."""
 
+    @abstractmethod
     def _handles(self) -> list[Handle]:
         """Return the library's own adapters."""
-        raise NotImplementedError
 
     def _chain(self, adapter: Adapter) -> Any:
         """Return what is chained to the request for a device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from webgemma.device.interface import Device
@@ -35,10 +36,12 @@ def open_device(gpu: str | None = None, *, software: bool = True) -> Device:
         why = "".join(f" {problem}" for problem in problems) if gpu else ""
         raise DeviceError(f"There is no GPU{wanted} on this machine; WebGPU finds: {names}.{why}")
     while gpu is None and found[0].library.key == "dawn" and found[1:]:
-        try:
-            return open_gpu(found[0])
-        except DeviceError:  # `webgemma gpus` says why
-            found.pop(0)
+        with suppress(DeviceError):  # `webgemma gpus` says why
+            device = open_gpu(found[0])
+            if device.matrix_shapes or found[0].kind != found[1].kind:
+                return device
+            device.close()  # its matrix units, the reason for Dawn, multiply wrongly
+        found.pop(0)
     return open_gpu(found[0])
 
 

@@ -60,7 +60,7 @@ async def check_matrix_units(device: Device) -> str | None:
         raise
     except DeviceError as error:
         device.features -= {"subgroup-matrix"}
-        return f"Its matrix units are not used: {error}"
+        return str(error)
     return None
 
 

@@ -169,6 +169,7 @@ const actions = {
 };
 
 const isChromium = Boolean(navigator.userAgentData?.brands.some(({ brand }) => brand === "Chromium"));
+const DEVICE_TITLE = byId("device").title;
 const MATRICES_OFF = ". Its matrix units (tensor cores), if it has any, are off: with chrome://flags/#enable-unsafe-webgpu "
   + "enabled, this page reads prompts faster.";
 
@@ -240,7 +241,8 @@ function showModel(name, device, hint = "") {
 
 engine.addEventListener("ready", ({ detail }) => {
   deviceName = detail.device + (detail.software ? " (software, slow)" : "");
-  if (!detail.software && !detail.matrix_units && isChromium) byId("device").title += MATRICES_OFF;
+  const mayBeOff = !detail.software && !detail.matrix_units && isChromium;
+  byId("device").title = DEVICE_TITLE + (mayBeOff ? MATRICES_OFF : "");
 });
 engine.addEventListener("progress", ({ detail }) => showLoading(detail));
 engine.addEventListener("loaded", ({ detail }) => {
