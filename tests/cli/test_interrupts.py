@@ -77,8 +77,10 @@ def test_it_ends_the_command_quietly_at_any_instant(args: list[str], folder: Pat
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=120)
         assert not list(folder.glob(".*.part"))
-        if args[0] == "merge" and process.returncode == 0:
-            continue  # it was done by then
+        if args[0] == "merge" and b"matrices changed" in error:  # it was done by then
+            # While Python exits, the signal is the system's again: it may still end the process.
+            assert process.returncode in (0, -signal.SIGINT)
+            continue
         assert process.returncode == 130, f"after {delay} s: {error.decode()}"
         if args[0] == "train":  # says in a line what it has saved
             error = re.sub(rb"^stopped [^\n]*\n$", b"", error)
