@@ -314,7 +314,8 @@ def test_canvases_that_do_not_fit_raise_an_error() -> None:
 def test_weights_that_are_not_finite_raise_an_error() -> None:
     _, session = tiny_session()
     nans = struct.pack("<f", float("nan")) * DIFFUSION.width
-    device().write(session.model.vectors["output_norm.weight"].buffer, nans)
+    norm = session.model.vectors["output_norm.weight"]
+    device().write(norm.buffer, nans, norm.offset)
     with pytest.raises(GgufError, match="computes NaN or infinity"):
         run_sync(canvases(session, [2, 30], SHORT, 1))
     assert session.tokens == []

@@ -1,12 +1,12 @@
 """Quantised activations: products of every format, the kernels that store them, whole models."""
 
-import struct
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import SHARED, needs_shared
+from helpers.decoding import decoded, opened
 from helpers.gpu import device, get, hardware, put
 from helpers.integers import (
     EVERY_FORMAT,
@@ -20,10 +20,9 @@ from helpers.integers import (
     recorder,
     truth,
 )
-from helpers.tiny import MIXED, MOE, SMALL, Tiny, random_tensor, tiny_gguf
+from helpers.tiny import MIXED, MOE, SMALL, Tiny, random_tensor
 from tolerance import F32_KERNEL, GPU_LOGITS, INT8_LOGITS, ROUNDING
 
-from webgemma.device.native import NativeDevice
 from webgemma.engine.session import Session
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
@@ -34,7 +33,6 @@ from webgemma.gemma.text import TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import Gguf
-from webgemma.gguf.sources import BytesSource
 from webgemma.graph import Recorder, Tensor
 from webgemma.kernels import link
 from webgemma.reference.text import TextModel, gelu
@@ -116,6 +114,7 @@ def test_there_is_a_product_for_every_quantised_format() -> None:
                     "format": name,
                     "epilogue": "none",
                     "input": "integer",
+                    "operand": "buffer",
                     "integer_width": "int16",
                 },
             )
@@ -214,29 +213,6 @@ def test_geglu_stores_integers(width: int, precision: str) -> None:
     assert (row == expected).all()
 
 
-def opened(tiny: Tiny) -> Gguf:
-    return run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny))))
-
-
-def decoded(gguf: Gguf, ids: list[int], precision: str, on: NativeDevice) -> np.ndarray:
-    """Return logits [ids, vocab], each id read by itself."""
-    config = Config.from_gguf(gguf)
-    model = run_sync(Model.load(gguf, config, on))
-    inputs = inputs_of(1, on)
-    for layer in config.layers:
-        empty = np.zeros((len(ids), layer.kv_heads, layer.head_dim), np.float32)
-        inputs.caches[layer.index] = LayerCache(put(empty, on), put(empty, on), len(ids))
-    text = TextRecorder(model, Recorder(on), inputs, 1, "f32", precision)
-    logits = text.softcap(text.head(text.body()))
-    plan, rows = text.recorder.plan(), []
-    for position, token in enumerate(ids):
-        on.write(inputs.batch.buffer, struct.pack("<2I", position, 1))
-        on.write(inputs.ids.buffer, struct.pack("<I", token))
-        on.run(plan)
-        rows.append(get(logits, on=on)[0])
-    return np.stack(rows)
-
-
 TINY = {
     "all formats": MIXED,
     "experts": replace(MOE, formats=("Q4_1", "Q5_0")),
@@ -300,8 +276,16 @@ def products(tiny: Tiny, rows: int, precision: str) -> tuple[int, int]:
         text.inputs.caches[layer.index] = LayerCache(text.inputs.ids, text.inputs.ids, 1)
     text.head(text.body())
     kernels = [call.kernel for call in text.recorder.calls]
-    names = ("matvec/", "matmul/", "gate_up/", "expert_up/", "expert_down/", "expert_matmul/")
-    linked = [k.wgsl for k in kernels if k.name.startswith(names)]
+    ops = (
+        "matvec",
+        "matmul",
+        "fork_scores",
+        "gate_up",
+        "expert_up",
+        "expert_down",
+        "expert_matmul",
+    )
+    linked = [k.wgsl for k in kernels if k.name.startswith(tuple(f"{op}/" for op in ops))]
     with_integers = sum("fn integer_unit" in wgsl for wgsl in linked)
     return len(linked) - with_integers, with_integers
 

@@ -76,6 +76,7 @@ def test_more_workgroups_than_one_axis_has_fold() -> None:
         rows=VOCAB,
         stride=VOCAB,
         input="float",
+        operand="buffer",
         epilogue="none",
         THREADS=8,  # a workgroup for a row
         LANES=8,

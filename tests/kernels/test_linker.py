@@ -267,9 +267,15 @@ NAMES = {
     "copy": ("copy", {}, {"THREADS": 64, "EACH": 1}),
     "norm store=float workgroup_sum=memory": ("norm", {"store": "float"}, {"THREADS": 64}),
     "dequantise/Q4_K": ("dequantise", {"format": "Q4_K"}, {}),
-    "matvec/Q6_K epilogue=geglu input=integer integer_width=int16 lane_sum=memory": (
+    "matvec/Q6_K epilogue=geglu input=integer integer_width=int16 lane_sum=memory operand=buffer": (
         "matvec",
-        {"format": "Q6_K", "epilogue": "geglu", "input": "integer", "integer_width": "int16"},
+        {
+            "format": "Q6_K",
+            "epilogue": "geglu",
+            "input": "integer",
+            "integer_width": "int16",
+            "operand": "buffer",
+        },
         {"THREADS": 64, "LANES": 4, "EACH": 1},
     ),
     # Without store, which the op insists on.
@@ -324,7 +330,7 @@ def test_only_what_main_reaches_is_linked() -> None:
 # Hardware slots
 
 LANES = {"THREADS": 64, "LANES": 8, "EACH": 1}
-MATVEC = {"format": "F32", "input": "float", "epilogue": "none"}
+MATVEC = {"format": "F32", "input": "float", "operand": "buffer", "epilogue": "none"}
 HARDWARE_CASES = [
     ("norm", {"store": "float"}, {"THREADS": 64}, "workgroup_sum", set(), "memory"),
     ("norm", {"store": "float"}, {"THREADS": 64}, "workgroup_sum", {"shuffle8"}, "memory"),

@@ -69,7 +69,7 @@ class Case:
     ) -> np.ndarray:
         def record(text: TextRecorder, t: Tensor) -> Tensor:
             layer = ExpertLayer(text, text.model, self.layer)
-            _, m, s = layer.fork(t, put(0 * x, on))
+            _, _, m, s = layer.fork(t, put(0 * x, on))
             return layer.record(m, layer.scores(s))
 
         return self.run(x, record, count, on, precision)
@@ -79,7 +79,7 @@ class Case:
 
         def record(text: TextRecorder, t: Tensor, name: str) -> Tensor:
             layer = ExpertLayer(text, text.model, self.layer)
-            routing = layer.route(layer.scores(layer.fork(t, put(0 * x))[2]))
+            routing = layer.route(layer.scores(layer.fork(t, put(0 * x))[3]))
             return getattr(routing, name)
 
         ids, shares = (
@@ -293,7 +293,7 @@ def test_a_layer_forks_and_joins(dense: str, experts: str, precision: str, rows:
         return rms(x, model.weights[f"{LAYER}{name}.weight"], case.config.eps)
 
     def record(text: TextRecorder, t: Tensor) -> Tensor:
-        branches = text.feed_forward_with_experts(case.layer, t, put(a))
+        t, branches = text.feed_forward_with_experts(case.layer, t, put(a))
         out = text.scratch(*a.shape)
         text.residual(t, branches, *(LAYER + name for name in names), out=out)
         return out

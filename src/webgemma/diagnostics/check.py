@@ -14,6 +14,7 @@ from webgemma.errors import InputError
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.kv_cache import KvCache
 from webgemma.gemma.lora_weights import ScaledAdapter
+from webgemma.gemma.record.operands import Operand
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
@@ -183,6 +184,8 @@ class _HalfCache(Cache):
 class _TracedText(TextRecorder):
     """Copies the outputs of the embedding and of every layer, and replaces each layer's input."""
 
+    joins_layers = False
+
     def __init__(self, memory: BufferPool, *args: Any) -> None:
         super().__init__(*args)
         self.memory = memory
@@ -190,17 +193,17 @@ class _TracedText(TextRecorder):
         self.outputs: list[Tensor] = []
 
     def layer(
-        self, layer: Layer, x: Tensor, h: Tensor, ple: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
+        self, layer: Layer, x: Tensor, h: Operand, ple: Tensor | None, out: Tensor | None = None
+    ) -> tuple[Tensor, Operand]:
         self.replacements.append(self.memory.tensor(*x.shape, label="check"))
         self._copy_output(x)
         self._copy(self.replacements[-1], x)
         norm = self.model.vector(f"blk.{layer.index}.attn_norm.weight")
         h = self.norm(x, norm, self.layer_input(layer.index))
-        h = super().layer(layer, x, h, ple, out)
+        x, h = super().layer(layer, x, h, ple, out)
         if layer.index + 1 == len(self.config.layers):
             self._copy_output(x)
-        return h
+        return x, h
 
     def _copy_output(self, x: Tensor) -> None:
         self.outputs.append(self.memory.tensor(*x.shape, label="check"))

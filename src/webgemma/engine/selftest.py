@@ -111,6 +111,7 @@ class _Prober:
             **planes,
             format=name,
             input="float",
+            operand="buffer",
             epilogue="none",
             W=self.upload(data),
             batch=self.upload(struct.pack("<4I", 0, 1, 0, 0)),

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from webgemma.gemma.config import Layer
 from webgemma.gemma.kv_cache import LayerCache
 from webgemma.gemma.record import loop_limits
+from webgemma.gemma.record.operands import MergedSplits, Operand, can_make
 from webgemma.gemma.record.ops import Ops
 from webgemma.gemma.record.quantised import GROUP, providers
 from webgemma.gemma.weights import Model
@@ -75,13 +76,14 @@ class Attention:
         self.name = f"blk.{layer.index}."
         self.window = model.config.window if layer.sliding else NO_WINDOW
 
-    def record(self, h: Tensor, mask: str) -> Tensor:
+    def record(self, h: Operand, mask: str) -> Tensor:
         """Record what attention adds for the normed rows h: [rows, width]."""
         raw = self.project(h)
+        out: Operand
         out = self.decode(raw) if self.ops.rows == 1 else self.prefill(raw, mask)
         return self.ops.linear(out, self.model.matrices[self.name + "attn_output.weight"])
 
-    def project(self, h: Tensor) -> Tensor:
+    def project(self, h: Operand) -> Tensor:
         """Record the raw heads of each token: queries, then (with an own cache) keys and values."""
         layer = self.layer
         own = 0 if layer.shares_kv else (1 if layer.k_is_v else 2)
@@ -95,8 +97,10 @@ class Attention:
                 first += weight.rows
         return raw
 
-    def decode(self, raw: Tensor) -> Tensor:
-        """Record attention of one token: positions are split among workgroups, then merged."""
+    def decode(self, raw: Tensor) -> Operand:
+        """Record attention of one token: positions are split among workgroups, then merged.
+
+        The output product may be left to merge them."""
         ops, layer = self.ops, self.layer
         threads, splits = DECODE_THREADS, DECODE_SPLITS[layer.sliding]
         if ops.software:
@@ -117,10 +121,13 @@ class Attention:
             OWN_CACHE=own,
             THREADS=threads,
         )
-        width = layer.heads * layer.head_dim
+        width, reader = layer.heads * layer.head_dim, self.name + "attn_output.weight"
         out = ops.scratch(1, width)
         if layer.head_dim % GROUP == 0:
-            out = ops.input_for(width, self.name + "attn_output.weight")
+            out = ops.input_for(width, reader)
+        reread_nbytes = parts.nbytes + sums.nbytes
+        if reader not in ops.matmul.lora and can_make(ops.device, out, reread_nbytes):
+            return MergedSplits(out, reread_nbytes, parts, sums, layer.head_dim, splits)
         ops.recorder.call(
             "attention_merge",
             (layer.heads, 1),

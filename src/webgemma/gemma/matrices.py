@@ -18,6 +18,7 @@ from webgemma.kernels import unit
 CHUNK_NBYTES = 8 << 20  # what goes through host memory at a time: larger chunks are no faster
 CHUNKS_AHEAD = 8  # chunks that the device's queue may hold before it has copied them
 REPACK_THREADS = 64
+BINDING_NBYTES = 256  # WebGPU's alignment of bindings
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Matrices:
         self.closed = False
         self.matrices: dict[str, Weight] = {}
         self.vectors: dict[str, Tensor] = {}
+        self.joined: Tensor | None = None  # the buffer of the vectors, if they have one together
         self.memory = BufferPool(device)
         self._copies: deque[Reading] = deque()  # each completes when a chunk is copied
         self._unpaced_nbytes = 0  # written since the last of them
@@ -84,9 +86,27 @@ class Matrices:
         """Upload values as a vector."""
         return self.memory.upload(packed_floats(values), len(values), label="vector")
 
+    def allocate_vectors(self, sizes: Mapping[str, int]) -> None:
+        """Allocate vectors of so many values in one buffer: one binding then reads several."""
+        end = 0
+        for name, size in sizes.items():
+            self.vectors[name] = Tensor((size,), 4 * size, offset=end)
+            end += 4 * size + -4 * size % BINDING_NBYTES
+        buffer = self.memory.buffer(end, "vectors")
+        for name in sizes:
+            self.vectors[name].allocated = buffer
+        self.joined = Tensor((end // 4,), end, buffer)
+
+    def write_vector(self, name: str, values: Sequence[float]) -> None:
+        """Fill a vector that is allocated."""
+        vector = self.vectors[name]
+        self.device.write(vector.buffer, packed_floats(values), vector.offset)
+
     def allocate(self, name: str, stacked: list[TensorInfo]) -> None:
         """Allocate a vector, or matrices of one format and width on top of each other."""
         first = stacked[0]
+        if name in self.vectors:
+            return
         if len(first.shape) == 1:
             self.vectors[name] = self.memory.tensor(first.weights, label=name)
             return
@@ -111,8 +131,7 @@ class Matrices:
     async def load_tensors(self, gguf: Gguf, name: str, stacked: list[TensorInfo]) -> None:
         """Load what was allocated under this name, chunk by chunk."""
         if name in self.vectors:
-            data = packed_floats(await read_floats(gguf, stacked[0]))
-            self.device.write(self.vectors[name].buffer, data)
+            self.write_vector(name, await read_floats(gguf, stacked[0]))
             return
         weight = self.matrices[name]
         for part in weight.parts:
@@ -133,6 +152,7 @@ class Matrices:
         self._copies.clear()
         self.matrices.clear()
         self.vectors.clear()
+        self.joined = None
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ from webgemma.gemma.record.matmul import (
     Routing,
     SortedSlots,
 )
+from webgemma.gemma.record.operands import Operand
 from webgemma.gemma.record.ops import Ops
 from webgemma.gemma.record.quantised import QuantisedTensor
 from webgemma.gemma.weights import Model
@@ -24,6 +25,7 @@ class ExpertLayer:
         self.model = model
         self.index = layer.index
         self.name = f"blk.{layer.index}."
+        self.router = self.name + "ffn_gate_inp.weight"
         self.experts = _checked(model.config.experts)
         self.width = model.config.width
         matrices = model.matrices
@@ -34,22 +36,23 @@ class ExpertLayer:
             self.gate = matrices[self.name + "ffn_gate_exps.weight"]
             self.up = matrices[self.name + "ffn_up_exps.weight"]
 
-    def fork(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Record x += rms(attended) * post in place; return the inputs of the three branches.
+    def fork(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor, Tensor, Operand]:
+        """Record x + rms(attended) * post; return it and the inputs of the three branches.
 
-        They are the normed rows for the dense branch, for the experts and for the router."""
+        They are the normed rows for the dense branch, for the experts and for the router; the
+        router's product may be left to make all of them."""
         ops, name, shape = self.ops, self.name, (self.ops.rows, self.width)
         n = ops.input_for(self.width, name + "ffn_gate_up.weight", name + "ffn_up.weight")
         m, s = ops.scratch(*shape), ops.scratch(*shape)
         if isinstance(n, QuantisedTensor):
             m = ops.input_for(self.width, self.gate.name, self.up.name)
         post, norms = name + "post_attention_norm.weight", self.model.branch_norms[self.index]
-        ops.residual_branches(x, attended, post, norms, (n, m, s))
-        return n, m, s
+        summed, scored = ops.fork(x, attended, post, norms, (n, m, s), self.router)
+        return summed, n, m, scored
 
-    def scores(self, s: Tensor) -> Tensor:
+    def scores(self, s: Operand) -> Tensor:
         """Record the router's scores: [rows, experts]."""
-        return self.ops.linear(s, self.model.matrices[self.name + "ffn_gate_inp.weight"])
+        return self.ops.linear(s, self.model.matrices[self.router])
 
     def record(self, m: Tensor, scores: Tensor, beside: Tensor | None = None) -> Tensor:
         """Record the weighted sum of each token's experts: [rows, width].

@@ -9,7 +9,8 @@ from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.kv_cache import LayerCache
 from webgemma.gemma.moe import ExpertLayer
 from webgemma.gemma.record.matmul import THREADS, Columns, flat
-from webgemma.gemma.record.ops import Branches, Ops
+from webgemma.gemma.record.operands import Branches, Operand
+from webgemma.gemma.record.ops import Ops
 from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
 
@@ -26,6 +27,8 @@ class Inputs:
 
 class TextRecorder(Ops):
     """Records the forward pass of at most `rows` tokens."""
+
+    joins_layers = True  # the sum that ends a layer may be left to the next one
 
     def __init__(
         self,
@@ -47,10 +50,12 @@ class TextRecorder(Ops):
         """Record everything below the head: [rows, width], normed, into `out` if that is given."""
         x = self.embedding()
         ple = self.per_layer_embeddings(x)
+        h: Operand
         h = self.norm(x, self.model.vector("blk.0.attn_norm.weight"), self.layer_input(0))
         for layer in self.config.layers:
             last = layer.index + 1 == len(self.config.layers)
-            h = self.layer(layer, x, h, ple, out if last else None)
+            x, h = self.layer(layer, x, h, ple, out if last else None)
+        assert isinstance(h, Tensor)  # the head reads it from a buffer
         return h
 
     def embedding(self) -> Tensor:
@@ -98,37 +103,39 @@ class TextRecorder(Ops):
         return logits
 
     def layer(
-        self, layer: Layer, x: Tensor, h: Tensor, ple: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
-        """Record a layer, which changes x [rows, width]; return the next one's normed input."""
+        self, layer: Layer, x: Tensor, h: Operand, ple: Tensor | None, out: Tensor | None = None
+    ) -> tuple[Tensor, Operand]:
+        """Record a layer of x [rows, width] and its norm h; return the next layer's x and h."""
         name = f"blk.{layer.index}."
         following = layer.index + 1
         last = following == len(self.config.layers)
         next_norm = "output_norm.weight" if last else f"blk.{following}.attn_norm.weight"
         scale = name + self.output_scale
-        out = out or self.layer_input(following)
+        following_readers: tuple[str, ...] = ()
+        if not last and self.joins_layers:
+            following_readers = self.layer_readers(following)
+        out = out or (None if following_readers else self.layer_input(following))
         cache = self.inputs.caches[layer.kv_donor]
         attention = Attention(self, self.model, layer, cache, self.kv)
         attended = attention.record(h, self.mask(layer))
         forwarded: Tensor | Branches
         if layer.experts:
-            forwarded = self.feed_forward_with_experts(layer, x, attended)
+            x, forwarded = self.feed_forward_with_experts(layer, x, attended)
         else:
-            readers = (name + "ffn_gate_up.weight", name + "ffn_up.weight")
-            n = self.input_for(self.config.width, *readers)
             post, norm = name + "post_attention_norm.weight", name + "ffn_norm.weight"
-            self.residual(x, attended, post, norm, out=n)
+            readers = (name + "ffn_gate_up.weight", name + "ffn_up.weight")
+            x, n = self.add_normed(x, attended, post, norm, readers=readers)
             forwarded = self.feed_forward(layer, n)
+        end: tuple[str, str, tuple[str, ...]] = (next_norm, scale, following_readers)
         if ple is None:
-            self.residual(x, forwarded, name + "post_ffw_norm.weight", next_norm, scale, out)
-            return out
-        self.residual(x, forwarded, name + "post_ffw_norm.weight")
+            return self.add_normed(x, forwarded, name + "post_ffw_norm.weight", *end, out)
+        gate = name + "inp_gate.weight"
+        x, summed = self.add_normed(x, forwarded, name + "post_ffw_norm.weight", readers=(gate,))
         width = self.config.ple
         up = Columns(ple, len(self.config.layers) * width, layer.index * width)
-        gated = self.linear(x, self.model.matrices[name + "inp_gate.weight"], up=up)
+        gated = self.linear(summed, self.model.matrices[gate], up=up)
         projected = self.linear(gated, self.model.matrices[name + "proj.weight"])
-        self.residual(x, projected, name + "post_norm.weight", next_norm, scale, out)
-        return out
+        return self.add_normed(x, projected, name + "post_norm.weight", *end, out)
 
     def embed(self, name: str, scale: float, ids: Tensor | None = None) -> Tensor:
         """Record rows of a table for the ids, by default the batch's tokens: [rows, width]."""
@@ -154,28 +161,35 @@ class TextRecorder(Ops):
 
     def layer_input(self, index: int) -> Tensor:
         """Return a scratch tensor for what a layer reads, or the head after the last one."""
-        names = [f"blk.{index}.{part}.weight" for part in ("attn_qkv", "attn_k", "attn_v")]
+        readers = self.layer_readers(index)
         if index == len(self.config.layers):
-            names = [self.model.head.name]
-        return self.input_for(self.config.width, *names)
+            readers = (self.model.head.name,)
+        return self.input_for(self.config.width, *readers)
 
-    def feed_forward(self, layer: Layer, n: Tensor) -> Tensor:
+    def layer_readers(self, index: int) -> tuple[str, ...]:
+        """Return the matrices that read a layer's normed input."""
+        return tuple(f"blk.{index}.{part}.weight" for part in ("attn_qkv", "attn_k", "attn_v"))
+
+    def feed_forward(self, layer: Layer, n: Operand) -> Tensor:
         """Record W_down(gelu(W_gate n) * W_up n)."""
         hidden = self.hidden(layer, n)
         return self.linear(hidden, self.model.matrices[f"blk.{layer.index}.ffn_down.weight"])
 
-    def feed_forward_with_experts(self, layer: Layer, x: Tensor, attended: Tensor) -> Branches:
+    def feed_forward_with_experts(
+        self, layer: Layer, x: Tensor, attended: Tensor
+    ) -> tuple[Tensor, Branches]:
         """Record adding attention to the residual x, then the dense branch and the experts."""
         experts = ExpertLayer(self, self.model, layer)
-        n, m, s = experts.fork(x, attended)
+        x, n, m, s = experts.fork(x, attended)
         # Independent calls follow each other, so that the device may run them side by side.
         scores = experts.scores(s)
         hidden = self.hidden(layer, n)
         expert_sum = experts.record(m, scores, hidden)
         down = self.model.matrices[f"blk.{layer.index}.ffn_down.weight"]
-        return Branches(self.linear(hidden, down), expert_sum, self.model.join_norms[layer.index])
+        norms = self.model.join_norms[layer.index]
+        return x, Branches(self.linear(hidden, down), expert_sum, norms)
 
-    def hidden(self, layer: Layer, n: Tensor) -> Tensor:
+    def hidden(self, layer: Layer, n: Operand) -> Tensor:
         """Record gelu(W_gate n) * W_up n: [rows, ffn]."""
         name, matrices = f"blk.{layer.index}.", self.model.matrices
         weight = matrices[name + "ffn_gate_up.weight"]

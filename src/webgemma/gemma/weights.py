@@ -17,6 +17,8 @@ from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Recorder, Tensor
 
 PLE_TABLE = "per_layer_token_embd.weight"
+ONE = "one"  # a scale for layers that have none
+BRANCH_NORMS, JOIN_NORMS = "blk.{}.branch_norms", "blk.{}.join_norms"  # derived: see Model
 HEAD_DIMS = (16, 32, 64, 128, 256, 512)  # that attention_decode.wgsl supports
 SAMPLE_NBYTES = 1 << 16  # of a tensor, for the fingerprint
 BATCH_ROWS = 512  # of a table on the host that the device gets at a time: the largest batch
@@ -68,7 +70,11 @@ class Model(Matrices):
         model = cls(config, device)
         model.name = gguf.name
         try:
-            for name, tensors in stacks(used_tensors(gguf, config)).items():
+            used = used_tensors(gguf, config)
+            model.allocate_vectors(vector_sizes(used, config))
+            model.one = model.vectors[ONE]
+            model.write_vector(ONE, [1.0])
+            for name, tensors in stacks(used).items():
                 if name == PLE_TABLE and table == "host":
                     model.table = HostTable(model, gguf, tensors[0])
                     model.matrices[name] = model.table.weight
@@ -155,8 +161,10 @@ class Model(Matrices):
         router = [shrink * scale for scale in await norm("ffn_gate_inp.scale")]
         inputs = await norm("ffn_norm.weight") + await norm("pre_ffw_norm_2.weight") + router
         outputs = await norm("post_ffw_norm_1.weight") + await norm("post_ffw_norm_2.weight")
-        self.branch_norms[index] = self.vector_of(inputs)
-        self.join_norms[index] = self.vector_of(outputs)
+        for kind, values in ((BRANCH_NORMS, inputs), (JOIN_NORMS, outputs)):
+            self.write_vector(kind.format(index), values)
+        self.branch_norms[index] = self.vectors[BRANCH_NORMS.format(index)]
+        self.join_norms[index] = self.vectors[JOIN_NORMS.format(index)]
 
     def close(self) -> None:
         """Free the memory."""
@@ -238,6 +246,17 @@ def used_tensors(gguf: Gguf, config: Config) -> dict[str, TensorInfo]:
     tensors = canonical_tensors(gguf)
     names = [name for name, _, _ in text_tensors(config)]
     return {name: tensors[name] for name in names if name in tensors}
+
+
+def vector_sizes(tensors: dict[str, TensorInfo], config: Config) -> dict[str, int]:
+    """Return how many values each vector has: of the file, and derived ones."""
+    sizes = {ONE: 1}
+    sizes |= {name: tensor.weights for name, tensor in tensors.items() if len(tensor.shape) == 1}
+    for layer in config.layers:
+        if layer.experts:
+            sizes[BRANCH_NORMS.format(layer.index)] = 3 * config.width
+            sizes[JOIN_NORMS.format(layer.index)] = 2 * config.width
+    return sizes
 
 
 def stacks(tensors: dict[str, TensorInfo]) -> dict[str, list[TensorInfo]]:

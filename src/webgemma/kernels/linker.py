@@ -145,11 +145,15 @@ class Linker:
 
     @property
     def name(self) -> str:
-        """The op, the format, and the provider of every slot that leaves a choice."""
+        """The op, the format, and the provider of every slot that is linked and leaves a choice."""
+        reached = set(map(id, self._reached))
+        linked = {f.path for f in self._files if any(id(d) in reached for d in f.declarations)}
         free = {
             slot: provider
             for slot, provider in self.chosen.items()
-            if slot not in self._pinned and len(names_in(f"lib/{slot}")) > 1
+            if slot not in self._pinned
+            and len(names_in(f"lib/{slot}")) > 1
+            and f"lib/{slot}/{provider}" in linked
         }
         stem = f"{self.op}/{self.format}" if self.format else self.op
         return " ".join([stem, *(f"{slot}={free[slot]}" for slot in sorted(free))])

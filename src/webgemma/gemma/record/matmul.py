@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from webgemma.gemma.lora_weights import RANKS_AT_ONCE, LoraWeight
 from webgemma.gemma.matrices import Part, Weight
+from webgemma.gemma.record.operands import MadeRow, Operand
 from webgemma.gemma.record.quantised import (
     GROUP,
     HalfTensor,
@@ -116,12 +117,13 @@ class Matmul:
         # Where packed dots are made of other instructions, a batch is slower with them.
         emulated = rows > 1 and "packed-dots" not in self.features
         self.precision = "exact" if emulated and self.units is None else precision
+        self._made: set[MadeRow] = set()  # rows that a product has made for itself
 
     # Dense products
 
     def linear(
         self,
-        x: Tensor,
+        x: Operand,
         weight: Weight,
         out: Tensor | None = None,
         first: int = 0,
@@ -138,13 +140,17 @@ class Matmul:
         assert not (clamp and (lora or up))
         if lora and up:
             return self.geglu(Columns(self.linear(x, weight), weight.rows, 0), up, weight.rows, out)
-        low = self._lora_down(x, lora) if lora else None
         # In a batch, adding B low to every value of a tile would unroll into minutes of compiling.
         fused = lora if tokens <= FEW_TOKENS and not self.software else None
-        if tokens > FEW_TOKENS:
-            x = self.quantised(x, weight)
-        if not isinstance(x, QuantisedTensor | HalfTensor):
-            weight = self.dequantised(weight, tokens)
+        low = None
+        if isinstance(x, MadeRow):
+            assert lora is None  # it would read the row, too
+        else:
+            low = self._lora_down(x, lora) if lora else None
+            if tokens > FEW_TOKENS:
+                x = self.quantised(x, weight)
+            if not isinstance(x, QuantisedTensor | HalfTensor):
+                weight = self.dequantised(weight, tokens)
         y = out or self.recorder.scratch(tokens, weight.rows)
         for part in weight.parts:
             epilogue: dict[str, Argument] = {"epilogue": "none"}
@@ -164,12 +170,18 @@ class Matmul:
         return y
 
     def _multiply(
-        self, x: Tensor, weight: Weight, part: Part, epilogue: Mapping[str, Argument]
+        self, x: Operand, weight: Weight, part: Part, epilogue: Mapping[str, Argument]
     ) -> None:
         """Record the product of x and one part of a weight with the fastest kernel for it."""
         tokens, name, integers = x.shape[0], weight.format.name, isinstance(x, QuantisedTensor)
         shared: dict[str, Argument] = {**weight.arguments(part), **epilogue}
-        shared |= {"rows": part.rows, "batch": self.batch, "x": x}
+        shared["rows"] = part.rows
+        if isinstance(x, MadeRow):
+            team = MatvecTiling.for_made_row(weight, self.features)
+            shared |= {"batch": self.batch, **team.constants}
+            self._call(x.op, -(-part.rows // team.rows), x, **shared)
+            return
+        shared |= {"batch": self.batch, "x": x}
         if isinstance(x, HalfTensor):
             matrices = self.matrix_tiling(weight.rows, tokens)
             assert matrices is not None  # else x would not be rounded
@@ -191,9 +203,7 @@ class Matmul:
             self._multiply_tiles(x, part, tiling, shared)
             return
         team = MatvecTiling.for_weight(weight, self.features, self.software)
-        grid = (*folded(-(-part.rows // team.rows)), tokens)
-        shared |= {**providers("input", x), **team.constants}
-        self.recorder.call("matvec", grid, **shared)
+        self._call("matvec", -(-part.rows // team.rows), x, **shared, **team.constants)
 
     def _multiply_tiles(
         self,
@@ -209,16 +219,28 @@ class Matmul:
         shared = {**providers("tile", x), "tokens": tokens, **tiling.constants, **arguments}
         self.recorder.call("matmul", grid, **shared)
 
-    def gate_up(self, x: Tensor, weight: Weight, out: Tensor) -> None:
+    def _call(self, op: str, groups: int, x: Operand, /, **arguments: Argument) -> None:
+        """Record matvec or its like in so many workgroups; fewer, if each has to make x."""
+        if isinstance(x, Tensor):
+            grid = (*folded(groups), x.shape[0])
+            form = providers("input", x)
+            self.recorder.call(op, grid, **arguments | form | {"x": x, "operand": "buffer"})
+            return
+        rounds = -(-groups // x.most_groups)
+        made = x.again() if x in self._made else x
+        self._made.add(x)
+        self.recorder.call(op, folded(-(-groups // rounds)), **arguments | made.arguments)
+
+    def gate_up(self, x: Operand, weight: Weight, out: Tensor) -> None:
         """Record gelu(W_gate x) * W_up x for a few tokens, from both matrices in one part."""
         team = MatvecTiling.for_gate_up(weight)
-        ffn, tokens = weight.rows // 2, x.shape[0]
-        self.recorder.call(
+        ffn = weight.rows // 2
+        self._call(
             "gate_up",
-            (*folded(-(-ffn // team.rows)), tokens),
+            -(-ffn // team.rows),
+            x,
             **weight.arguments(weight.parts[0]),
-            **providers("input", x) | providers("store_row", out),
-            x=x,
+            **providers("store_row", out),
             h=out,
             batch=self.batch,
             ffn=ffn,

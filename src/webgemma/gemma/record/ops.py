@@ -1,24 +1,24 @@
 """The ops that every part of a model is recorded with: lookups, norms, residuals, products."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from webgemma.gemma.lora_weights import LoraWeights
 from webgemma.gemma.matrices import Matrices, Weight
 from webgemma.gemma.record.matmul import THREADS, Clamp, Columns, Matmul
+from webgemma.gemma.record.operands import (
+    Branches,
+    ForkedSum,
+    NormedSum,
+    Operand,
+    SumVectors,
+    can_make,
+)
 from webgemma.gemma.record.quantised import GROUP, GROUP_NBYTES, QuantisedTensor, providers
 from webgemma.graph import Argument, Recorder, Tensor
 
 ROW_THREADS = 256  # where one workgroup handles a whole row
 # In software, a barrier costs more than everything else; eight threads need none on lavapipe.
 SOFTWARE_THREADS, SOFTWARE_ROW_THREADS = 8, 32
-
-
-class Branches(NamedTuple):
-    """What a layer with experts adds to the residual: see added/two.wgsl."""
-
-    dense: Tensor
-    experts: Tensor
-    norms: Tensor
 
 
 class Ops:
@@ -39,6 +39,7 @@ class Ops:
         self.batch = batch
         self.rows = rows
         self.eps = eps
+        self.device = recorder.device
         self.software = recorder.device.software
         self.lora = lora
         self.matmul = Matmul(recorder, batch, rows, precision, lora.weights if lora else None)
@@ -54,7 +55,7 @@ class Ops:
 
     def linear(
         self,
-        x: Tensor,
+        x: Operand,
         weight: Weight,
         out: Tensor | None = None,
         first: int = 0,
@@ -98,6 +99,94 @@ class Ops:
         )
         return h
 
+    def add_normed(
+        self,
+        x: Tensor,
+        added: Tensor | Branches,
+        post: str,
+        following: str = "",
+        scale: str = "",
+        readers: Sequence[str] = (),
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, Operand]:
+        """Record a sum and its norm; return x = (x + rms(added) * post) * scale and what
+        `readers` read of it: rms(x) * following, or x itself.
+
+        These products may be left to make it. Otherwise x changes in place, and the norm goes into
+        `out` if that is given."""
+        if readers and out is None:
+            made = self._normed_sum(x, added, post, following, scale, readers)
+            if made is not None:
+                return made.summed, made
+        if following:
+            out = out or self.input_for(x.shape[1], *readers)
+        self.residual(x, added, post, following, scale, out)
+        return x, x if out is None else out
+
+    def _normed_sum(
+        self,
+        x: Tensor,
+        added: Tensor | Branches,
+        post: str,
+        following: str,
+        scale: str,
+        readers: Sequence[str],
+    ) -> NormedSum | None:
+        """Return the sum that these products make, if they do."""
+        vector = self.weights.vector
+        form, norm = self.scratch(*x.shape), None
+        if following:
+            form, norm = self.input_for(x.shape[1], *readers), vector(following)
+        vectors = self._joined(vector(post), vector(scale), norm)
+        # Residual, post, norm and what is added: one row, or two branches with their norms.
+        reread_nbytes = x.nbytes * (2 + bool(following) + (4 if isinstance(added, Branches) else 1))
+        adapted = any(name in self.matmul.lora for name in readers)
+        if vectors is None or adapted or not can_make(self.device, form, reread_nbytes):
+            return None
+        summed = self.scratch(*x.shape)
+        return NormedSum(form, reread_nbytes, x, added, vectors, self.eps, summed)
+
+    def fork(
+        self,
+        x: Tensor,
+        added: Tensor,
+        post: str,
+        norms: Tensor,
+        outs: tuple[Tensor, Tensor, Tensor],
+        reader: str,
+    ) -> tuple[Tensor, Operand]:
+        """Record a sum and its three norms; return x = x + rms(added) * post and what `reader`, of
+        the third norm, reads: the last of the outputs unless it makes its input itself.
+
+        Of the outputs, the second may have the form of the first; the third is float."""
+        n, m, s = outs
+        vectors = self._joined(self.weights.vector(post), self.weights.one, norms)
+        reread_nbytes = 4 * x.nbytes
+        adapted = reader in self.matmul.lora
+        if vectors is None or adapted or not can_make(self.device, s, reread_nbytes):
+            self.residual_branches(x, added, post, norms, outs)
+            return x, s
+        stored = {**self._branches(n, m), **providers("store", n)}
+        summed = self.scratch(*x.shape)
+        return summed, ForkedSum(s, reread_nbytes, x, added, vectors, self.eps, summed, stored)
+
+    def _joined(self, post: Tensor, scale: Tensor, following: Tensor | None) -> SumVectors | None:
+        """Return vectors around a residual as parts of their buffer, if that is the same."""
+        whole = self.weights.joined
+        vectors = (post, scale, following or post)
+        if whole is None or any(vector.allocated is not whole.allocated for vector in vectors):
+            return None
+        return SumVectors(whole, post, scale, following)
+
+    def _branches(self, n: Tensor, m: Tensor, *others: Tensor) -> dict[str, Argument]:
+        """Put the inputs of branches into one buffer; return it, and where the second begins."""
+        alike = isinstance(m, QuantisedTensor) == isinstance(n, QuantisedTensor)
+        whole = self.recorder.share_buffer(n, m, *others)
+        m_first = m.offset // 16
+        if isinstance(m, QuantisedTensor):
+            m_first = m.offset // GROUP_NBYTES[m.precision] * (GROUP // 4)
+        return {"h": whole, "m_first": m_first, "ALIKE": alike}
+
     def residual(
         self,
         x: Tensor,
@@ -128,14 +217,9 @@ class Ops:
 
         Of the outputs, the second may have the form of the first; the third is float."""
         n, m, s = outs
-        alike = isinstance(m, QuantisedTensor) == isinstance(n, QuantisedTensor)
-        whole = self.recorder.share_buffer(n, m, s)
-        m_first = m.offset // 16
-        if isinstance(m, QuantisedTensor):
-            m_first = m.offset // GROUP_NBYTES[m.precision] * (GROUP // 4)
         arguments = self._residual(x, added, self.weights.vector(post), self.weights.one)
-        arguments |= {"next_norms": "three", **providers("store", n), "h": whole, "next": norms}
-        arguments |= {"m_first": m_first, "s_first": s.offset // 16, "ALIKE": alike}
+        arguments |= {"next_norms": "three", **providers("store", n), "next": norms}
+        arguments |= {**self._branches(n, m, s), "s_first": s.offset // 16}
         self.recorder.call("residual", (self.rows,), **arguments | {"THREADS": ROW_THREADS})
 
     def _residual(
@@ -146,7 +230,7 @@ class Ops:
         if isinstance(added, Branches):
             a, b, norms = added
             return arguments | {"added": "two", "a": a, "b": b, "norms": norms}
-        return arguments | {"added": "one", "y": added}
+        return arguments | {"added": "one", "addend": added}
 
     def geglu(
         self, gate: Columns, up: Columns, width: int, out: Tensor | None = None, token_rows: int = 1

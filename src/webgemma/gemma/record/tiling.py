@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from webgemma.device import Device, Limits, MatrixShape
 from webgemma.gemma.matrices import Weight
 from webgemma.gemma.record import loop_limits
+from webgemma.gemma.record.operands import THREADS as ROW_THREADS
 from webgemma.gemma.record.quantised import GROUP
 from webgemma.kernels import unit as unit_of
 
@@ -55,6 +56,11 @@ class MatvecTiling:
         while lanes < 64 and 2 * lanes <= units and rows * lanes < each * MANY_THREADS:
             lanes *= 2
         return cls(64, lanes, each)
+
+    @classmethod
+    def for_made_row(cls, weight: Weight, features: frozenset[str]) -> "MatvecTiling":
+        """Return the tiling of workgroups that make what they read: few and large ones."""
+        return replace(cls.for_weight(weight, features, software=False), threads=ROW_THREADS)
 
     @classmethod
     def for_gate_up(cls, weight: Weight) -> "MatvecTiling":

@@ -1,7 +1,7 @@
 // y[t, n] = sum over slots of shares[t, slot] * W[e, n] x[t, slot], e = ids[t, slot]: LANES threads share EACH rows n
 // and the units of all slots, two at a time as in row_products. Where W is not in one part (WHOLE false), the
 // first part sets y, the others add what they hold.
-// uses: batch=tokens lane_sum input format
+// uses: batch=tokens operand=buffer lane_sum input format
 
 struct Params {
     first_row: u32, // of this part, among the rows of all experts

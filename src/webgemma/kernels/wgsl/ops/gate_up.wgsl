@@ -1,6 +1,7 @@
 // h[t, n] = gelu(gate_n x[t]) * (up_n x[t]): W holds all gate rows, then all up rows. LANES threads share a pair of
-// rows, one token t at a time.
-// uses: batch=tokens lane_sum row_products gelu store_row format
+// rows, one token t at a time. The slot `operand` says where x is, or what it is made of. A workgroup computes every
+// so many pairs, as many as there are workgroups.
+// uses: batch=tokens lane_sum row_products operand gelu store_row format
 
 struct Params {
     ffn: u32, // pairs of rows
@@ -12,7 +13,7 @@ override EACH: u32 = 2u;
 
 var<storage, read_write> h: array<Stored>;
 
-const ROWS: u32 = THREADS / LANES; // pairs of a workgroup
+const ROWS: u32 = THREADS / LANES; // pairs of a workgroup at a time
 
 fn row_of(first: u32, each: u32) -> u32 {
     return first + each * params.ffn;
@@ -25,13 +26,18 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let t = group.z;
-    let row = (group.y * groups.x + group.x) * ROWS + thread / LANES;
-    var sums: array<f32, EACH>;
-    if (row < params.ffn) {
-        add_row(t, row, thread % LANES, &sums);
+    let index = group.y * groups.x + group.x;
+    let count = groups.x * groups.y;
+    prepare(index, thread);
+    for (var begin = index * ROWS; begin < params.ffn; begin += count * ROWS) {
+        let row = begin + thread / LANES;
+        var sums = array<f32, EACH>();
+        if (row < params.ffn) {
+            add_row(t, row, thread % LANES, &sums);
+        }
+        let g = lane_sum(sums[0], thread);
+        let u = lane_sum(sums[1], thread);
+        let live = row < params.ffn && t < batch.count;
+        store_row(t * params.ffn + row, gelu(g) * u, live, thread);
     }
-    let g = lane_sum(sums[0], thread);
-    let u = lane_sum(sums[1], thread);
-    let live = row < params.ffn && t < batch.count;
-    store_row(t * params.ffn + row, gelu(g) * u, live, thread);
 }

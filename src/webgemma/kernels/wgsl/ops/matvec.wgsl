@@ -1,20 +1,8 @@
-// For each row n: the sum over k of W[n, k] x[t, k], handed to finish(t, n, sum). LANES threads share EACH rows, so
-// that what is read of x serves all of them; one token t at a time.
-// uses: batch=tokens lane_sum row_products epilogue format
-
-struct Params {
-    rows: u32, // in this part of W
-}
+// For each row n: the sum over k of W[n, k] x[t, k], handed to finish(t, n, sum), one token t at a time: see `rows`.
+// The slot `operand` says where x is, or what every workgroup makes it of.
+// uses: rows operand
 
 override THREADS: u32;
-override LANES: u32;
-override EACH: u32;
-
-const ROWS: u32 = THREADS / LANES * EACH; // of a workgroup
-
-fn row_of(first: u32, each: u32) -> u32 {
-    return min(first + each, params.rows - 1u);
-}
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -22,16 +10,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let t = group.z;
-    let first = (group.y * groups.x + group.x) * ROWS + thread / LANES * EACH;
-    var sums: array<f32, EACH>;
-    if (first < params.rows) {
-        add_row(t, first, thread % LANES, &sums);
-    }
-    for (var each = 0u; each < EACH; each++) {
-        let sum = lane_sum(sums[each], thread);
-        if (thread % LANES == 0u && first + each < params.rows && t < batch.count) {
-            finish(t, first + each, sum);
-        }
-    }
+    let index = group.y * groups.x + group.x;
+    prepare(index, thread);
+    multiply_rows(group.z, index, groups.x * groups.y, thread);
 }

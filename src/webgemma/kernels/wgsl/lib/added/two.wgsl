@@ -1,23 +1,23 @@
 // added_row: what is added to the residual, rms(a) * norms[0] + rms(b) * norms[1].
+// uses: row norm_weights
 
 var<storage, read> a: array<vec4<f32>>;
 var<storage, read> b: array<vec4<f32>>;
-var<storage, read> norms: array<vec4<f32>>;
 
 fn added_row(at: u32, thread: u32) -> Row {
     var first: Row;
     var second: Row;
-    for (var each = 0u; each < EACH; each++) {
+    for (var each = 0u; each < SHARE; each++) {
         let column = column_of(each, thread);
         first[each] = select(vec4(0.0), a[at + column], is_live(each, thread));
         second[each] = select(vec4(0.0), b[at + column], is_live(each, thread));
     }
     let first_root = inverse_root(first, thread);
     let second_root = inverse_root(second, thread);
-    for (var each = 0u; each < EACH; each++) {
+    for (var each = 0u; each < SHARE; each++) {
         let column = column_of(each, thread);
-        first[each] *= first_root * norms[column];
-        first[each] += second[each] * second_root * norms[VEC4S + column];
+        first[each] *= first_root * branch_weight(column);
+        first[each] += second[each] * second_root * branch_weight(VEC4S + column);
     }
     return first;
 }

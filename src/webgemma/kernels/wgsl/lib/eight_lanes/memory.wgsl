@@ -1,5 +1,6 @@
 // eight_max: the largest value among eight neighbouring threads. half_sums: the sums over the first four
-// and over the last four of them. All threads of a workgroup call these together.
+// and over the last four of them. four_words: the words of four neighbours in order, for the first of them. All
+// threads of a workgroup call these together.
 
 override THREADS: u32;
 
@@ -28,4 +29,12 @@ fn half_sums(value: i32, thread: u32) -> vec2<i32> {
         sums += vec2(eight_counts[first + i], eight_counts[first + 4u + i]);
     }
     return sums;
+}
+
+fn four_words(word: u32, thread: u32) -> vec4<u32> {
+    workgroupBarrier();
+    eight_values[thread] = word;
+    workgroupBarrier();
+    let first = thread - thread % 4u;
+    return vec4(eight_values[first], eight_values[first + 1u], eight_values[first + 2u], eight_values[first + 3u]);
 }

@@ -1,6 +1,6 @@
 // add_products: to each of EACH sums its row's product with a unit of x[t], as floats. What is read of x
-// serves all EACH rows; the op says which rows they are (row_of).
-// uses: format
+// serves all EACH rows; the op says which rows they are (row_of), `operand` where x is.
+// uses: format operand kept=float
 
 struct Params {
     units: u32, // of a row of x
@@ -8,7 +8,7 @@ struct Params {
 
 override EACH: u32;
 
-var<storage, read> x: array<vec4<f32>>;
+alias Value = vec4<f32>;
 
 const UNIT_VEC4S: u32 = UNIT / 4u;
 

@@ -1,6 +1,7 @@
 // add_products: to each of EACH sums its row's product with a unit of x[t], as integers. What is read of x
-// serves all EACH rows; the op says which rows they are (row_of), the format what their weights are.
-// uses: integer_dot format
+// serves all EACH rows; the op says which rows they are (row_of), the format what their weights are, `operand`
+// where x is.
+// uses: integer_dot format operand kept=integer
 
 struct Params {
     units: u32, // of a row of x
@@ -8,7 +9,7 @@ struct Params {
 
 override EACH: u32;
 
-var<storage, read> x: array<vec4<u32>>;
+alias Value = vec4<u32>;
 
 alias Unit = array<Sixteen, UNIT / 16u>;
 

@@ -1,6 +1,6 @@
 // store_next: nothing follows; the row is read as it is.
 
-fn next_weights(thread: u32) -> Row {
+fn following_weights(thread: u32) -> Row {
     return Row();
 }
 

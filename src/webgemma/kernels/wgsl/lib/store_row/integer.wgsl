@@ -7,6 +7,7 @@ override LANES: u32;
 var<workgroup> group_values: array<f32, 32>;
 
 fn store_row(index: u32, value: f32, live: bool, thread: u32) {
+    workgroupBarrier(); // the values of an earlier group have been read
     if (thread % LANES == 0u) {
         group_values[thread / LANES] = value;
     }

@@ -1,0 +1,42 @@
+// x, the row that a product reads, is made by every workgroup for itself, in workgroup memory:
+// sum = (residual + rms(added) * post) * scale, x = rms(sum) * next, or the sum itself (NORMED false). The first
+// workgroup stores the sum. The slot `added` says what is added.
+// uses: residual_sum norm_weights=together kept
+
+override THREADS: u32;
+override NORMED: bool;
+
+var<storage, read> residual: array<vec4<f32>>;
+var<storage, read_write> summed: array<vec4<f32>>;
+
+var<workgroup> x: array<Value, KEPT>;
+
+fn make_sum(group: u32, thread: u32) -> Row {
+    // All reads are requested before anything is waited for.
+    var row: Row;
+    for (var each = 0u; each < SHARE; each++) {
+        row[each] = select(vec4(0.0), residual[column_of(each, thread)], is_live(each, thread));
+    }
+    row = residual_sum(0u, row, thread);
+    for (var each = 0u; each < SHARE; each++) {
+        if (group == 0u && is_live(each, thread)) {
+            summed[column_of(each, thread)] = row[each];
+        }
+    }
+    return row;
+}
+
+fn prepare(group: u32, thread: u32) {
+    let weights = next_weights(0u, thread);
+    var row = make_sum(group, thread);
+    if (NORMED) {
+        let root = inverse_root(row, thread);
+        for (var each = 0u; each < SHARE; each++) {
+            row[each] *= root * weights[each];
+        }
+    }
+    for (var each = 0u; each < SHARE; each++) {
+        keep(each * THREADS + thread, row[each], is_live(each, thread), thread);
+    }
+    workgroupBarrier();
+}

@@ -1,0 +1,33 @@
+// multiply_rows: for each row n, the sum over k of W[n, k] x[t, k], handed to finish(t, n, sum). LANES threads share
+// EACH rows, so that what is read of x serves all of them. Of `count` workgroups, each computes ROWS rows at a time.
+// uses: batch=tokens lane_sum row_products epilogue format
+
+struct Params {
+    rows: u32, // in this part of W
+}
+
+override THREADS: u32;
+override LANES: u32;
+override EACH: u32;
+
+const ROWS: u32 = THREADS / LANES * EACH;
+
+fn row_of(first: u32, each: u32) -> u32 {
+    return min(first + each, params.rows - 1u);
+}
+
+fn multiply_rows(t: u32, group: u32, count: u32, thread: u32) {
+    for (var begin = group * ROWS; begin < params.rows; begin += count * ROWS) {
+        let first = begin + thread / LANES * EACH;
+        var sums = array<f32, EACH>();
+        if (first < params.rows) {
+            add_row(t, first, thread % LANES, &sums);
+        }
+        for (var each = 0u; each < EACH; each++) {
+            let sum = lane_sum(sums[each], thread);
+            if (thread % LANES == 0u && first + each < params.rows && t < batch.count) {
+                finish(t, first + each, sum);
+            }
+        }
+    }
+}
