@@ -13,7 +13,8 @@ from webgemma.kernels.wgsl_file import Declaration, Field, WgslFile, names_in, r
 
 # Slots whose provider the device decides: the first whose feature it has, else "memory".
 HARDWARE = {
-    "workgroup_sum": (("shuffle", "shuffle32"), ("subgroups", "subgroups")),
+    "workgroup_sum": (("shuffle", "shuffle4"),),
+    "team": tuple((size, f"shuffle{size}") for size in ("32", "16", "8", "4")),
     "lane_sum": (("shuffle", "shuffle{LANES}"),),
     "eight_lanes": (("shuffle", "shuffle8"),),
 }
@@ -274,7 +275,7 @@ class Linker:
         for provider, feature in HARDWARE.get(slot, ()):
             if feature.format_map(_Lenient(self.constants)) in self.features:
                 return provider
-        if slot in HARDWARE:
+        if slot in HARDWARE and "memory" in known:
             return "memory"
         return known[0] if len(known) == 1 or (known and self._complete) else ""
 

@@ -1,0 +1,3 @@
+// TEAM: neighbouring threads that are in one subgroup, in order.
+
+const TEAM: u32 = 16u;
