@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from helpers.blank import BlankGguf, a4b, e2b, op_counts
+from helpers.blank import BlankGguf, a4b, b31, e2b, op_counts, with_better_values
 
 from webgemma.device import Buffer, Dispatch, Kernel, Plan
 from webgemma.device.null import DEFAULT_LIMITS, NullDevice
@@ -117,6 +118,28 @@ def test_dispatches_of_an_e2b_decode_step(e2b_session: Session) -> None:
     assert counts["attention_decode"] == 35
     assert counts["residual"] == 1  # after the last layer; all others are in products
     assert counts["attention_merge"] == 7  # of full layers, which have more splits
+
+
+# As a large GPU has them: no matrix is in parts, and threads shuffle.
+LARGE = replace(
+    DEFAULT_LIMITS, binding_nbytes=4 << 30, buffer_nbytes=16 << 30, workgroup_nbytes=48 << 10
+)
+SHUFFLES = frozenset({"packed-dots", *(f"shuffle{size}" for size in (4, 8, 16, 32))})
+MOST_DISPATCHES = {e2b: 260, a4b: 250, b31: 380}
+
+
+@pytest.mark.parametrize("make", MOST_DISPATCHES, ids=lambda make: make.__name__)
+def test_dispatches_of_a_large_gpu(make: Callable[[], Config]) -> None:
+    """A slow host records a few hundred a token, however fast the GPU is."""
+    config = make()
+    gguf = BlankGguf(config, with_better_values)
+    model = Model.allocate_all(gguf, config, NullDevice(SHUFFLES, LARGE))
+    run_sync(model.derive(gguf))
+    plan = Session(model, 8192).plans.get(PlanKey("decode", greedy=True))
+    assert 0 < len(plan.dispatches) <= MOST_DISPATCHES[make]
+    counts = op_counts(plan)
+    assert counts["residual"] == 1
+    assert counts["matvec_two"] > 0
 
 
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sample"])

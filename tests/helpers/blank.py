@@ -24,6 +24,13 @@ def q4_k_m(name: str) -> str:
     return "Q5_0" if "_down_exps" in name or name == "self_cond_down.weight" else "Q4_K"
 
 
+def with_better_values(name: str) -> str:
+    """Return the same, with the values of some layers' attention in Q6_K as Q4_K_M has them."""
+    if name.endswith("attn_v.weight") and int(name.split(".")[1]) % 3 == 0:
+        return "Q6_K"
+    return q4_k_m(name)
+
+
 class BlankGguf:
     """The part of a Gguf that `Model.load` reads."""
 
@@ -90,6 +97,25 @@ def a4b() -> Config:
     )
     experts = Experts(count=128, used=8, ffn=704, fused=True)
     return _config("26B", layers, width=2816, window=1024, context=262144, experts=experts)
+
+
+def b31() -> Config:
+    """Return Gemma 4 31B: 60 layers."""
+    layers = tuple(
+        Layer(
+            index=i,
+            sliding=(sliding := (i + 1) % 6 != 0),
+            heads=32,
+            kv_heads=16 if sliding else 4,
+            head_dim=256 if sliding else 512,
+            ffn=21504,
+            kv_donor=i,
+            k_is_v=not sliding,
+            experts=False,
+        )
+        for i in range(60)
+    )
+    return _config("31B", layers, width=5376, window=1024, context=262144)
 
 
 def diffusion() -> Config:

@@ -115,6 +115,7 @@ def test_there_is_a_product_for_every_quantised_format() -> None:
                     "epilogue": "none",
                     "input": "integer",
                     "operand": "buffer",
+                    "live": "counted",
                     "integer_width": "int16",
                 },
             )

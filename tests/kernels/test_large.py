@@ -77,6 +77,7 @@ def test_more_workgroups_than_one_axis_has_fold() -> None:
         stride=VOCAB,
         input="float",
         operand="buffer",
+        live="counted",
         epilogue="none",
         THREADS=8,  # a workgroup for a row
         LANES=8,

@@ -263,19 +263,32 @@ def test_parameters_and_bindings_in_the_order_of_the_kernel() -> None:
 
 
 MATRICES = {"SUBGROUP": 8, "MATRIX_M": 8, "MATRIX_N": 8, "MATRIX_K": 8}
+MATVEC = {
+    "format": "F32",
+    "input": "float",
+    "operand": "buffer",
+    "live": "counted",
+    "epilogue": "none",
+}
+
 NAMES = {
     "copy": ("copy", {}, {"THREADS": 64, "EACH": 1}),
     "norm store=float workgroup_sum=memory": ("norm", {"store": "float"}, {"THREADS": 64}),
     "dequantise/Q4_K": ("dequantise", {"format": "Q4_K"}, {}),
-    "matvec/Q6_K epilogue=geglu input=integer integer_width=int16 lane_sum=memory operand=buffer": (
+    "geglu eight_lanes=memory integer_width=int16 store=integer": (
+        "geglu",
+        {"store": "integer", "integer_width": "int16"},
+        {},
+    ),
+    # Without those of which nothing is linked: what would make x is not.
+    "matvec/Q6_K epilogue=none input=float lane_sum=memory live=counted operand=buffer": (
         "matvec",
-        {
-            "format": "Q6_K",
-            "epilogue": "geglu",
-            "input": "integer",
-            "integer_width": "int16",
-            "operand": "buffer",
-        },
+        MATVEC | {"format": "Q6_K"},
+        {"THREADS": 64, "LANES": 4, "EACH": 1},
+    ),
+    "matvec_two/Q4_K format_second=Q6_K input=float lane_sum=memory operand=buffer": (
+        "matvec_two",
+        {"format": "Q4_K", "format_second": "Q6_K", "input": "float", "operand": "buffer"},
         {"THREADS": 64, "LANES": 4, "EACH": 1},
     ),
     # Without store, which the op insists on.
@@ -327,10 +340,28 @@ def test_only_what_main_reaches_is_linked() -> None:
     assert "fn integer_unit(" not in wgsl
 
 
+# Copies
+
+
+def test_a_copy_of_a_slot_reads_another_matrix() -> None:
+    given = {"format": "Q4_K", "format_second": "Q8_0", "input": "float", "operand": "buffer"}
+    constants = {"THREADS": 64, "LANES": 8, "EACH": 1}
+    program = link("matvec_two", NO_FEATURES, constants=constants, providers=given)
+    assert program.bindings == ("W", "x", "y", "W_second")
+    fields = {field.name for field in program.params}
+    assert {"rows", "rows_second", "row_blocks", "row_blocks_second", "plane1_second"} <= fields
+    assert "plane1" not in fields  # Q4_K is one plane
+    # What does not depend on the format is there once.
+    assert program.kernel.wgsl.count("fn lane_sum") == program.kernel.wgsl.count("fn finish") == 1
+    assert program.kernel.wgsl.count("fn multiply_rows") == 2
+    del given["format_second"]
+    with pytest.raises(KernelError, match="matvec_two needs a weight format"):
+        link("matvec_two", NO_FEATURES, constants=constants, providers=given)
+
+
 # Hardware slots
 
 LANES = {"THREADS": 64, "LANES": 8, "EACH": 1}
-MATVEC = {"format": "F32", "input": "float", "operand": "buffer", "epilogue": "none"}
 HARDWARE_CASES = [
     ("norm", {"store": "float"}, {"THREADS": 64}, "workgroup_sum", set(), "memory"),
     ("norm", {"store": "float"}, {"THREADS": 64}, "workgroup_sum", {"subgroups"}, "memory"),
@@ -435,6 +466,7 @@ def variants(op: str, fixed: dict[str, str]) -> Iterator[Linker]:
     """Yield an op with every combination of the providers of its open slots."""
     linked = Linker(op, NO_FEATURES, providers=fixed, complete=True)
     open_slots = [word.partition("=")[0] for word in linked.name.split()[1:]]
+    open_slots = [slot for slot in open_slots if not slot.startswith("format_")]
     slot = next((slot for slot in open_slots if slot not in fixed), "")
     if not slot:
         yield linked

@@ -8,7 +8,7 @@ import pytest
 from conftest import SHARED, needs_shared
 from helpers.decoding import decoded, opened
 from helpers.gpu import device, get, hardware, put
-from helpers.integers import assert_close, inputs_of, numbers, truth
+from helpers.integers import assert_close, inputs_of, numbers, quantised, truth
 from helpers.matrices import load
 from helpers.tiny import MOE, SMALL, Tiny, random_tensor
 from tolerance import F32_KERNEL, GPU_LOGITS, RANDOM_LOGITS, ROUNDING
@@ -166,6 +166,32 @@ def test_gate_and_up_make_the_normed_sum(
     assert text.recorder.calls[0].grid[0] == -(-3 // rounds)
     gate, up = np.split(NORMED @ truth(random_tensor(6, "w", (WIDTH, 2 * ffn), "Q8_0")).T, 2, 1)
     assert_close(get(hidden), gelu(gate) * up, ROUNDING.get(precision, F32_KERNEL))
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["made", "buffer"])
+@pytest.mark.parametrize("precision", ["exact", "int16"])
+@pytest.mark.parametrize("second", ["Q6_K", "F16", "Q5_0"])
+def test_matrices_of_two_formats(second: str, precision: str, made: bool) -> None:
+    """The rows of the second come after those of the first."""
+    if second == "F16":
+        precision = "exact"  # what both read is float
+    tensors = random_tensor(5, "a", (768, 100), "Q4_K"), random_tensor(5, "b", (768, 300), second)
+    models = [load(tensor, hardware()) for tensor in tensors]
+    models[0].allocate_vectors({"next": 768})
+    models[0].write_vector("next", [1.0] * 768)
+    x = numbers(1, 768)
+    text = TextRecorder(models[0], Recorder(hardware()), inputs_of(1), 1, "f32", precision)
+    readers = [model.matrices[name] for model, name in zip(models, "ab", strict=True)]
+    h = text.norm_for(put(x), "next", ["a"]) if made else put(x)
+    if precision == "int16" and not made:
+        h = quantised(x, precision)[0]
+    y = text.scratch(1, 400)
+    text.matmul.stacked(h, readers, y)
+    device().run(text.recorder.plan())
+    assert [call.kernel.name.split("/")[0] for call in text.recorder.calls] == ["matvec_two"]
+    operand = rms(x, np.ones(768), 1e-6) if made else x
+    expected = np.concatenate([operand @ truth(tensor).T for tensor in tensors], 1)
+    assert_close(get(y), expected, ROUNDING.get(precision, F32_KERNEL))
 
 
 def test_a_product_of_the_sum_itself_with_a_gate() -> None:

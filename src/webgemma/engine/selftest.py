@@ -112,6 +112,7 @@ class _Prober:
             format=name,
             input="float",
             operand="buffer",
+            live="counted",
             epilogue="none",
             W=self.upload(data),
             batch=self.upload(struct.pack("<4I", 0, 1, 0, 0)),

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from webgemma.gemma.config import Layer
 from webgemma.gemma.kv_cache import LayerCache
+from webgemma.gemma.matrices import Weight
 from webgemma.gemma.record import loop_limits
 from webgemma.gemma.record.operands import MergedSplits, Operand, can_make
 from webgemma.gemma.record.ops import Ops
@@ -89,12 +90,13 @@ class Attention:
         own = 0 if layer.shares_kv else (1 if layer.k_is_v else 2)
         width = (layer.heads + own * layer.kv_heads) * layer.head_dim
         raw = self.ops.scratch(self.ops.rows, width)
-        first = 0
+        parts, first = list[Weight](), 0
         for part in ("attn_qkv", "attn_k", "attn_v"):
             weight = self.model.matrices.get(f"{self.name}{part}.weight")
             if weight is not None and first < width:
-                self.ops.linear(h, weight, raw, first)
+                parts.append(weight)
                 first += weight.rows
+        self.ops.matmul.stacked(h, parts, raw)
         return raw
 
     def decode(self, raw: Tensor) -> Operand:

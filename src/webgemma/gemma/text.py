@@ -50,8 +50,7 @@ class TextRecorder(Ops):
         """Record everything below the head: [rows, width], normed, into `out` if that is given."""
         x = self.embedding()
         ple = self.per_layer_embeddings(x)
-        h: Operand
-        h = self.norm(x, self.model.vector("blk.0.attn_norm.weight"), self.layer_input(0))
+        h = self.norm_for(x, "blk.0.attn_norm.weight", self.layer_readers(0))
         for layer in self.config.layers:
             last = layer.index + 1 == len(self.config.layers)
             x, h = self.layer(layer, x, h, ple, out if last else None)

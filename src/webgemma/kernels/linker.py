@@ -9,7 +9,7 @@ from typing import TypeVar
 from webgemma.device import Kernel
 from webgemma.device.subgroups import ENABLE
 from webgemma.errors import KernelError
-from webgemma.kernels.wgsl_file import Declaration, Field, WgslFile, names_in, read_file
+from webgemma.kernels.wgsl_file import Declaration, Field, Slot, WgslFile, names_in, read_file
 
 # Slots whose provider the device decides: the first whose feature it has, else "memory".
 HARDWARE = {
@@ -140,6 +140,7 @@ class Linker:
             if type(provider) is not str or not provider:
                 raise KernelError(f"{op}: the provider of {slot} cannot be {provider!r}.")
         self.format = slots.pop("format", "")
+        self.copied_formats: dict[str, str] = {}  # of each copy
         self._files = self._collect(slots)
         self._reached = self._reach()
         self._check_constants()
@@ -156,6 +157,7 @@ class Linker:
             and len(names_in(f"lib/{slot}")) > 1
             and f"lib/{slot}/{provider}" in linked
         }
+        free |= {f"format_{copy}": format for copy, format in self.copied_formats.items()}
         stem = f"{self.op}/{self.format}" if self.format else self.op
         return " ".join([stem, *(f"{slot}={free[slot]}" for slot in sorted(free))])
 
@@ -214,6 +216,8 @@ class Linker:
     def _collect(self, providers: dict[str, str]) -> list[WgslFile]:
         """Return the op's file and all that it uses, those it uses first; fill `chosen`."""
         op = read_file(f"ops/{self.op}")
+        copies = [slot for slot in op.slots if slot.copy]
+        formats = {slot.copy: providers.pop(f"format_{slot.copy}", "") for slot in copies}
         self._find_pinned(op, providers)
         files: dict[str, WgslFile] = {}
 
@@ -225,12 +229,38 @@ class Linker:
             files.setdefault(file.path, file)
 
         add(op)
+        for copy in copies:
+            self._copy(copy, formats[copy.copy], files, providers)
         for slot in providers:
             if slot not in self.chosen:
                 raise KernelError(f"{self.op} has no slot {slot}; it has {', '.join(self.chosen)}.")
         if self.format and not any(path.startswith("formats/") for path in files):
             raise KernelError(f"{self.op} reads no weights: it is linked without a format.")
         return list(files.values())
+
+    def _copy(
+        self, slot: Slot, format: str, files: dict[str, WgslFile], providers: Mapping[str, str]
+    ) -> None:
+        """Add copies of those files of a slot that depend on the format, for another format."""
+        copied: dict[str, WgslFile] = {}
+
+        def depends(path: str) -> bool:
+            file = files[path]
+            found = [depends(self._path(s.name, providers)) for s in file.slots]
+            if any(found) or path.startswith("formats/"):
+                copied[path] = file
+            return path in copied
+
+        depends(self._path(slot.name, providers))
+        own = self._format_path(format)
+        self.copied_formats[slot.copy] = own.removeprefix("formats/").upper()
+        sources = [read_file(own) if p.startswith("formats/") else f for p, f in copied.items()]
+        names = frozenset(name for file in sources for name in file.own_names)
+        op = files.pop(f"ops/{self.op}")
+        for file in sources:
+            copy = file.copied(slot.copy, names)
+            files.setdefault(copy.path, copy)
+        files[op.path] = op
 
     def _find_pinned(self, op: WgslFile, providers: Mapping[str, str]) -> None:
         """Note the providers that files insist on, whichever file comes first."""
@@ -255,10 +285,7 @@ class Linker:
     def _path(self, slot: str, providers: Mapping[str, str]) -> str:
         if slot == "format":
             self.format = self.format or EXAMPLE_FORMAT * self._complete
-            if not self.format.isupper() or self.format.lower() not in names_in("formats"):
-                what = f"the format {self.format!r}" if self.format else "a weight format"
-                raise KernelError(f"{self.op} needs {what}; there is no such file in formats/.")
-            return f"formats/{self.format.lower()}"
+            return self._format_path(self.format)
         known = names_in(f"lib/{slot}")
         provider = self._pinned.get(slot) or providers.get(slot) or self._default(slot, known)
         if slot in self._pinned and providers.get(slot, provider) != provider:
@@ -270,6 +297,13 @@ class Linker:
             )
         self.chosen[slot] = provider
         return f"lib/{slot}/{provider}"
+
+    def _format_path(self, format: str) -> str:
+        format = format or EXAMPLE_FORMAT * self._complete
+        if not format.isupper() or format.lower() not in names_in("formats"):
+            what = f"the format {format!r}" if format else "a weight format"
+            raise KernelError(f"{self.op} needs {what}; there is no such file in formats/.")
+        return f"formats/{format.lower()}"
 
     def _default(self, slot: str, known: tuple[str, ...]) -> str:
         for provider, feature in HARDWARE.get(slot, ()):

@@ -1,13 +1,15 @@
 """One .wgsl file as the linker sees it: the slots it uses, its parameters and its declarations.
 
 The files are WGSL with three liberties. `// uses:` in the opening comment names the slots that the
-file needs. Bindings have no numbers, and every file declares in `struct Params` only the parameters
-that it reads itself; the linker numbers the bindings and unites the structs. `override` declares a
-constant that the caller gives; it becomes a `const`, since array sizes must be one."""
+file needs; `slot@copy` is a slot once more for another matrix, with names that end with the copy's
+where they depend on the format, which `format_copy` chooses. Bindings have no numbers, and every
+file declares in `struct Params` only the parameters that it reads itself; the linker numbers the
+bindings and unites the structs. `override` declares a constant that the caller gives; it becomes a
+`const`, since array sizes must be one."""
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -17,6 +19,7 @@ _USES = re.compile(r"^// uses:(.*)$", re.M)
 _COMMENT = re.compile(r"//[^\n]*")
 # A name that is neither a member of a struct nor declared here.
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?!\w)(?!\s*:[^:])")
+_NAMED = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 _PARAM = re.compile(r"(?<![\w.])params\.(\w+)")
 _START = re.compile(
     r"(?:@\w+(?:\([^)]*\))?\s*)*"
@@ -38,6 +41,7 @@ class Slot(NamedTuple):
 
     name: str
     pinned: str  # the provider that the file insists on, or ""
+    copy: str = ""  # not the slot itself but a copy of it, for another matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,18 @@ class Declaration:
         accesses = {"storage": "read", "storage, read": "read", "storage, read_write": "write"}
         return accesses.get(self.space, "uniform" if self.space == "uniform" else "")
 
+    def copied(self, copy: str, names: frozenset[str]) -> "Declaration":
+        """Return a copy in which these names and all parameters end with that of the copy."""
+
+        def renamed(name: str) -> str:
+            return f"{name}_{copy}" if name in names else name
+
+        text = _PARAM.sub(rf"params.\1_{copy}", self.text)
+        text = _NAMED.sub(lambda found: renamed(found[0]), text)
+        params = frozenset(f"{name}_{copy}" for name in self.params)
+        mentioned = frozenset(map(renamed, self.names))
+        return replace(self, name=renamed(self.name), text=text, names=mentioned, params=params)
+
     @property
     def override(self) -> tuple[str, str]:
         """The type and the default ("": none) of an override."""
@@ -74,6 +90,17 @@ class WgslFile:
     slots: tuple[Slot, ...]
     params: tuple[Field, ...]
     declarations: tuple[Declaration, ...]
+
+    @property
+    def own_names(self) -> frozenset[str]:
+        """The names that it declares, but for overrides, which all files share."""
+        return frozenset(d.name for d in self.declarations if d.name and d.kind != "override")
+
+    def copied(self, copy: str, names: frozenset[str]) -> "WgslFile":
+        """Return a copy in which these names and all parameters end with that of the copy."""
+        declarations = tuple(d.copied(copy, names) for d in self.declarations)
+        params = tuple(Field(f"{name}_{copy}", type_) for name, type_ in self.params)
+        return WgslFile(f"{self.path}@{copy}", self.summary, self.slots, params, declarations)
 
 
 @cache
@@ -96,15 +123,19 @@ def parse(path: str, text: str) -> WgslFile:
     header, _, body = text.partition("\n\n")
     if not header.startswith("//"):
         header, body = "", text
-    slots = [
-        Slot(*word.partition("=")[::2]) for line in _USES.findall(header) for word in line.split()
-    ]
+    slots = [_slot(word) for line in _USES.findall(header) for word in line.split()]
     lines = [line.removeprefix("//").strip() for line in _USES.sub("", header).splitlines()]
     declarations = tuple(_declarations(body))
     params = [d.text for d in declarations if d.kind == "struct" and d.name == "Params"]
     fields = [Field(*pair) for text in params for pair in _FIELD.findall(_COMMENT.sub("", text))]
     kept = tuple(d for d in declarations if d.name != "Params")
     return WgslFile(path, " ".join(filter(None, lines)), tuple(slots), tuple(fields), kept)
+
+
+def _slot(word: str) -> Slot:
+    name, _, pinned = word.partition("=")
+    name, _, copy = name.partition("@")
+    return Slot(name, pinned, copy)
 
 
 def _declarations(text: str) -> Iterator[Declaration]:

@@ -3,7 +3,7 @@
 Text, experts, encoders, diffusion and training record all their products here; those that sum over
 the rows of a matrix, dy W, are in matmul_backward.py."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from webgemma.gemma.record.tiling import (
     SoftwareTiling,
 )
 from webgemma.gguf.formats import FORMATS
-from webgemma.graph import Argument, Recorder, Tensor, folded
+from webgemma.graph import MAX_GRID, Argument, Recorder, Tensor, folded
 from webgemma.kernels import unit as unit_of
 
 THREADS = 64  # of an op whose threads are independent
@@ -178,8 +178,7 @@ class Matmul:
         shared["rows"] = part.rows
         if isinstance(x, MadeRow):
             team = MatvecTiling.for_made_row(weight, self.features)
-            shared |= {"batch": self.batch, **team.constants}
-            self._call(x.op, -(-part.rows // team.rows), x, **shared)
+            self._call(x.op, -(-part.rows // team.rows), x, **shared, **team.constants)
             return
         shared |= {"batch": self.batch, "x": x}
         if isinstance(x, HalfTensor):
@@ -223,13 +222,56 @@ class Matmul:
         """Record matvec or its like in so many workgroups; fewer, if each has to make x."""
         if isinstance(x, Tensor):
             grid = (*folded(groups), x.shape[0])
-            form = providers("input", x)
-            self.recorder.call(op, grid, **arguments | form | {"x": x, "operand": "buffer"})
+            arguments |= {"live": "counted", "batch": self.batch}
+            self.recorder.call(op, grid, **arguments | self._operand(x))
             return
-        rounds = -(-groups // x.most_groups)
+        arguments["live"] = "always"
+        groups = -(-groups // -(-groups // x.most_groups))
+        self.recorder.call(op, folded(groups), **arguments | self._operand(x))
+
+    def _operand(self, x: Operand) -> dict[str, Argument]:
+        """Return the arguments with which a kernel reads or makes x."""
+        if isinstance(x, Tensor):
+            return {**providers("input", x), "operand": "buffer", "x": x}
         made = x.again() if x in self._made else x
         self._made.add(x)
-        self.recorder.call(op, folded(-(-groups // rounds)), **arguments | made.arguments)
+        return made.arguments
+
+    def stacked(self, x: Operand, weights: Sequence[Weight], out: Tensor) -> None:
+        """Record x Wᵀ of matrices on top of each other, of two formats in one dispatch if possible.
+
+        Those of one format are one matrix already: see `weights.stacks`."""
+        plain = all(len(w.parts) == 1 and w.name not in self.lora for w in weights)
+        few = sum(weight.rows for weight in weights) <= MAX_GRID  # workgroups, at the very most
+        if len(weights) == 2 and x.shape[0] == 1 and plain and few and not self.software:
+            self._multiply_two(x, weights[0], weights[1], out)
+            return
+        first = 0
+        for weight in weights:
+            self.linear(x, weight, out, first)
+            first += weight.rows
+
+    def _multiply_two(self, x: Operand, first: Weight, second: Weight, out: Tensor) -> None:
+        """Record the products of one token and two matrices that may have different formats."""
+        team = MatvecTiling.for_made_row(first, self.features)
+        counts = [-(-weight.rows // team.rows) for weight in (first, second)]
+        if isinstance(x, MadeRow):
+            rounds = -(-sum(counts) // x.most_groups)
+            counts = [-(-count // rounds) for count in counts]
+        named = {**second.arguments(second.parts[0]), "rows": second.rows}
+        self.recorder.call(
+            "matvec_two",
+            (sum(counts),),
+            **first.arguments(first.parts[0]),
+            **{f"{name}_second": value for name, value in named.items()},
+            **self._operand(x),
+            y=out,
+            rows=first.rows,
+            groups=counts[0],
+            first_row=0,
+            stride=out.shape[1],
+            **team.constants,
+        )
 
     def gate_up(self, x: Operand, weight: Weight, out: Tensor) -> None:
         """Record gelu(W_gate x) * W_up x for a few tokens, from both matrices in one part."""
@@ -242,7 +284,6 @@ class Matmul:
             **weight.arguments(weight.parts[0]),
             **providers("store_row", out),
             h=out,
-            batch=self.batch,
             ffn=ffn,
             THREADS=team.threads,
             LANES=team.lanes,

@@ -92,6 +92,26 @@ class MadeRow:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Normed(MadeRow):
+    """The residual, normed: see operand/normed.wgsl."""
+
+    residual: Tensor
+    vectors: Tensor  # the buffer of all
+    next: Tensor
+    eps: float
+
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """The arguments of operand/normed."""
+        arguments = {**self._kept, "operand": "normed", "residual": self.residual}
+        return arguments | {
+            "vectors": self.vectors,
+            "next": self.next.offset // 16,
+            "eps": self.eps,
+        }
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class NormedSum(MadeRow):
     """The residual with something added, normed if a norm follows: see operand/normed_sum.wgsl.
 

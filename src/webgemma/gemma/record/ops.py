@@ -8,6 +8,7 @@ from webgemma.gemma.record.matmul import THREADS, Clamp, Columns, Matmul
 from webgemma.gemma.record.operands import (
     Branches,
     ForkedSum,
+    Normed,
     NormedSum,
     Operand,
     SumVectors,
@@ -99,6 +100,19 @@ class Ops:
         )
         return h
 
+    def norm_for(self, x: Tensor, following: str, readers: Sequence[str]) -> Operand:
+        """Return rms(x) * following, which `readers` read: recorded, or left to them."""
+        form, norm = self.input_for(x.shape[1], *readers), self.weights.vector(following)
+        vectors, reread_nbytes = self._joined(norm, norm, norm), 2 * x.nbytes
+        if vectors is None or not self._can_make(form, reread_nbytes, readers):
+            return self.norm(x, norm, form)
+        return Normed(form, reread_nbytes, x, vectors.whole, norm, self.eps)
+
+    def _can_make(self, form: Tensor, reread_nbytes: int, readers: Sequence[str]) -> bool:
+        """Return whether the products of these weights make what they read."""
+        adapted = any(name in self.matmul.lora for name in readers)  # whose product reads it, too
+        return not adapted and can_make(self.device, form, reread_nbytes)
+
     def add_normed(
         self,
         x: Tensor,
@@ -140,8 +154,7 @@ class Ops:
         vectors = self._joined(vector(post), vector(scale), norm)
         # Residual, post, norm and what is added: one row, or two branches with their norms.
         reread_nbytes = x.nbytes * (2 + bool(following) + (4 if isinstance(added, Branches) else 1))
-        adapted = any(name in self.matmul.lora for name in readers)
-        if vectors is None or adapted or not can_make(self.device, form, reread_nbytes):
+        if vectors is None or not self._can_make(form, reread_nbytes, readers):
             return None
         summed = self.scratch(*x.shape)
         return NormedSum(form, reread_nbytes, x, added, vectors, self.eps, summed)
@@ -162,8 +175,7 @@ class Ops:
         n, m, s = outs
         vectors = self._joined(self.weights.vector(post), self.weights.one, norms)
         reread_nbytes = 4 * x.nbytes
-        adapted = reader in self.matmul.lora
-        if vectors is None or adapted or not can_make(self.device, s, reread_nbytes):
+        if vectors is None or not self._can_make(s, reread_nbytes, [reader]):
             self.residual_branches(x, added, post, norms, outs)
             return x, s
         stored = {**self._branches(n, m), **providers("store", n)}

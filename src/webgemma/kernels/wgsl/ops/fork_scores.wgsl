@@ -2,7 +2,7 @@
 // n = rms(sum) * next[0] for the dense one and m = rms(sum) * next[1] for the experts, in n's form if ALIKE and m_first
 // vec4s from the beginning of h; and the router's scores y = W (rms(sum) * next[2]). Every workgroup makes the sum
 // for its rows of W (see `rows`), one of them stores it, one n and one m.
-// uses: rows operand=normed_sum store epilogue=none
+// uses: rows live=always operand=normed_sum store epilogue=none
 
 struct Params {
     m_first: u32,
@@ -41,5 +41,5 @@ fn main(
         }
     }
     workgroupBarrier();
-    multiply_rows(0u, group.x, groups.x, thread);
+    multiply_rows(0u, 0u, group.x, groups.x, thread);
 }

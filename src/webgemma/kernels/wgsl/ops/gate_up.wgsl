@@ -1,7 +1,7 @@
 // h[t, n] = gelu(gate_n x[t]) * (up_n x[t]): W holds all gate rows, then all up rows. LANES threads share a pair of
 // rows, one token t at a time. The slot `operand` says where x is, or what it is made of. A workgroup computes every
 // so many pairs, as many as there are workgroups.
-// uses: batch=tokens lane_sum row_products operand gelu store_row format
+// uses: live lane_sum row_products operand gelu store_row format
 
 struct Params {
     ffn: u32, // pairs of rows
@@ -37,7 +37,7 @@ fn main(
         }
         let g = lane_sum(sums[0], thread);
         let u = lane_sum(sums[1], thread);
-        let live = row < params.ffn && t < batch.count;
+        let live = row < params.ffn && is_token(t);
         store_row(t * params.ffn + row, gelu(g) * u, live, thread);
     }
 }

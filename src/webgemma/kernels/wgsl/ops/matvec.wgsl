@@ -12,5 +12,5 @@ fn main(
 ) {
     let index = group.y * groups.x + group.x;
     prepare(index, thread);
-    multiply_rows(group.z, index, groups.x * groups.y, thread);
+    multiply_rows(group.z, 0u, index, groups.x * groups.y, thread);
 }

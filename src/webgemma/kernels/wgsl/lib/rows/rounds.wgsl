@@ -1,6 +1,7 @@
-// multiply_rows: for each row n, the sum over k of W[n, k] x[t, k], handed to finish(t, n, sum). LANES threads share
-// EACH rows, so that what is read of x serves all of them. Of `count` workgroups, each computes ROWS rows at a time.
-// uses: batch=tokens lane_sum row_products epilogue format
+// multiply_rows: for each row n, the sum over k of W[n, k] x[t, k], handed to finish(t, before + n, sum). LANES threads
+// share EACH rows, so that what is read of x serves all of them. Of `count` workgroups, each computes ROWS rows at a
+// time.
+// uses: live lane_sum row_products epilogue format
 
 struct Params {
     rows: u32, // in this part of W
@@ -16,7 +17,7 @@ fn row_of(first: u32, each: u32) -> u32 {
     return min(first + each, params.rows - 1u);
 }
 
-fn multiply_rows(t: u32, group: u32, count: u32, thread: u32) {
+fn multiply_rows(t: u32, before: u32, group: u32, count: u32, thread: u32) {
     for (var begin = group * ROWS; begin < params.rows; begin += count * ROWS) {
         let first = begin + thread / LANES * EACH;
         var sums = array<f32, EACH>();
@@ -25,8 +26,8 @@ fn multiply_rows(t: u32, group: u32, count: u32, thread: u32) {
         }
         for (var each = 0u; each < EACH; each++) {
             let sum = lane_sum(sums[each], thread);
-            if (thread % LANES == 0u && first + each < params.rows && t < batch.count) {
-                finish(t, first + each, sum);
+            if (thread % LANES == 0u && first + each < params.rows && is_token(t)) {
+                finish(t, before + first + each, sum);
             }
         }
     }
