@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 from webgemma.device import Device
-from webgemma.gemma.record.quantised import providers
+from webgemma.gemma.record.quantised import QuantisedTensor, providers
 from webgemma.graph import Argument, Tensor
 
 # What all workgroups of a product may read again together: less than a dispatch costs on an H200,
@@ -31,7 +31,10 @@ def can_make(device: Device, form: Tensor, reread_nbytes: int) -> bool:
     if device.software or form.shape[0] > 1 or most_groups(reread_nbytes) < FEWEST_GROUPS:
         return False
     sums_nbytes = SHUFFLED_NBYTES if "shuffle32" in device.features else SUMS_NBYTES
-    return form.nbytes + sums_nbytes <= device.limits.workgroup_nbytes
+    row_nbytes = form.nbytes
+    if not isinstance(form, QuantisedTensor):
+        row_nbytes += row_nbytes // 16  # see kept/float
+    return row_nbytes + sums_nbytes <= device.limits.workgroup_nbytes
 
 
 class Branches(NamedTuple):

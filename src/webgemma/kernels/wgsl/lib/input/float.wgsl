@@ -16,7 +16,7 @@ fn add_products(t: u32, unit: u32, first: u32, sums: ptr<function, array<f32, EA
     let at = (t * params.units + unit) * UNIT_VEC4S;
     var values: array<vec4<f32>, UNIT_VEC4S>;
     for (var i = 0u; i < UNIT_VEC4S; i++) {
-        values[i] = x[at + i];
+        values[i] = x[place_of(at + i)];
     }
     for (var each = 0u; each < EACH; each++) {
         let weights = decode(row_of(first, each), unit);

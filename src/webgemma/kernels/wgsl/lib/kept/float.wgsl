@@ -1,11 +1,16 @@
-// keep: four values of the row x in workgroup memory, as floats; `index` counts vec4s.
+// keep: four values of the row x in workgroup memory, as floats; `index` counts vec4s. A vec4 is left out after every
+// sixteen, so that threads which read units of the same length at once do not wait for the same banks.
 
 override WIDTH: u32;
 
-const KEPT: u32 = WIDTH / 4u;
+const KEPT: u32 = WIDTH / 4u + WIDTH / 64u;
+
+fn kept_place(index: u32) -> u32 {
+    return index + index / 16u;
+}
 
 fn keep(index: u32, values: vec4<f32>, live: bool, thread: u32) {
     if (live) {
-        x[index] = values;
+        x[kept_place(index)] = values;
     }
 }

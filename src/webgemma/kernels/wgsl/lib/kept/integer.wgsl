@@ -7,6 +7,10 @@ override WIDTH: u32;
 const KEPT_GROUP: u32 = 2u * BYTES + 1u; // vec4s
 const KEPT: u32 = WIDTH / 32u * KEPT_GROUP;
 
+fn kept_place(index: u32) -> u32 {
+    return index;
+}
+
 fn keep(index: u32, values: vec4<f32>, live: bool, thread: u32) {
     let q = quantised(values, thread);
     let high = four_words(q.high, thread);

@@ -7,6 +7,10 @@ override WIDTH: u32;
 
 var<workgroup> x: array<Value, KEPT>;
 
+fn place_of(index: u32) -> u32 {
+    return kept_place(index);
+}
+
 fn prepare(group: u32, thread: u32) {
     for (var begin = 0u; begin < WIDTH / 4u; begin += THREADS) {
         let index = begin + thread;

@@ -7,6 +7,10 @@ var<storage, read> residual: array<vec4<f32>>;
 
 var<workgroup> x: array<Value, KEPT>;
 
+fn place_of(index: u32) -> u32 {
+    return kept_place(index);
+}
+
 fn prepare(group: u32, thread: u32) {
     var row: Row;
     for (var each = 0u; each < SHARE; each++) {

@@ -11,6 +11,10 @@ var<storage, read_write> summed: array<vec4<f32>>;
 
 var<workgroup> x: array<Value, KEPT>;
 
+fn place_of(index: u32) -> u32 {
+    return kept_place(index);
+}
+
 fn make_sum(group: u32, thread: u32) -> Row {
     // All reads are requested before anything is waited for.
     var row: Row;
