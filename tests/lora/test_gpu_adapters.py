@@ -108,6 +108,27 @@ def test_work_divided_as_for_hardware_gives_the_same(kind: str, precision: str) 
     model.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("small", ("attn_q", "inp_gate")),
+        ("small", ("attn_output", "ffn_up")),
+        ("moe", ("ffn_gate_inp", "attn_v")),
+    ],
+)
+def test_adapted_products_read_what_others_make(kind: str, names: tuple[str, ...]) -> None:
+    """An adapter reads the row, too: it is made before, while other products make theirs."""
+    gguf, config = open_tiny(KINDS[kind])
+    pairs = tiny_pairs(gguf, names)
+    model = run_sync(Model.load(gguf, config, hardware()))
+    model.set_adapters([(tiny_adapter(pairs).pairs, 1.0)])
+    tokens = greedy(Session(model, 128, kv="f32", precision="exact"), 4)
+    adapted = TextModel(config, AdaptedWeights(gguf, [pairs]))
+    for at in range(4):
+        assert tokens[at] == int(adapted.forward(IDS + tokens[:at], last_only=True).argmax())
+    model.close()
+
+
 @pytest.fixture(scope="module")
 def model() -> Model:
     return run_sync(Model.load(*open_tiny(KINDS["small"]), device()))

@@ -10,7 +10,8 @@ MAX_ROW = 1 << 16  # weights of a row for which products of many tokens are test
 def matvec(units: int, unit_vec4s: int, lanes: int, each: int) -> int:
     """Return the iterations of matvec over rows of so many units, of so many vec4s each."""
     decode = unit_vec4s if unit_vec4s > 1 else 0
-    return -(-units // lanes) * (1 + decode + each * (1 + 2 * decode)) + 2 * each * (lanes + 1)
+    row = -(-units // lanes) * (1 + decode + each * (1 + 2 * decode)) + 2 * each * (lanes + 1)
+    return 1 + row  # of one round
 
 
 def attention_decode_keys(head_dim: int, threads: int) -> int:
