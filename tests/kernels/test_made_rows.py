@@ -132,15 +132,14 @@ def test_a_product_makes_the_normed_sum(
     monkeypatch.setattr(operands, "FEWEST_GROUPS", 1)
     reread = 4 * 4 * WIDTH
     text = one_layer(rows, precision)
-    groups = -(
-        -rows // MatvecTiling.for_made_row(text.weights.matrices["w"], text.device.features).rows
-    )
+    w = text.weights.matrices["w"]
+    groups = -(-rows // MatvecTiling.for_made_row(w, text.device.features, 1).rows)
     monkeypatch.setattr(operands, "REREAD_NBYTES", reread * -(-groups // rounds))
     old = put(X)
     summed, h = text.add_normed(old, put(Y), "post", "next", "scale", ["w"])
     assert isinstance(h, NormedSum)
     assert h.reread_nbytes == reread
-    products = [text.linear(h, text.weights.matrices["w"]) for _ in range(2)]
+    products = [text.linear(h, w) for _ in range(2)]
     device().run(text.recorder.plan())
     assert [call.grid[0] for call in text.recorder.calls] == [-(-groups // rounds)] * 2
     expected = NORMED @ truth(random_tensor(6, "w", (WIDTH, rows), "Q8_0")).T

@@ -177,7 +177,7 @@ class Matmul:
         shared: dict[str, Argument] = {**weight.arguments(part), **epilogue}
         shared["rows"] = part.rows
         if isinstance(x, MadeRow):
-            team = MatvecTiling.for_made_row(weight, self.features)
+            team = MatvecTiling.for_made_row(weight, self.features, x.most_groups)
             self._call(x.op, -(-part.rows // team.rows), x, **shared, **team.constants)
             return
         shared |= {"batch": self.batch, "x": x}
@@ -253,11 +253,11 @@ class Matmul:
 
     def _multiply_two(self, x: Operand, first: Weight, second: Weight, out: Tensor) -> None:
         """Record the products of one token and two matrices that may have different formats."""
-        team = MatvecTiling.for_made_row(first, self.features)
+        most_groups = x.most_groups if isinstance(x, MadeRow) else MAX_GRID
+        team = MatvecTiling.for_made_row(first, self.features, most_groups)
         counts = [-(-weight.rows // team.rows) for weight in (first, second)]
-        if isinstance(x, MadeRow):
-            rounds = -(-sum(counts) // x.most_groups)
-            counts = [-(-count // rounds) for count in counts]
+        rounds = -(-sum(counts) // most_groups)
+        counts = [-(-count // rounds) for count in counts]
         named = {**second.arguments(second.parts[0]), "rows": second.rows}
         self.recorder.call(
             "matvec_two",

@@ -58,9 +58,13 @@ class MatvecTiling:
         return cls(64, lanes, each)
 
     @classmethod
-    def for_made_row(cls, weight: Weight, features: frozenset[str]) -> "MatvecTiling":
+    def for_made_row(
+        cls, weight: Weight, features: frozenset[str], most_groups: int
+    ) -> "MatvecTiling":
         """Return the tiling of workgroups that make what they read: few and large ones."""
-        return replace(cls.for_weight(weight, features, software=False), threads=ROW_THREADS)
+        tiling = replace(cls.for_weight(weight, features, software=False), threads=ROW_THREADS)
+        # Two rows at once are faster than one after the other.
+        return replace(tiling, each=2) if weight.rows > most_groups * tiling.rows else tiling
 
     @classmethod
     def for_gate_up(cls, weight: Weight) -> "MatvecTiling":
