@@ -12,9 +12,10 @@ from webgemma.errors import KernelError
 from webgemma.kernels.wgsl_file import Declaration, Field, Slot, WgslFile, names_in, read_file
 
 # Slots whose provider the device decides: the first whose feature it has, else "memory".
+TEAMS = ("32", "16", "8", "4")
 HARDWARE = {
-    "workgroup_sum": (("shuffle", "shuffle4"),),
-    "team": tuple((size, f"shuffle{size}") for size in ("32", "16", "8", "4")),
+    "workgroup_sum": tuple(("shuffle", f"shuffle{size}") for size in TEAMS),
+    "team": tuple((size, f"shuffle{size}") for size in TEAMS),
     "lane_sum": (("shuffle", "shuffle{LANES}"),),
     "eight_lanes": (("shuffle", "shuffle8"),),
 }

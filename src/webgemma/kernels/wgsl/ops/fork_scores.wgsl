@@ -1,7 +1,7 @@
 // A layer with experts forks: sum = (residual + rms(added) * post) * scale, and of it the inputs of its branches,
-// n = rms(sum) * next[0] for the dense one and m = rms(sum) * next[1] for the experts, in n's form if ALIKE and m_first
-// vec4s from the beginning of h; and the router's scores y = W (rms(sum) * next[2]). Every workgroup makes the sum
-// for its rows of W (see `rows`), one of them stores it, one n and one m.
+// n = rms(sum) * next[0] for the dense one and m = rms(sum) * next[1] for the experts, in n's form if ALIKE and
+// m_first vec4s from the beginning of h; and the router's scores y = W (rms(sum) * next[2]). Every workgroup makes
+// the sum for its rows of W (see `rows`), one of them stores it, one n and one m.
 // uses: rows live=always operand=normed_sum store epilogue=none
 
 struct Params {

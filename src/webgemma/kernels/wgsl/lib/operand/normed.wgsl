@@ -1,4 +1,5 @@
-// x, the row that a product reads, is made by every workgroup for itself, in workgroup memory: x = rms(residual) * next.
+// x, the row that a product reads, is made by every workgroup for itself, in workgroup memory:
+// x = rms(residual) * next.
 // uses: row norm_weights=together kept
 
 override THREADS: u32;

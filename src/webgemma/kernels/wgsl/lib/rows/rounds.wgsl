@@ -1,6 +1,6 @@
-// multiply_rows: for each row n, the sum over k of W[n, k] x[t, k], handed to finish(t, before + n, sum). LANES threads
-// share EACH rows, so that what is read of x serves all of them. Of `count` workgroups, each computes ROWS rows at a
-// time.
+// multiply_rows: for each row n, the sum over k of W[n, k] x[t, k], handed to finish(t, before + n, sum). LANES
+// threads share EACH rows, so that what is read of x serves all of them. Of `count` workgroups, each computes ROWS
+// rows at a time.
 // uses: live lane_sum row_products epilogue format
 
 struct Params {
