@@ -118,6 +118,7 @@ def test_dispatches_of_an_e2b_decode_step(e2b_session: Session) -> None:
     assert counts["attention_decode"] == 35
     assert counts["residual"] == 1  # after the last layer; all others are in products
     assert counts["attention_merge"] == 7  # of full layers, which have more splits
+    assert counts["matmul"] == 0  # one token fills no tile, whatever a matrix's format is
 
 
 # As a large GPU has them: no matrix is in parts, and threads shuffle.

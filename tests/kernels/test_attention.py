@@ -191,7 +191,7 @@ class OneToken:
         )
         recorder.call(
             "attention_merge",
-            (case.heads,),
+            (case.heads, -(-case.head_dim // 64)),
             batch=self.batch,
             parts=parts,
             sums=sums,
@@ -199,6 +199,7 @@ class OneToken:
             heads=case.heads,
             store="float",
             THREADS=64,
+            COLUMNS=16,
             HEAD_DIM=case.head_dim,
             SPLITS=splits + own,
         )

@@ -29,6 +29,7 @@ from webgemma.gemma.config import Config
 from webgemma.gemma.kv_cache import LayerCache
 from webgemma.gemma.record.matmul import Columns
 from webgemma.gemma.record.quantised import QuantisedTensor, multiplies_integers, providers
+from webgemma.gemma.record.tiling import MatvecTiling
 from webgemma.gemma.text import TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
@@ -160,7 +161,7 @@ def test_attention_stores_integers(head_dim: int, precision: str) -> None:
     calls = Recorder(device())
     calls.call(
         "attention_merge",
-        (heads, 2),
+        (heads, -(-head_dim // 128), 2),
         **providers("store", out),
         batch=inputs_of(1).batch,
         parts=put(parts),
@@ -168,6 +169,7 @@ def test_attention_stores_integers(head_dim: int, precision: str) -> None:
         h=out,
         heads=heads,
         THREADS=64,
+        COLUMNS=32,
         HEAD_DIM=head_dim,
         SPLITS=splits,
     )
@@ -176,9 +178,27 @@ def test_attention_stores_integers(head_dim: int, precision: str) -> None:
 
 
 @EVERY_PRECISION
-@pytest.mark.parametrize(("width", "ffn"), [(64, 96), (512, 32), (2048, 64)])
-def test_gate_up_reads_and_stores_integers(width: int, ffn: int, precision: str) -> None:
-    """With 1, 4 and 8 threads for a pair of rows."""
+@pytest.mark.parametrize(
+    ("width", "ffn", "tiling"),
+    [
+        (64, 96, (32, 1)),
+        (512, 32, (256, 8)),
+        (2048, 64, (256, 8)),
+        (512, 96, (256, 4)),  # two groups of pairs, of which the last workgroup has one
+        (2048, 64, (512, 16)),
+    ],
+)
+def test_gate_up_reads_and_stores_integers(
+    width: int,
+    ffn: int,
+    tiling: tuple[int, int],
+    precision: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With so many threads in a workgroup and for a pair of rows."""
+    if tiling[0] > device().limits.workgroup_threads:
+        pytest.skip("a workgroup of this GPU has fewer threads")
+    monkeypatch.setattr(MatvecTiling, "for_gate_up", lambda *_: MatvecTiling(*tiling, 1))
     model = load(random_tensor(9, "w", (width, 2 * ffn), "Q4_0"))
     uploaded, represented = quantised(numbers(2, width), precision)
     floats, integers = poisoned(ffn), poisoned(ffn, precision)

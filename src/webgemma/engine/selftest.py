@@ -215,6 +215,7 @@ class _Prober:
             units=width // unit("Q4_K"),
             rows=len(rows),
             tokens=tokens,
+            split_slices=tiling.split_slices(width),
             x_rows=tokens,
             first_row=0,
             stride=len(rows),

@@ -14,6 +14,8 @@ from webgemma.graph import Argument, Tensor
 
 NO_WINDOW = 1 << 30  # a window that no context reaches
 DECODE_THREADS, SOFTWARE_DECODE_THREADS = 128, 32  # of a workgroup of attention_decode
+# Of attention_merge: threads of a workgroup, and those of a team that share its splits.
+MERGE_THREADS, MERGE_COLUMNS = 256, 32
 DECODE_SPLITS = {True: 16, False: 64}  # of the positions, on sliding layers and on full ones
 PREFILL = {"THREADS": 256, "QUERIES": 32, "KEYS": 64}
 
@@ -132,7 +134,7 @@ class Attention:
             return MergedSplits(out, reread_nbytes, parts, sums, layer.head_dim, splits)
         ops.recorder.call(
             "attention_merge",
-            (layer.heads, 1),
+            (layer.heads, -(-layer.head_dim // (4 * MERGE_COLUMNS))),
             **providers("store", out),
             batch=ops.batch,
             parts=parts,
@@ -141,6 +143,8 @@ class Attention:
             heads=layer.heads,
             HEAD_DIM=layer.head_dim,
             SPLITS=splits,
+            COLUMNS=MERGE_COLUMNS,
+            THREADS=MERGE_COLUMNS if ops.software else MERGE_THREADS,
         )
         return out
 

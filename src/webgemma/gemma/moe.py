@@ -153,12 +153,16 @@ class ExpertLayer:
         return y
 
     def sort(self, ids: Tensor) -> SortedSlots:
-        """Record the slots expert by expert, in tiles about as large as an expert's average."""
+        """Record the slots expert by expert, in tiles about as large as an expert's average.
+
+        On matrix units they are twice as large: decoding an expert's weights for a second tile
+        costs more than multiplying by nothing."""
         rows, used = ids.shape
         count = self.experts.count
         on_units = self.ops.matmul.matrix_slots(self.gate, self.up, self.down)
         sizes = on_units or SORTED_SLOTS
-        tile = next((n for n in sizes if rows * used <= n * count), sizes[-1])
+        wanted = rows * used * (2 if on_units else 1)
+        tile = next((n for n in sizes if wanted <= n * count), sizes[-1])
         slots = self.ops.scratch(rows, used)
         tiles = self.ops.scratch(min(rows * used, rows * used // tile + count), 4)
         self.ops.recorder.call(

@@ -4,6 +4,7 @@ Both are read from the WGSL: its constants, `const_assert` and workgroup arrays 
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 from itertools import product
 
@@ -13,7 +14,9 @@ from webgemma.device import Limits, MatrixShape
 from webgemma.device.null import NullDevice
 from webgemma.gemma.record.matmul import MATRIX_SLOTS
 from webgemma.gemma.record.tiling import (
+    CORES,
     MATRIX_TILES,
+    MAX_SPLITS,
     AttentionTiling,
     Constants,
     MatrixTiling,
@@ -119,7 +122,7 @@ def test_matrix_units_that_kernels_cannot_use(gpu: NullDevice) -> None:
 @EVERY_LIMITS
 def test_products(units: MatrixUnits, limits: Limits) -> None:
     for rows, tokens in product((1, 33, 128, 2048, 16384, 262144), (3, 9, 17, 40, 100, 512, 2048)):
-        tiling = MatrixTiling.for_product(units, rows, tokens, limits)
+        tiling = MatrixTiling.for_product(units, (rows, 2048), tokens, limits)
         if tiling is None:
             continue
         for size in longest_and_shortest_unit():
@@ -147,12 +150,32 @@ def test_products_of_experts(units: MatrixUnits, limits: Limits) -> None:
 def test_a_product_is_divided_for_every_gpu(units: MatrixUnits) -> None:
     """WebGPU promises 16 KiB and 256 threads."""
     for tokens in (3, 40, 2048):
-        assert MatrixTiling.for_product(units, 2048, tokens, LIMITS[0]) is not None
+        assert MatrixTiling.for_product(units, (2048, 2048), tokens, LIMITS[0]) is not None
+
+
+def test_products_with_few_rows_split_k() -> None:
+    """So that all cores of a large GPU have about as much to do."""
+
+    def chosen(rows: int, width: int, limits: Limits = LIMITS[-1]) -> tuple[int, int]:
+        shape = (rows, width)
+        tiling = MatrixTiling.for_product(UNITS["NVIDIA"], shape, 512, limits, MAX_SPLITS)
+        assert tiling is not None
+        assert tiling.split_slices(width) * tiling.splits * tiling.slice >= width
+        return tiling.splits, tiling.groups(rows, 512)
+
+    for rows, width in ((5376, 21504), (5376, 8192), (1536, 12288), (2816, 4096)):
+        splits, groups = chosen(rows, width)
+        assert splits > 1
+        assert groups % CORES == 0 or groups % CORES > CORES // 2
+    assert chosen(43008, 5376)[0] == 1
+    assert chosen(1536, 128)[0] == 1
+    little = replace(LIMITS[-1], binding_nbytes=4 * 512 * 5376 * 2)
+    assert chosen(5376, 21504, little)[0] <= 2
 
 
 def test_large_products_have_large_tiles() -> None:
     chosen = [
-        MatrixTiling.for_product(UNITS["NVIDIA"], rows, tokens, LIMITS[-1])
+        MatrixTiling.for_product(UNITS["NVIDIA"], (rows, 2048), tokens, LIMITS[-1])
         for rows, tokens in ((16384, 2048), (2048, 512), (2048, 20), (128, 20))
     ]
     assert [(t.tokens, t.rows) for t in chosen if t] == sorted(

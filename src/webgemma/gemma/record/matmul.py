@@ -19,6 +19,7 @@ from webgemma.gemma.record.quantised import (
 )
 from webgemma.gemma.record.tiling import (
     FEW_TOKENS,
+    MAX_SPLITS,
     AttentionTiling,
     MatmulTiling,
     MatrixTiling,
@@ -40,8 +41,8 @@ DOWN_TOKENS, UP_TOKENS = 8, 4
 LORA_LANES, LORA_SOFTWARE_LANES = 32, 8
 LORA_THREADS = 64
 
-# Experts: lanes of a pair of rows; with 32 pairs, as many threads as a workgroup may have.
-EXPERT_UP_LANES = 8
+# Experts: lanes of a pair of rows; 32 pairs of a workgroup make a group of integers.
+EXPERT_UP_LANES, EXPERT_UP_SHUFFLED_LANES = 8, 16
 EXPERT_DOWN = {"LANES": 32, "EACH": 1, "THREADS": 64}
 SORTED_SLOTS = (8, 16, 32)  # slots that a tile of a sorted batch may have
 MATRIX_SLOTS = (16, 32, 64)  # with matrix units
@@ -55,6 +56,11 @@ class Columns(NamedTuple):
     tensor: Tensor
     stride: int
     first: int
+
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """The arguments with which a product writes them."""
+        return {"y": self.tensor, "stride": self.stride, "first_row": self.first}
 
 
 class Clamp(NamedTuple):
@@ -163,28 +169,26 @@ class Matmul:
                 epilogue = {"epilogue": "lora", "B": fused.b, "low": low}
                 epilogue |= {"rank_vec4s": fused.ranks // 4, "matrix_row": part.first_row}
                 epilogue |= fused.segments()
-            epilogue |= {"y": y, "stride": y.shape[1], "first_row": first + part.first_row}
-            self._multiply(x, weight, part, epilogue)
+            columns = Columns(y, y.shape[1], first + part.first_row)
+            self._multiply(x, weight, part, columns, epilogue)
         if lora and low and not fused:
             self._lora_up(y, first, lora, low)
         return y
 
     def _multiply(
-        self, x: Operand, weight: Weight, part: Part, epilogue: Mapping[str, Argument]
+        self, x: Operand, weight: Weight, part: Part, y: Columns, epilogue: Mapping[str, Argument]
     ) -> None:
         """Record the product of x and one part of a weight with the fastest kernel for it."""
         tokens, name, integers = x.shape[0], weight.format.name, isinstance(x, QuantisedTensor)
         shared: dict[str, Argument] = {**weight.arguments(part), **epilogue}
-        shared["rows"] = part.rows
+        shared |= {"rows": part.rows, **y.arguments}
         if isinstance(x, MadeRow):
-            team = MatvecTiling.for_made_row(weight, self.features, x.most_groups)
+            team = MatvecTiling.for_made_row(weight, self.features, self.limits, x.most_groups)
             self._call(x.op, -(-part.rows // team.rows), x, **shared, **team.constants)
             return
         shared |= {"batch": self.batch, "x": x}
         if isinstance(x, HalfTensor):
-            matrices = self.matrix_tiling(weight.rows, tokens)
-            assert matrices is not None  # else x would not be rounded
-            self._multiply_tiles(x, part, matrices, shared | {"x_rows": tokens})
+            self._multiply_halves(x, weight, part, y, shared | {"x_rows": tokens})
             return
         software = SoftwareTiling.for_tokens(tokens, self.features, self.software)
         if software is not None and not integers:
@@ -194,29 +198,70 @@ class Matmul:
             self.recorder.call("matmul_software", grid, **shared)
             return
         tiling: MatmulTiling | None = None
-        if not integers and unit_of(name) == 4:
+        if not integers and unit_of(name) == 4 and tokens > FEW_TOKENS:
             tiling = MatmulTiling.for_vec4(weight.rows, tokens, self.limits.workgroup_nbytes)
             shared |= {"tile": "vec4"} if tiling else {}
         tiling = tiling or MatmulTiling.for_product(weight.rows, tokens, integers)
         if tiling is not None:
-            self._multiply_tiles(x, part, tiling, shared)
+            self._multiply_tiles(x, weight, part, tiling, shared)
             return
         team = MatvecTiling.for_weight(weight, self.features, self.software)
         self._call("matvec", -(-part.rows // team.rows), x, **shared, **team.constants)
 
+    def _multiply_halves(
+        self,
+        x: HalfTensor,
+        weight: Weight,
+        part: Part,
+        y: Columns,
+        arguments: Mapping[str, Argument],
+    ) -> None:
+        """Record a product of `_multiply` on matrix units; k may be split among workgroups."""
+        tokens = x.shape[0]
+        aligned = (part.rows | y.stride | y.first) % 4 == 0
+        splits = aligned and arguments["epilogue"] == "none"
+        tiling = self.matrix_tiling(weight, tokens, splits=splits)
+        assert tiling is not None  # else x would not be rounded
+        if tiling.splits == 1:
+            self._multiply_tiles(x, weight, part, tiling, arguments)
+            return
+        sums = self.recorder.scratch(tiling.splits, tokens * part.rows)
+        into = Columns(sums, part.rows, 0)
+        self._multiply_tiles(x, weight, part, tiling, {**arguments, **into.arguments})
+        self.add_splits(sums, part.rows, y)
+
     def _multiply_tiles(
         self,
         x: Tensor,
+        weight: Weight,
         part: Part,
         tiling: MatmulTiling | MatrixTiling,
         arguments: Mapping[str, Argument],
     ) -> None:
         """Record a product of `_multiply` in tiles."""
         tokens = x.shape[0]
-        columns, layers = folded(-(-part.rows // tiling.rows))
-        grid = (columns, -(-tokens // tiling.tokens), layers)
+        splits = tiling.splits if isinstance(tiling, MatrixTiling) else 1
+        grid = (-(-part.rows // tiling.rows), -(-tokens // tiling.tokens), splits)
         shared = {**providers("tile", x), "tokens": tokens, **tiling.constants, **arguments}
+        shared["split_slices"] = tiling.split_slices(weight.width)
         self.recorder.call("matmul", grid, **shared)
+
+    def add_splits(self, parts: Tensor, width: int, out: Columns, *, add: bool = False) -> None:
+        """Record the sum over the splits of parts [splits, rows * width] into columns of rows."""
+        splits = parts.shape[0]
+        vec4s = parts.nbytes // 16 // splits
+        self.recorder.call(
+            "sum_splits",
+            flat(vec4s),
+            parts=parts,
+            y=out.tensor,
+            vec4s=vec4s,
+            splits=splits,
+            row_vec4s=width // 4,
+            stride=out.stride // 4,
+            first=out.first // 4,
+            add=int(add),
+        )
 
     def _call(self, op: str, groups: int, x: Operand, /, **arguments: Argument) -> None:
         """Record matvec or its like in so many workgroups; fewer, if each has to make x."""
@@ -254,7 +299,7 @@ class Matmul:
     def _multiply_two(self, x: Operand, first: Weight, second: Weight, out: Tensor) -> None:
         """Record the products of one token and two matrices that may have different formats."""
         most_groups = x.most_groups if isinstance(x, MadeRow) else MAX_GRID
-        team = MatvecTiling.for_made_row(first, self.features, most_groups)
+        team = MatvecTiling.for_made_row(first, self.features, self.limits, most_groups)
         counts = [-(-weight.rows // team.rows) for weight in (first, second)]
         rounds = -(-sum(counts) // most_groups)
         counts = [-(-count // rounds) for count in counts]
@@ -275,7 +320,8 @@ class Matmul:
 
     def gate_up(self, x: Operand, weight: Weight, out: Tensor) -> None:
         """Record gelu(W_gate x) * W_up x for a few tokens, from both matrices in one part."""
-        team = MatvecTiling.for_gate_up(weight)
+        most_groups = x.most_groups if isinstance(x, MadeRow) else MAX_GRID
+        team = MatvecTiling.for_gate_up(weight, self.features, self.limits, most_groups)
         ffn = weight.rows // 2
         self._call(
             "gate_up",
@@ -331,7 +377,7 @@ class Matmul:
     def quantised(self, x: Tensor, weight: Weight) -> Tensor:
         """Return x in the form in which this weight is multiplied fastest."""
         tokens, width = x.shape
-        if _can_be_halves(weight) and self.matrix_tiling(weight.rows, tokens):
+        if _can_be_halves(weight) and self.matrix_tiling(weight, tokens):
             return self.rounded(x)
         floats = self.precision in ("exact", "f16") or not multiplies_integers(weight.format)
         if floats or isinstance(x, QuantisedTensor):
@@ -349,11 +395,15 @@ class Matmul:
         )
         return h
 
-    def matrix_tiling(self, rows: int, tokens: int) -> MatrixTiling | None:
+    def matrix_tiling(
+        self, weight: Weight, tokens: int, *, splits: bool = False
+    ) -> MatrixTiling | None:
         """Return how matrix units divide a product; None where they do not compute it."""
         if self.units is None:
             return None
-        return MatrixTiling.for_product(self.units, rows, tokens, self.limits)
+        most_splits = MAX_SPLITS if splits else 1
+        shape = (weight.rows, weight.width)
+        return MatrixTiling.for_product(self.units, shape, tokens, self.limits, most_splits)
 
     def attention_tiling(self, size: int) -> AttentionTiling | None:
         """Return how matrix units divide attention; None where they do not compute it."""
@@ -493,6 +543,9 @@ class Matmul:
 
         `gate` and `up` are the same weight where the file has both in one tensor."""
         rows, ffn = x.shape[0], out.shape[1] // routing.used
+        lanes = EXPERT_UP_LANES
+        if "shuffle16" in self.features and self.limits.workgroup_threads >= GROUP * 16:
+            lanes = EXPERT_UP_SHUFFLED_LANES
         fused = gate is up
         halves = [(gate, 0, ffn)] if fused else [(gate, 0, NO_ROW), (up, NO_ROW, 0)]
         forms = providers("input", x) | providers("store_row", out)
@@ -517,9 +570,9 @@ class Matmul:
                     experts=routing.experts,
                     used=routing.used,
                     scale_step=routing.scale_step,
-                    LANES=EXPERT_UP_LANES,
+                    LANES=lanes,
                     EACH=2 if fused else 1,
-                    THREADS=GROUP * EXPERT_UP_LANES,  # a workgroup computes a group of integers
+                    THREADS=GROUP * lanes,  # a workgroup computes a group of integers
                     **MAX_EXPERTS,
                 )
 

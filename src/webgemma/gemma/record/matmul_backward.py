@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from webgemma.gemma.matrices import Part, Weight
-from webgemma.gemma.record.matmul import THREADS, Matmul, SortedSlots, flat
+from webgemma.gemma.record.matmul import THREADS, Columns, Matmul, SortedSlots
 from webgemma.gemma.record.tiling import NARROW, OuterTiling
 from webgemma.graph import Argument, Tensor
 
@@ -218,11 +218,8 @@ class MatmulBackward:
 
     def sum_splits(self, parts: Tensor, out: Tensor, *, add: bool) -> None:
         """Record out (+)= the sum of parts [splits, …] over the splits."""
-        splits = parts.shape[0]
-        vec4s = parts.nbytes // 16 // splits
-        self.recorder.call(
-            "sum_splits", flat(vec4s), parts=parts, y=out, vec4s=vec4s, splits=splits, add=int(add)
-        )
+        width = parts.nbytes // 4 // parts.shape[0]
+        self.matmul.add_splits(parts, width, Columns(out, width, 0), add=add)
 
     def expected_embedding(
         self,

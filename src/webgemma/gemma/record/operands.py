@@ -11,12 +11,12 @@ from webgemma.device import Device
 from webgemma.gemma.record.quantised import QuantisedTensor, providers
 from webgemma.graph import Argument, Tensor
 
-# What all workgroups of a product may read again together: less than a dispatch costs on an H200,
+# What all workgroups of a product may read again together: about what a dispatch costs on an H200,
 # whose cache gives 5 bytes a picosecond. With 0 every row is made by a dispatch of its own.
-REREAD_NBYTES = 16 << 20
+REREAD_NBYTES = 24 << 20
 FEWEST_GROUPS = 48  # with fewer workgroups, a product would leave most of a GPU idle
-THREADS = 256  # of a workgroup that makes a row
-SUMS_NBYTES = 16 * THREADS  # memory of its sums and exchanges, where threads cannot shuffle
+THREADS, MOST_THREADS = 256, 512  # of a workgroup that makes a row
+SUMS_NBYTES = 16 * MOST_THREADS  # memory of its sums and exchanges, where threads cannot shuffle
 SHUFFLED_NBYTES = 512  # where they can
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from webgemma.device import Device, Limits, MatrixShape
 from webgemma.gemma.matrices import Weight
 from webgemma.gemma.record import loop_limits
+from webgemma.gemma.record.operands import MOST_THREADS as MOST_ROW_THREADS
 from webgemma.gemma.record.operands import THREADS as ROW_THREADS
 from webgemma.gemma.record.quantised import GROUP
 from webgemma.kernels import unit as unit_of
@@ -15,14 +16,20 @@ LARGE_PRODUCT = 1 << 20  # values, enough for large tiles to fill a GPU
 FEW_GROUPS = 64  # workgroups that leave most of a large GPU idle
 MANY_GROUPS = 128  # that fill it
 MANY_THREADS = 3 << 14  # in flight, to hide the latency of memory
-# With matrix units: tokens and rows of a workgroup and of a subgroup, and the number of workgroups
-# from which on that is the fastest on an H200.
+# With matrix units: tokens and rows of a workgroup and of a subgroup, and the microseconds that a
+# slice of k takes there on an H200. It has so many cores, each of which runs one such workgroup at
+# a time; beginning and ending take as long as some slices.
 MATRIX_TILES = (
-    (128, 128, 64, 32, 128),
-    (64, 128, 32, 32, 64),
-    (32, 128, 32, 32, 64),
-    (16, 64, 16, 32, 1),
+    (128, 128, 64, 32, 1.35),
+    (64, 128, 32, 32, 1.15),
+    (32, 128, 32, 32, 1.1),
+    (16, 64, 16, 32, 1.05),
 )
+CORES = 132
+START_SLICES = 10
+MAX_SPLITS, FEWEST_SLICES = 12, 4  # of k: splits, and the slices of each
+# Adding splits up: microseconds of a dispatch, and bytes that are read or written in one.
+SUM_MICROSECONDS, SUM_NBYTES = 3, 3 << 20
 MAX_SLICES = 8  # of a head, with matrix units: what attention_matrix_units writes out
 NARROW = 32  # rows or columns below which narrow outer tiles are faster
 
@@ -59,18 +66,29 @@ class MatvecTiling:
 
     @classmethod
     def for_made_row(
-        cls, weight: Weight, features: frozenset[str], most_groups: int
+        cls, weight: Weight, features: frozenset[str], limits: Limits, most_groups: int
     ) -> "MatvecTiling":
         """Return the tiling of workgroups that make what they read: few and large ones."""
         tiling = replace(cls.for_weight(weight, features, software=False), threads=ROW_THREADS)
-        # Two rows at once are faster than one after the other.
+        # Twice the threads or rows are faster than one row after the other.
+        if weight.rows > most_groups * tiling.rows:
+            tiling = replace(tiling, threads=min(MOST_ROW_THREADS, limits.workgroup_threads))
         return replace(tiling, each=2) if weight.rows > most_groups * tiling.rows else tiling
 
     @classmethod
-    def for_gate_up(cls, weight: Weight) -> "MatvecTiling":
-        """Return the tiling of gate_up, where a workgroup computes a whole group of integers."""
+    def for_gate_up(
+        cls, weight: Weight, features: frozenset[str], limits: Limits, most_groups: int
+    ) -> "MatvecTiling":
+        """Return the tiling of gate_up, where a workgroup computes whole groups of integers."""
+        groups = weight.rows // (2 * GROUP)
         lanes = 1 if weight.width // unit_of(weight.format.name) < 4 else 8
-        return cls(GROUP * lanes, lanes, 1)
+        threads = GROUP * lanes
+        if lanes == 8 and 2 * threads <= limits.workgroup_threads:
+            if groups < MANY_GROUPS and "shuffle16" in features:
+                lanes, threads = 16, 2 * threads
+            elif groups > most_groups:
+                threads *= 2
+        return cls(threads, lanes, 1)
 
     @property
     def constants(self) -> Constants:
@@ -131,6 +149,10 @@ class MatmulTiling:
         """Return the workgroups of a product of this size."""
         return -(-rows // self.rows) * -(-tokens // self.tokens)
 
+    def split_slices(self, width: int) -> int:
+        """Return the slices of k that a workgroup multiplies: all."""
+        return -(-width // self.slice)
+
     @property
     def constants(self) -> Constants:
         """The overrides of tiled_product."""
@@ -180,18 +202,35 @@ class MatrixTiling:
     sub_tokens: int
     sub_rows: int
     slice: int = 64  # at least the longest unit of a format
+    splits: int = 1  # of k, whose sums are added up afterwards
 
     @classmethod
     def for_product(
-        cls, units: MatrixUnits, rows: int, tokens: int, limits: Limits
+        cls,
+        units: MatrixUnits,
+        shape: tuple[int, int],
+        tokens: int,
+        limits: Limits,
+        most_splits: int = 1,
     ) -> "MatrixTiling | None":
-        """Return the largest tiles that fill a GPU; None if none fits into a workgroup."""
-        for *size, enough in MATRIX_TILES:
-            tiling = cls.sized(units, *size)
-            wasteful = tiling.tokens >= 2 * tokens and enough > 1
-            if tiling.fits(limits) and not wasteful and tiling.groups(rows, tokens) >= enough:
-                return tiling
-        return None
+        """Return the fastest tiles and splits for a matrix of this shape, by an estimate.
+
+        None if no tile fits into a workgroup."""
+        rows, width = shape
+        y_nbytes = 4 * tokens * rows
+        found = list[tuple[float, MatrixTiling]]()
+        for *size, slice_microseconds in MATRIX_TILES:
+            whole = cls.sized(units, *size)
+            slices = whole.split_slices(width)
+            most = min(most_splits, slices // FEWEST_SLICES, limits.binding_nbytes // y_nbytes)
+            for splits in range(1, max(1, most) + 1 if whole.fits(limits) else 1):
+                tiling = replace(whole, splits=splits)
+                waves = -(-tiling.groups(rows, tokens) // CORES)
+                time = waves * (START_SLICES + -(-slices // splits)) * slice_microseconds
+                if splits > 1:
+                    time += SUM_MICROSECONDS + (splits + 1) * y_nbytes / SUM_NBYTES
+                found.append((time, tiling))
+        return min(found, key=lambda each: each[0])[1] if found else None
 
     @classmethod
     def for_experts(cls, units: MatrixUnits, slots: int) -> "MatrixTiling":
@@ -215,12 +254,16 @@ class MatrixTiling:
         """Return whether a workgroup may have so many threads and so much memory."""
         m, n, _ = self.units.shape
         tiles = 2 * (self.tokens + self.rows) * (self.slice + 8)
-        nbytes = tiles + 4 * m * n * self.threads // self.units.subgroup
+        nbytes = tiles + 4 * (m * n * self.threads // self.units.subgroup + self.tokens)
         return nbytes <= limits.workgroup_nbytes and self.threads <= limits.workgroup_threads
 
     def groups(self, rows: int, tokens: int) -> int:
         """Return the workgroups of a product of this size."""
-        return -(-rows // self.rows) * -(-tokens // self.tokens)
+        return -(-rows // self.rows) * -(-tokens // self.tokens) * self.splits
+
+    def split_slices(self, width: int) -> int:
+        """Return the slices of k that a workgroup multiplies."""
+        return -(-width // (self.slice * self.splits))
 
     @property
     def constants(self) -> Constants:

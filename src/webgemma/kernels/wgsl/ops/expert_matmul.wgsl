@@ -45,5 +45,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     workgroupBarrier();
     let column = params.column + group.x * TILE_ROWS;
-    multiply(Tile(row, u32(end), column, sorted.y, sorted.z), thread);
+    multiply(Tile(row, u32(end), column, sorted.y, sorted.z, 0u, 0u, all_slices()), thread);
 }

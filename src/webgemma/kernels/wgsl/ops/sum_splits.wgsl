@@ -1,7 +1,11 @@
-// y[i] = sum over splits s of parts[s, i], added to what y holds if add is 1. A thread takes four i.
+// y[i] = sum over splits s of parts[s, i], added to what y holds if add is 1. y may be columns of longer rows. A
+// thread takes four i.
 
 struct Params {
-    vec4s: u32,
+    vec4s: u32, // of a split
+    row_vec4s: u32, // of a row of parts
+    stride: u32, // vec4s of a row of y
+    first: u32, // where those of parts begin
     splits: u32,
     add: u32,
 }
@@ -22,11 +26,12 @@ fn main(
         return;
     }
     var sum = vec4(0.0);
+    let to = i / params.row_vec4s * params.stride + params.first + i % params.row_vec4s;
     if (params.add == 1u) {
-        sum = y[i];
+        sum = y[to];
     }
     for (var split = 0u; split < params.splits; split++) {
         sum += parts[split * params.vec4s + i];
     }
-    y[i] = sum;
+    y[to] = sum;
 }

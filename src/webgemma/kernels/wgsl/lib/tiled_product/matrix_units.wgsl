@@ -3,7 +3,7 @@
 // see round_f16; W is decoded and rounded to float16. A workgroup computes TILE_ROWS rows by TILE_TOKENS
 // tokens, SLICE of k at a time through workgroup memory; of that, a subgroup computes SUB_ROWS by SUB_TOKENS
 // in matrices of MATRIX_M tokens by MATRIX_N rows, MATRIX_K of k at a time. While a slice is multiplied, the
-// next one is on its way. The op says which rows of x a tile reads (x_row) and what becomes of sums (store).
+// next two are on their way. The op says which rows of x a tile reads (x_row) and what becomes of sums (store).
 // uses: format
 
 struct Params {
@@ -48,6 +48,7 @@ const_assert HIGH <= 4u && WIDE <= 4u;
 alias Left = subgroup_matrix_left<f16, MATRIX_K, MATRIX_M>;
 alias Right = subgroup_matrix_right<f16, MATRIX_N, MATRIX_K>;
 alias Result = subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>;
+alias Sums = array<array<Result, WIDE>, HIGH>; // of a subgroup
 
 struct Tile {
     row: u32, // its first, in this part of W; where that is before the part's first, it wraps
@@ -55,6 +56,9 @@ struct Tile {
     column: u32, // of y, for its first row
     token: u32, // its first
     count: u32, // where the tokens end
+    split: u32, // of k, which several workgroups may share
+    slice: u32, // its first
+    slices: u32, // where they end
 }
 
 // What a thread fetches of a slice: undecoded, so that nothing waits for it.
@@ -65,6 +69,7 @@ struct Ahead {
 
 var<workgroup> w_tile: array<f16, BUFFERS * TILE_ROWS * LINE>;
 var<workgroup> x_tile: array<f16, BUFFERS * TILE_TOKENS * LINE>;
+var<workgroup> scales: array<f32, TILE_TOKENS>; // of the rows of x
 var<workgroup> results: array<f32, THREADS / SUBGROUP * MATRIX>; // a matrix of each subgroup
 
 // Beyond the last row or unit, that one is fetched again; x is 0 there, where it would count.
@@ -123,73 +128,96 @@ fn scale_of(row: u32) -> f32 {
     return bitcast<f32>(x[word / 4u][word % 4u]);
 }
 
-// A matrix of every subgroup, whose first token and row in the tile these are, goes through workgroup memory.
-fn store_matrix(sums: Result, tile: Tile, line: u32, row: u32, thread: u32) {
+// A subgroup's first token in the tile, and its first row.
+fn subgroup_line(thread: u32) -> u32 {
+    return thread / SUBGROUP % DOWN * SUB_TOKENS;
+}
+
+fn subgroup_row(thread: u32) -> u32 {
+    return thread / SUBGROUP / DOWN * SUB_ROWS;
+}
+
+// A matrix of every subgroup, so many tokens and rows from its first, goes through workgroup memory.
+fn store_matrix(sums: Result, tile: Tile, token: u32, row: u32, thread: u32) {
     let mine = thread / SUBGROUP * MATRIX;
     workgroupBarrier();
     subgroupMatrixStore(&results, mine, sums, false, MATRIX_N);
     workgroupBarrier();
     for (var i = thread % SUBGROUP; i < MATRIX; i += SUBGROUP) {
-        let t = line + i / MATRIX_N;
-        let n = tile.row + row + i % MATRIX_N;
-        if (tile.token + t < tile.count && n < tile.end) {
-            store(tile, tile.token + t, n, results[mine + i] * scale_of(x_row(tile, t)));
+        let line = subgroup_line(thread) + token + i / MATRIX_N;
+        let n = tile.row + subgroup_row(thread) + row + i % MATRIX_N;
+        if (tile.token + line < tile.count && n < tile.end) {
+            store(tile, tile.token + line, n, results[mine + i] * scales[line]);
         }
     }
 }
 
 // Written out: a loop with barriers does not unroll, and its index would move the sums out of registers.
-fn store_line(sums: array<Result, WIDE>, tile: Tile, line: u32, row: u32, thread: u32) {
-    store_matrix(sums[0], tile, line, row, thread);
+fn store_line(sums: array<Result, WIDE>, tile: Tile, token: u32, thread: u32) {
+    store_matrix(sums[0], tile, token, 0u, thread);
     if (WIDE > 1u) {
-        store_matrix(sums[min(1u, WIDE - 1u)], tile, line, row + MATRIX_N, thread);
+        store_matrix(sums[min(1u, WIDE - 1u)], tile, token, MATRIX_N, thread);
     }
     if (WIDE > 2u) {
-        store_matrix(sums[min(2u, WIDE - 1u)], tile, line, row + 2u * MATRIX_N, thread);
+        store_matrix(sums[min(2u, WIDE - 1u)], tile, token, 2u * MATRIX_N, thread);
     }
     if (WIDE > 3u) {
-        store_matrix(sums[min(3u, WIDE - 1u)], tile, line, row + 3u * MATRIX_N, thread);
+        store_matrix(sums[min(3u, WIDE - 1u)], tile, token, 3u * MATRIX_N, thread);
+    }
+}
+
+fn all_slices() -> u32 {
+    return (params.units * UNIT + SLICE - 1u) / SLICE;
+}
+
+// Stage a slice that was fetched, fetch the one after the next, and add the slice's products.
+fn add_slice(sums: ptr<function, Sums>, ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
+    let buffer = slice % BUFFERS;
+    if (BUFFERS == 1u) { // with two, what is staged over has been read
+        workgroupBarrier();
+    }
+    stage(ahead, buffer, thread);
+    fetch(ahead, tile, slice + 2u, thread); // before the barrier, else compilers move it behind the products
+    workgroupBarrier();
+    let line = buffer * TILE_TOKENS + subgroup_line(thread);
+    let row = buffer * TILE_ROWS + subgroup_row(thread);
+    for (var k = 0u; k < SLICE; k += MATRIX_K) {
+        var right: array<Right, WIDE>;
+        for (var j = 0u; j < WIDE; j++) {
+            right[j] = subgroupMatrixLoad<Right>(&w_tile, (row + j * MATRIX_N) * LINE + k, true, LINE);
+        }
+        for (var i = 0u; i < HIGH; i++) {
+            let left = subgroupMatrixLoad<Left>(&x_tile, (line + i * MATRIX_M) * LINE + k, false, LINE);
+            for (var j = 0u; j < WIDE; j++) {
+                (*sums)[i][j] = subgroupMatrixMultiplyAccumulate(left, right[j], (*sums)[i][j]);
+            }
+        }
     }
 }
 
 fn multiply(tile: Tile, thread: u32) {
-    let subgroup = thread / SUBGROUP;
-    let line = subgroup % DOWN * SUB_TOKENS; // the subgroup's first token in the tile
-    let row = subgroup / DOWN * SUB_ROWS; // and its first row
-    var sums: array<array<Result, WIDE>, HIGH>;
-    var ahead: Ahead;
-    fetch(&ahead, tile, 0u, thread);
-    for (var slice = 0u; slice * SLICE < params.units * UNIT; slice++) {
-        let buffer = slice % BUFFERS;
-        if (BUFFERS == 1u) { // with two, what is staged over has been read
-            workgroupBarrier();
-        }
-        stage(&ahead, buffer, thread);
-        fetch(&ahead, tile, slice + 1u, thread); // before the barrier, else compilers move it behind the products
-        workgroupBarrier();
-        for (var k = 0u; k < SLICE; k += MATRIX_K) {
-            var left: array<Left, HIGH>;
-            for (var i = 0u; i < HIGH; i++) {
-                let at = (buffer * TILE_TOKENS + line + i * MATRIX_M) * LINE + k;
-                left[i] = subgroupMatrixLoad<Left>(&x_tile, at, false, LINE);
-            }
-            for (var j = 0u; j < WIDE; j++) {
-                let at = (buffer * TILE_ROWS + row + j * MATRIX_N) * LINE + k;
-                let right = subgroupMatrixLoad<Right>(&w_tile, at, true, LINE);
-                for (var i = 0u; i < HIGH; i++) {
-                    sums[i][j] = subgroupMatrixMultiplyAccumulate(left[i], right, sums[i][j]);
-                }
-            }
+    var sums: Sums;
+    var even: Ahead; // not one that becomes the other: that would wait for it
+    var odd: Ahead;
+    fetch(&even, tile, tile.slice, thread);
+    fetch(&odd, tile, tile.slice + 1u, thread);
+    for (var i = thread; i < TILE_TOKENS; i += THREADS) {
+        scales[i] = scale_of(x_row(tile, i));
+    }
+    for (var slice = tile.slice; slice < tile.slices; slice += 2u) {
+        add_slice(&sums, &even, tile, slice, thread);
+        if (slice + 1u < tile.slices) {
+            add_slice(&sums, &odd, tile, slice + 1u, thread);
         }
     }
-    store_line(sums[0], tile, line, row, thread);
+    store_line(sums[0], tile, 0u, thread);
     if (HIGH > 1u) {
-        store_line(sums[min(1u, HIGH - 1u)], tile, line + MATRIX_M, row, thread);
+        store_line(sums[min(1u, HIGH - 1u)], tile, MATRIX_M, thread);
     }
     if (HIGH > 2u) {
-        store_line(sums[min(2u, HIGH - 1u)], tile, line + 2u * MATRIX_M, row, thread);
+        store_line(sums[min(2u, HIGH - 1u)], tile, 2u * MATRIX_M, thread);
     }
     if (HIGH > 3u) {
-        store_line(sums[min(3u, HIGH - 1u)], tile, line + 3u * MATRIX_M, row, thread);
+        store_line(sums[min(3u, HIGH - 1u)], tile, 3u * MATRIX_M, thread);
     }
 }

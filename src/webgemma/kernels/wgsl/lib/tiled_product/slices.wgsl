@@ -36,6 +36,9 @@ struct Tile {
     column: u32, // of y, for its first row
     token: u32, // its first
     count: u32, // where the tokens end
+    split: u32, // of k, which several workgroups may share
+    slice: u32, // its first
+    slices: u32, // where they end
 }
 
 // Four rows of a token, ACROSS apart from each other.
@@ -73,6 +76,10 @@ fn store_token(sums: array<vec4<f32>, QUADS>, tile: Tile, t: u32, n: u32, thread
     }
 }
 
+fn all_slices() -> u32 {
+    return (params.units * UNIT + SLICE - 1u) / SLICE;
+}
+
 fn multiply(tile: Tile, thread: u32) {
     let spot = thread % SPOTS;
     let row = spot / PAIR % ACROSS; // and every ACROSS-th after it
@@ -80,9 +87,9 @@ fn multiply(tile: Tile, thread: u32) {
     let share = thread / SPOTS;
     var sums: Sums;
     var ahead: Ahead; // a slice on its way, while another is multiplied
-    fetch(&ahead, tile, 0u, thread);
+    fetch(&ahead, tile, tile.slice, thread);
     workgroupBarrier();
-    for (var slice = 0u; slice * SLICE < params.units * UNIT; slice++) {
+    for (var slice = tile.slice; slice < tile.slices; slice++) {
         if (BUFFERS == 1u) { // with two, what is staged over has been read
             workgroupBarrier();
         }
