@@ -131,7 +131,8 @@ async def open_gpu_engine(
             session.prepare()
         await session.model.load_all(gguf, advance)
         files = options.encoder_files(gguf, config)
-        return GpuEngine(gguf, session, gpu_encoders(files, device, options.memory_gb))
+        encoders = gpu_encoders(files, device, options.memory_gb, session.precision)
+        return GpuEngine(gguf, session, encoders)
     except BaseException:
         device.close()
         raise

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from webgemma.gemma.matrices import Matrices
 from webgemma.gemma.record.matmul import Clamp
 from webgemma.gemma.record.ops import Ops
+from webgemma.gemma.record.staged_plan import EncoderWeights
 from webgemma.gemma.tensors import (
     BOUNDS,
     bound_tensors,
@@ -55,13 +55,13 @@ class EncoderOps(Ops):
 
     def __init__(
         self,
-        weights: Matrices,
+        weights: EncoderWeights,
         bounds: Mapping[str, Bounds],
         recorder: Recorder,
         batch: Tensor,
         rows: int,
     ) -> None:
-        super().__init__(weights, recorder, batch, rows, EPS)
+        super().__init__(weights, recorder, batch, rows, EPS, weights.precision)
         self.bounds = bounds
 
     def bounds_of(self, name: str) -> Bounds:

@@ -289,8 +289,12 @@ def _key(kind: str, data: bytes | memoryview) -> bytes:
 # On the GPU
 
 
-def gpu_encoders(files: EncoderFiles, device: Device, memory_gb: float | None) -> Encoders:
-    """Return the encoders of a model on a device, of whose memory so much may be in use."""
+def gpu_encoders(
+    files: EncoderFiles, device: Device, memory_gb: float | None, precision: str = "exact"
+) -> Encoders:
+    """Return the encoders of a model on a device, of whose memory so much may be in use.
+
+    With the precision f16, matrix units multiply; else they compute in float32."""
     loaded: WeakSet[EncoderWeights] = WeakSet()
 
     def check_memory(file: Gguf, kind: str) -> None:
@@ -305,16 +309,20 @@ def gpu_encoders(files: EncoderFiles, device: Device, memory_gb: float | None) -
                 device.nbytes + nbytes,
             )
 
+    def use(weights: EncoderWeights) -> None:
+        weights.precision = "f16" if precision == "f16" else "exact"
+        loaded.add(weights)
+
     async def load_vision(file: Gguf, config: VisionConfig) -> GpuVisionEncoder:
         check_memory(file, "vision")
         weights = await vision.VisionEncoder.load(file, config, device)
-        loaded.add(weights)
+        use(weights)
         return GpuVisionEncoder(weights)
 
     async def load_audio(file: Gguf, config: AudioConfig) -> GpuAudioEncoder:
         check_memory(file, "audio")
         weights = await audio.AudioEncoder.load(file, config, device)
-        loaded.add(weights)
+        use(weights)
         return GpuAudioEncoder(weights)
 
     return Encoders(files, load_vision, load_audio)

@@ -121,6 +121,7 @@ class EncoderWeights(Matrices):
 
     def __init__(self, device: Device, stages: int) -> None:
         super().__init__(device)
+        self.precision = "exact"  # of activations: that, or f16
         self._stages = stages
         self._idle: StagedPlan | None = None
         self._busy: list[StagedPlan] = []
