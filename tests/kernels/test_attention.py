@@ -15,7 +15,7 @@ from webgemma.gemma.attention import Attention
 from webgemma.gemma.config import Layer
 from webgemma.gemma.kv_cache import LayerCache
 from webgemma.gemma.record import loop_limits
-from webgemma.gemma.vision import VisionAttentionTiling
+from webgemma.gemma.patch_attention import PatchTiling
 from webgemma.gemma.weights import Model
 from webgemma.graph import Argument, Recorder, Tensor
 from webgemma.reference.text import attend, rms, rope
@@ -369,7 +369,7 @@ def test_one_dispatch_alone_would_exceed_the_loop_limit() -> None:
 @pytest.mark.parametrize("head_dim", [16, 24, 64, 72])
 @pytest.mark.parametrize("patches", [1, 63, 150])
 def test_patches_attend_to_each_other(head_dim: int, patches: int) -> None:
-    tiling = VisionAttentionTiling.within(head_dim, device().limits)
+    tiling = PatchTiling.within(head_dim, device().limits)
     assert tiling is not None
     inputs = Inputs(Case(heads=2, kv_heads=2, head_dim=head_dim, rows=patches, ring=patches))
     out = put(np.full((patches + 1, 2, head_dim), POISON, np.float32))
@@ -397,11 +397,11 @@ def test_patches_attend_to_each_other(head_dim: int, patches: int) -> None:
 
 def test_a_workgroup_takes_as_many_queries_as_fit() -> None:
     tilings = {
-        nbytes: VisionAttentionTiling.within(72, Limits(1 << 30, 1 << 30, nbytes, 256, 65535))
+        nbytes: PatchTiling.within(72, Limits(1 << 30, 1 << 30, nbytes, 256, 65535))
         for nbytes in (6 << 10, 16 << 10, 32 << 10)
     }
     assert tilings == {
         6 << 10: None,
-        16 << 10: VisionAttentionTiling(72, 32),
-        32 << 10: VisionAttentionTiling(72, 64),
+        16 << 10: PatchTiling(72, 32),
+        32 << 10: PatchTiling(72, 64),
     }

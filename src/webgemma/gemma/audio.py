@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from webgemma.device import Device
 from webgemma.errors import DeviceError, InputError
-from webgemma.gemma.clipped import EPS, UNBOUNDED, Bounds, EncoderOps, read_bounds
+from webgemma.gemma.clipped import EPS, Bounds, EncoderOps, read_bounds
 from webgemma.gemma.encoder_config import (
     RAW_SAMPLES,
     SEGMENT_SAMPLES,
@@ -16,7 +16,7 @@ from webgemma.gemma.encoder_config import (
 )
 from webgemma.gemma.matrices import Matrices, packed_floats
 from webgemma.gemma.mel import MelTables, log_mel, raw_frames
-from webgemma.gemma.record.matmul import THREADS, Clamp
+from webgemma.gemma.record.matmul import THREADS, UNBOUNDED, Clamp
 from webgemma.gemma.record.ops import ROW_THREADS, Ops
 from webgemma.gemma.record.staged_plan import Encoded, EncoderWeights, StagedPlan
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats

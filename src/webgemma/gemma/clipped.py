@@ -1,10 +1,9 @@
 """Clipped linears of the encoders: products whose inputs and outputs are clamped to bounds."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from webgemma.gemma.record.matmul import Clamp
+from webgemma.gemma.record.matmul import UNBOUNDED, Clamp
 from webgemma.gemma.record.ops import Ops
 from webgemma.gemma.record.staged_plan import EncoderWeights
 from webgemma.gemma.tensors import (
@@ -18,7 +17,6 @@ from webgemma.gguf.reader import Gguf, TensorInfo
 from webgemma.graph import Recorder, Tensor
 
 EPS = 1e-6  # of every RMS norm in an encoder
-UNBOUNDED = Clamp(-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +66,12 @@ class EncoderOps(Ops):
         """Return the bounds of a linear; in models that do not clip, they bound nothing."""
         return self.bounds.get(name, Bounds())
 
-    def clipped_linear(self, x: Tensor, name: str) -> Tensor:
-        """Record W x with input and output clamped."""
+    def clipped_linear(self, x: Tensor, name: str, input: Clamp | None = None) -> Tensor:
+        """Record W x with input and output clamped; `input` are bounds instead of its own."""
         bounds = self.bounds_of(name)
         output = None if bounds.output == UNBOUNDED else bounds.output
         weight = self.weights.matrices[name + ".weight"]
-        return self.linear(self.clamp(x, bounds.input), weight, clamp=output)
+        return self.linear(self.clamp(x, input or bounds.input), weight, clamp=output)
 
     def clamp(self, x: Tensor, bounds: Clamp) -> Tensor:
         """Record x clamped to bounds; x itself where they bound nothing."""

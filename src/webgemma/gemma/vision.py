@@ -2,17 +2,16 @@
 
 import math
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
-from webgemma.device import Device, Limits
+from webgemma.device import Device
 from webgemma.errors import DeviceError, GgufError
-from webgemma.gemma.attention import NO_WINDOW, Heads, attend
 from webgemma.gemma.clipped import EPS, Bounds, EncoderOps, read_bounds
 from webgemma.gemma.encoder_config import VisionConfig, vision_tensors
 from webgemma.gemma.image_resize import check_pixels, resized
-from webgemma.gemma.kv_cache import LayerCache
 from webgemma.gemma.matrices import whole_words
+from webgemma.gemma.patch_attention import PatchAttention
 from webgemma.gemma.record.matmul import Columns
 from webgemma.gemma.record.ops import ROW_THREADS
 from webgemma.gemma.record.staged_plan import Encoded, EncoderWeights, StagedPlan
@@ -28,53 +27,7 @@ ROPE_BASE = 100.0
 # The order in which `v.clamp_data` keeps the bounds of a layer's linears.
 CLIPPED = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
 HEAD_DIMS = (16, 24, 32, 64, 72, 128)  # that attention_prefill.wgsl supports
-
-
-@dataclass(frozen=True, slots=True)
-class VisionAttentionTiling:
-    """How vision_attention.wgsl is divided: the size of a head, the queries of a workgroup."""
-
-    head_dim: int
-    queries: int
-
-    @classmethod
-    def within(cls, head_dim: int, limits: Limits) -> "VisionAttentionTiling | None":
-        """Return the most queries that a workgroup has memory and threads for."""
-        for queries in (64, 48, 32, 24, 16):
-            tiling = cls(head_dim, queries)
-            fits = tiling.nbytes <= limits.workgroup_nbytes
-            if fits and tiling.threads <= limits.workgroup_threads:
-                return tiling
-        return None
-
-    @property
-    def threads(self) -> int:
-        """Threads of a workgroup: each has four queries and eight keys."""
-        return self.queries // 4 * self.head_dim // 8
-
-    @property
-    def slice_vec4s(self) -> int:
-        """vec4s of dimensions fetched at once, one by each thread for four queries or keys."""
-        vec4s = self.head_dim // 4
-        fitting = self.threads // (self.queries // 4 + vec4s)
-        return next(n for n in range(fitting, 0, -1) if vec4s % n == 0)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of workgroup memory."""
-        query_line, key_line = self.queries // 4 + 1, self.head_dim // 4 + 1
-        slices = 8 * self.slice_vec4s * (query_line + key_line)
-        return 16 * (max(slices, self.head_dim * query_line) + self.threads)
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """The overrides of vision_attention.wgsl."""
-        return {
-            "HEAD_DIM": self.head_dim,
-            "QUERIES": self.queries,
-            "SLICE_VEC4S": self.slice_vec4s,
-            "THREADS": self.threads,
-        }
+LARGEST_HALF = 65504.0
 
 
 class VisionEncoder(EncoderWeights):
@@ -85,6 +38,7 @@ class VisionEncoder(EncoderWeights):
         self.vision = vision
         self.bounds: dict[str, Bounds] = {}  # of clipped linears, by name
         self.head_norms: dict[int, Tensor] = {}  # of each layer: q_norm, then k_norm
+        self.largest_head = 0.0  # that a value of a normed query or key may be
         self.rotations = self.one
         if vision.layers:
             self.rotations = self.memory.upload(_rotations(vision), 1, label="rotations")
@@ -114,6 +68,8 @@ class VisionEncoder(EncoderWeights):
             norms = await read_floats(gguf, tensors[name + "attn_q_norm.weight"])
             norms += await read_floats(gguf, tensors[name + "attn_k_norm.weight"])
             self.head_norms[index] = self.vector_of(norms)
+            root = math.sqrt(self.vision.width // self.vision.heads)  # the largest after a norm
+            self.largest_head = max(self.largest_head, root * max(map(abs, norms)))
         if self.vision.clipped:
             self.bounds = await _read_all_bounds(gguf, self.vision, tensors)
 
@@ -188,48 +144,29 @@ class VisionRecorder(EncoderOps):
                 first += weight.rows
             letter = part[-1]
             bounds |= {f"{letter}_low": own.output.low, f"{letter}_high": own.output.high}
-        q, k, v = (self.scratch(self.rows, vision.width) for _ in range(3))
+        size, out = vision.width // vision.heads, name + "attn_out"
+        halves = self.encoder.largest_head <= LARGEST_HALF
+        attention = PatchAttention(self, vision.heads, size, halves=halves)
+        heads = attention.scratch()
         self.recorder.call(
             "vision_heads",
             (3 * vision.heads, self.rows),
             **bounds,
+            **heads._asdict(),
             batch=self.batch,
             raw=raw,
-            q=q,
-            k=k,
-            v=v,
             eps=EPS,
             norms=self.encoder.head_norms[index],
             rotations=self.encoder.rotations,
             heads=vision.heads,
             columns=self.columns,
-            HEAD_DIM=vision.width // vision.heads,
+            pair=attention.pair,
+            HEAD_DIM=size,
             THREADS=self.row_threads(32),
         )
-        return self.clipped_linear(self.attend(q, k, v), name + "attn_out")
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Record softmax(q kᵀ) v: [patches, width]."""
-        heads, size = self.vision.heads, self.vision.width // self.vision.heads
-        tiling = None
-        if not self.software:
-            tiling = VisionAttentionTiling.within(size, self.encoder.device.limits)
-        if tiling is None:
-            kind, cache = Heads(heads, heads, size), LayerCache(k, v, self.rows)
-            return attend(self, q, cache, kind, NO_WINDOW, "f32", "all")
-        out = self.scratch(*q.shape)
-        self.recorder.call(
-            "vision_attention",
-            (heads, -(-self.rows // tiling.queries)),
-            batch=self.batch,
-            q=q,
-            k=k,
-            v=v,
-            out=out,
-            heads=heads,
-            **tiling.constants,
-        )
-        return out
+        rounded = self.matmul.reads_halves(self.encoder.matrices[out + ".weight"], self.rows)
+        attended, left = attention.record(heads, self.bounds_of(out).input, rounded=rounded)
+        return self.clipped_linear(attended, out, left)
 
     def feed_forward(self, name: str, n: Tensor) -> Tensor:
         """Record W_down(gelu(W_gate n) · W_up n)."""

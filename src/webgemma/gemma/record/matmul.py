@@ -3,6 +3,7 @@
 Text, experts, encoders, diffusion and training record all their products here; those that sum over
 the rows of a matrix, dy W, are in matmul_backward.py."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -68,6 +69,9 @@ class Clamp(NamedTuple):
 
     low: float
     high: float
+
+
+UNBOUNDED = Clamp(-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +381,7 @@ class Matmul:
     def quantised(self, x: Tensor, weight: Weight) -> Tensor:
         """Return x in the form in which this weight is multiplied fastest."""
         tokens, width = x.shape
-        if _can_be_halves(weight) and self.matrix_tiling(weight, tokens):
+        if self.reads_halves(weight, tokens):
             return self.rounded(x)
         floats = self.precision in ("exact", "f16") or not multiplies_integers(weight.format)
         if floats or isinstance(x, QuantisedTensor):
@@ -394,6 +398,10 @@ class Matmul:
             width=width,
         )
         return h
+
+    def reads_halves(self, weight: Weight, tokens: int) -> bool:
+        """Return whether the product of this weight and so many tokens reads them in float16."""
+        return _can_be_halves(weight) and self.matrix_tiling(weight, tokens) is not None
 
     def matrix_tiling(
         self, weight: Weight, tokens: int, *, splits: bool = False
