@@ -1,10 +1,11 @@
 """Time the vision and audio encoders: random float16 weights of the real shapes, on this GPU.
 
-    python bench/encoders.py [MODEL.gguf]
+    python bench/encoders.py [MODEL.gguf] [--precision f16]
 
 prints milliseconds for an image of about 280 soft tokens with both vision encoders and for 30 s of
-audio, after a warm-up; every run must compute the same soft tokens. With a model it adds how long
-the text model takes to read as many tokens."""
+audio, after a warm-up; every run must compute the same soft tokens. The precision is the one that
+`load` chooses for this GPU, unless it is given. With a model it adds how long the text model takes
+to read as many tokens."""
 
 import argparse
 import random
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from webgemma.device import Device, open_device
+from webgemma.engine.selftest import check_matrix_units
 from webgemma.gemma.audio import AudioEncoder, encode_audio
 from webgemma.gemma.encoder_config import (
     SEGMENT_SAMPLES,
@@ -26,6 +28,7 @@ from webgemma.gemma.encoder_config import (
     audio_tensors,
     vision_tensors,
 )
+from webgemma.gemma.record.precision import PRECISIONS, choose_precision
 from webgemma.gemma.tensors import TensorSpec
 from webgemma.gemma.vision import VisionEncoder, encode_image
 from webgemma.gguf.reader import Gguf
@@ -106,31 +109,34 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", type=Path, help="a text model, to read soft tokens")
+    parser.add_argument("--precision", default="auto", choices=PRECISIONS, help="of activations")
     parser.add_argument("--tiny", action="store_true", help="one layer and a small image")
     options = parser.parse_args()
     random.seed(1)
     device = open_device()
-    print(device.name)
+    wrong = run_sync(check_matrix_units(device))
+    precision = choose_precision(options.precision, device)
+    print(f"{device.name}, precision {precision}" + (f" ({wrong})" if wrong else ""))
     runs = 1 if options.tiny else RUNS
     image = RgbImage(1024, 768, random.randbytes(3 * 1024 * 768))
     size = target_size(1024, 768, 70) if options.tiny else target_size(1024, 768)
     for name, vision in VISION.items():
         vision = replace(vision, layers=1) if options.tiny else vision
         gguf = encoder_gguf([*vision_tensors(vision), *bounds(vision)])
-        with run_sync(VisionEncoder.load(gguf, vision, device)) as encoder:
+        with run_sync(VisionEncoder.load(gguf, vision, device, precision)) as encoder:
             what = f"{name}, {soft_tokens(*size)} soft tokens"
             timed(what, device, lambda encoder=encoder: encode_image(encoder, image, *size), runs)
     samples = bytes(4 * SEGMENT_SAMPLES)
     for name, audio in AUDIO.items():
         audio = replace(audio, layers=1) if options.tiny else audio
         gguf = encoder_gguf(audio_tensors(audio))
-        with run_sync(AudioEncoder.load(gguf, audio, device)) as encoder:
+        with run_sync(AudioEncoder.load(gguf, audio, device, precision)) as encoder:
             timed(name, device, lambda encoder=encoder: encode_audio(encoder, samples), runs)
     if options.model:
-        time_reading(options.model)
+        time_reading(options.model, precision)
 
 
-def time_reading(path: Path) -> None:
+def time_reading(path: Path, precision: str) -> None:
     """Print how long the text model takes to read as many soft tokens."""
     from webgemma.diagnostics.bench import Task, time_gpu
     from webgemma.gemma.config import Config
@@ -139,7 +145,7 @@ def time_reading(path: Path) -> None:
     with Gguf.open(path) as gguf:
         model = run_sync(Model.load(gguf, Config.from_gguf(gguf), open_device()))
         for what, count in (("an image", 280), ("30 s of audio", 750)):
-            speed, _ = run_sync(time_gpu(model, Task(prompt=count, decode=2), "f16"))
+            speed, _ = run_sync(time_gpu(model, Task(prompt=count, decode=2), "f16", precision))
             print(f"reading {what}: {1000 * count / speed.prompt:.1f} ms")
         model.close()
 

@@ -14,8 +14,8 @@ from webgemma.gemma import text
 from webgemma.gemma.attention import Attention
 from webgemma.gemma.config import Layer
 from webgemma.gemma.kv_cache import LayerCache
-from webgemma.gemma.record import loop_limits
 from webgemma.gemma.patch_attention import PatchTiling
+from webgemma.gemma.record import loop_limits
 from webgemma.gemma.weights import Model
 from webgemma.graph import Argument, Recorder, Tensor
 from webgemma.reference.text import attend, rms, rope

@@ -362,12 +362,15 @@ def test_a_copy_of_a_slot_reads_another_matrix() -> None:
 # Hardware slots
 
 LANES = {"THREADS": 64, "LANES": 8, "EACH": 1}
+ROUND = {"row_source": "plain"}
 HARDWARE_CASES = [
     ("norm", {"store": "float"}, {"THREADS": 64}, "workgroup_sum", set(), "memory"),
     ("norm", {"store": "float"}, {"THREADS": 64}, "workgroup_sum", {"subgroups"}, "memory"),
     ("norm", {"store": "float"}, {"THREADS": 64}, "workgroup_sum", {"shuffle4"}, "shuffle"),
     ("norm", {"store": "float"}, {"THREADS": 64}, "team", {"shuffle4"}, "4"),
     ("norm", {"store": "float"}, {"THREADS": 64}, "team", {"shuffle4", "shuffle8"}, "8"),
+    ("round_f16", ROUND, {"THREADS": 64}, "workgroup_max", set(), "memory"),
+    ("round_f16", ROUND, {"THREADS": 64}, "workgroup_max", {"shuffle4"}, "shuffle"),
     ("matvec", MATVEC, LANES, "lane_sum", set(), "memory"),
     ("matvec", MATVEC, LANES, "lane_sum", {"subgroups", "shuffle4", "shuffle16"}, "memory"),
     ("matvec", MATVEC, LANES, "lane_sum", {"shuffle8"}, "shuffle"),
@@ -438,7 +441,8 @@ def test_programs_enable_matrices_only_where_they_use_them(name: str) -> None:
 
 
 def test_rounding_to_float16_needs_no_matrix_units() -> None:
-    wgsl = link("round_f16", NO_FEATURES, constants={"THREADS": 128}).kernel.wgsl
+    program = link("round_f16", NO_FEATURES, constants={"THREADS": 128}, providers=ROUND)
+    wgsl = program.kernel.wgsl
     assert "pack2x16float(" in wgsl
     assert "enable " not in wgsl
 

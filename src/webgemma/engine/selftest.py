@@ -192,6 +192,7 @@ class _Prober:
         self.recorder.call(
             "round_f16",
             (tokens,),
+            row_source="plain",
             batch=batch,
             x=self.upload(packed_floats([value for row in x for value in row])),
             h=h,

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from webgemma.device import Device
 from webgemma.errors import DeviceError, InputError
-from webgemma.gemma.clipped import EPS, Bounds, EncoderOps, read_bounds
+from webgemma.gemma.clipped import EPS, Bounds, ClippedInput, EncoderOps, read_bounds
 from webgemma.gemma.encoder_config import (
     RAW_SAMPLES,
     SEGMENT_SAMPLES,
@@ -18,6 +18,7 @@ from webgemma.gemma.matrices import Matrices, packed_floats
 from webgemma.gemma.mel import MelTables, log_mel, raw_frames
 from webgemma.gemma.record.matmul import THREADS, UNBOUNDED, Clamp
 from webgemma.gemma.record.ops import ROW_THREADS, Ops
+from webgemma.gemma.record.rounding import whole_row
 from webgemma.gemma.record.staged_plan import Encoded, EncoderWeights, StagedPlan
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats
 from webgemma.gguf.reader import Gguf, TensorInfo
@@ -41,8 +42,8 @@ DERIVED = (
 class AudioEncoder(EncoderWeights):
     """An audio encoder's weights on a device."""
 
-    def __init__(self, audio: AudioConfig, device: Device) -> None:
-        super().__init__(device, stages=audio.layers + 1)
+    def __init__(self, audio: AudioConfig, device: Device, precision: str = "exact") -> None:
+        super().__init__(device, audio.layers + 1, precision)
         self.audio = audio
         self.bounds: dict[str, Bounds] = {}  # of clipped linears, by name
         self.distance_keys: dict[str, Tensor] = {}  # of each layer: [REACH, width]
@@ -51,20 +52,26 @@ class AudioEncoder(EncoderWeights):
         self.zeros = self.vector_of([0.0] * audio.features)
 
     @classmethod
-    async def load(cls, gguf: Gguf, audio: AudioConfig, device: Device) -> Self:
+    async def load(
+        cls, gguf: Gguf, audio: AudioConfig, device: Device, precision: str = "exact"
+    ) -> Self:
         """Load the encoder of an mmproj, or of a file that holds text model and encoders."""
         tensors = canonical_tensors(gguf)
         specs = list(audio_tensors(audio))
         check_tensors(gguf, specs, tensors)
         _check_kernels_fit(gguf, audio)
-        encoder = cls(audio, device)
+        encoder = cls(audio, device, precision)
         try:
-            for name, _, _ in specs:
-                if name in tensors and not name.endswith(DERIVED):
-                    encoder.allocate(name, [tensors[name]])
-                    await encoder.load_tensors(gguf, name, [tensors[name]])
-            linears = [name.removesuffix(".weight") for name in encoder.matrices]
+            loaded = [
+                name for name, _, _ in specs if name in tensors and not name.endswith(DERIVED)
+            ]
+            linears = [
+                name.removesuffix(".weight") for name in loaded if len(tensors[name].shape) > 1
+            ]
             encoder.bounds = await read_bounds(gguf, linears, tensors)
+            for name, stack in _stacks(loaded, tensors, encoder.bounds).items():
+                encoder.allocate(name, stack)
+                await encoder.load_tensors(gguf, name, stack)
             if audio.layers:
                 await encoder._derive(gguf, tensors)
                 await encoder._derive_distance_keys(gguf, tensors)
@@ -201,14 +208,14 @@ class AudioRecorder(EncoderOps):
         """Record x = x + y, or x + rms(y) · post, and then rms(x) · end if there is one, in place.
 
         Return rms(x) · then, as these linears read it."""
-        h, vector = self.scratch(*x.shape), self.encoder.vector
+        (h, _), vector = self.input_of(x.shape[1], self.present(readers)), self.encoder.vector
         bounds = self.shared_bounds(readers)
         self.recorder.call(
             "audio_residual",
             (self.rows,),
+            **whole_row(h),
             x=x,
             y=y.values,
-            h=h,
             eps=EPS,
             **y.arguments("y"),
             post=vector(post + ".weight"),
@@ -227,13 +234,18 @@ class AudioRecorder(EncoderOps):
         """Record W_down silu(W_up h); `half` is the suffix of its tensors' names."""
         up, down = f"{name}ffn_up{half}", f"{name}ffn_down{half}"
         u = self.unclamped_linear(h, up)
-        then = self.shared_bounds([down])
+        then, width = self.shared_bounds([down]), self.audio.ffn
+        if self.reads_halves(down):
+            low, high = u.bounds
+            source = {"x": u.values, "x_low": low, "x_high": high, **then._asdict()}
+            hidden = self.rounded(width, row_source="silu", **source)
+            return self.unclamped_linear(hidden, down)
         self.recorder.call(
             "silu",
-            self.vec4_grid(self.audio.ffn),
+            self.vec4_grid(width),
             batch=self.batch,
             x=u.values,
-            width=self.audio.ffn,
+            width=width,
             low=u.bounds.low,
             high=u.bounds.high,
             then_low=then.low,
@@ -246,14 +258,15 @@ class AudioRecorder(EncoderOps):
         width, heads = self.audio.width, self.audio.heads
         readers = [name + part for part in QKV]
         raw = self.scratch(self.rows, 3 * width)
+        inputs, first = ClippedInput(self, h), 0
+        shared = self.shared_bounds(readers) != UNBOUNDED  # then h is clamped
+        for reader in self.present(readers):
+            x = h if shared else inputs.of(reader)
+            self.linear(x, self.weight(reader), raw, first)
+            first += self.weight(reader).rows
         arguments: dict[str, Argument] = {}
-        for number, reader in enumerate(readers):
-            bounds = self.bounds_of(reader)
-            x = h
-            if bounds.input != self.shared_bounds(readers):
-                x = self.clamp(h, bounds.input)
-            self.linear(x, self.encoder.matrices[reader + ".weight"], raw, number * width)
-            arguments |= Unclamped(raw, bounds.output).arguments(reader[-1])
+        for reader in readers:
+            arguments |= Unclamped(raw, self.bounds_of(reader).output).arguments(reader[-1])
         out = self.scratch(self.rows, width)
         then = self.shared_bounds([name + "attn_out"])
         self.recorder.call(
@@ -278,12 +291,13 @@ class AudioRecorder(EncoderOps):
     def convolution(self, name: str, h: Tensor) -> Unclamped:
         """Record a gated linear unit, five taps in time for each channel, and a channel mix."""
         u = self.unclamped_linear(h, name + "conv_pw1")
-        c, then = self.scratch(*h.shape), self.shared_bounds([name + "conv_pw2"])
+        c, _ = self.input_of(h.shape[1], [name + "conv_pw2"])
+        then = self.shared_bounds([name + "conv_pw2"])
         self.recorder.call(
             "light_conv",
             (self.rows,),
+            **whole_row(c),
             u=u.values,
-            h=c,
             eps=EPS,
             **u.arguments("u"),
             taps=self.encoder.vector(name + "conv_dw.weight"),
@@ -313,8 +327,12 @@ class AudioRecorder(EncoderOps):
 
     def unclamped_linear(self, h: Tensor, name: str) -> Unclamped:
         """Record W h, where h is already clamped for this linear."""
-        product = self.linear(h, self.encoder.matrices[name + ".weight"])
+        product = self.linear(h, self.weight(name))
         return Unclamped(product, self.bounds_of(name).output)
+
+    def present(self, linears: Sequence[str]) -> list[str]:
+        """Return those of these linears that are not stacked under another."""
+        return [name for name in linears if name + ".weight" in self.encoder.matrices]
 
     def shared_bounds(self, linears: Sequence[str]) -> Clamp:
         """Return the bounds of these linears' input; none where they differ."""
@@ -371,6 +389,24 @@ def _check_kernels_fit(gguf: Gguf, audio: AudioConfig) -> None:
                 f"{gguf.name}: its audio encoder has {what} of {count}, but the GPU kernels read "
                 "four at a time; use device='cpu'."
             )
+
+
+def _stacks(
+    names: Sequence[str], tensors: dict[str, TensorInfo], bounds: dict[str, Bounds]
+) -> dict[str, list[TensorInfo]]:
+    """Return what is loaded, by its name on the device.
+
+    Queries, keys and values of one format that clamp their input alike are stacked."""
+    stacks = {name: [tensors[name]] for name in names}
+    for first in [name for name in names if name.endswith(".attn_q.weight")]:
+        linears = [first.replace("attn_q.weight", part) for part in QKV]
+        stack = [tensors[linear + ".weight"] for linear in linears]
+        shared = len({bounds.get(linear, Bounds()).input for linear in linears}) == 1
+        if shared and len({tensor.format for tensor in stack}) == 1:
+            stacks[first] = stack
+            for linear in linears[1:]:
+                del stacks[linear + ".weight"]
+    return stacks
 
 
 def _by_taps(weight: list[float], inputs: int) -> list[float]:

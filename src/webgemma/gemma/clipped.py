@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from webgemma.gemma.matrices import Weight
 from webgemma.gemma.record.matmul import UNBOUNDED, Clamp
 from webgemma.gemma.record.ops import Ops
+from webgemma.gemma.record.quantised import HalfTensor
+from webgemma.gemma.record.rounding import round_rows
 from webgemma.gemma.record.staged_plan import EncoderWeights
 from webgemma.gemma.tensors import (
     BOUNDS,
@@ -14,7 +17,7 @@ from webgemma.gemma.tensors import (
     read_floats,
 )
 from webgemma.gguf.reader import Gguf, TensorInfo
-from webgemma.graph import Recorder, Tensor
+from webgemma.graph import Argument, Recorder, Tensor
 
 EPS = 1e-6  # of every RMS norm in an encoder
 
@@ -66,12 +69,52 @@ class EncoderOps(Ops):
         """Return the bounds of a linear; in models that do not clip, they bound nothing."""
         return self.bounds.get(name, Bounds())
 
-    def clipped_linear(self, x: Tensor, name: str, input: Clamp | None = None) -> Tensor:
-        """Record W x with input and output clamped; `input` are bounds instead of its own."""
-        bounds = self.bounds_of(name)
-        output = None if bounds.output == UNBOUNDED else bounds.output
-        weight = self.weights.matrices[name + ".weight"]
-        return self.linear(self.clamp(x, input or bounds.input), weight, clamp=output)
+    def clipped_linear(self, x: Tensor, name: str) -> Tensor:
+        """Record W x with input and output clamped."""
+        return self.product(self.clipped(x, name), name)
+
+    def product(self, x: Tensor, name: str) -> Tensor:
+        """Record W x, where x is clamped already; the output is clamped."""
+        output = self.bounds_of(name).output
+        clamp = None if output == UNBOUNDED else output
+        return self.linear(x, self.weight(name), clamp=clamp)
+
+    def weight(self, name: str) -> Weight:
+        """Return the matrix of a linear."""
+        return self.weights.matrices[name + ".weight"]
+
+    def reads_halves(self, name: str) -> bool:
+        """Return whether a linear's input is rounded to float16, for matrix units."""
+        return self.matmul.on_units(self.weight(name), self.rows)
+
+    def input_of(self, width: int, names: Sequence[str]) -> tuple[Tensor, Clamp]:
+        """Return a scratch tensor for what these linears read, and the bounds that it is kept to.
+
+        In float32, they clamp it themselves."""
+        bounds = {self.bounds_of(name).input for name in names}
+        if len(bounds) == 1 and all(map(self.reads_halves, names)):
+            return HalfTensor.scratch(self.rows, width), bounds.pop()
+        return self.scratch(self.rows, width), UNBOUNDED
+
+    def clipped(self, x: Tensor, name: str) -> Tensor:
+        """Record x as a linear reads it: clamped, and rounded for matrix units.
+
+        What is in float16 already was clamped before."""
+        if isinstance(x, HalfTensor):
+            return x
+        return self.clipped_to(x, self.bounds_of(name).input, halves=self.reads_halves(name))
+
+    def clipped_to(self, x: Tensor, bounds: Clamp, *, halves: bool) -> Tensor:
+        """Record x clamped, and rounded where it is read in `halves`."""
+        if not halves:
+            return self.clamp(x, bounds)
+        if bounds == UNBOUNDED:
+            return self.matmul.rounded(x)
+        return self.rounded(x.shape[1], row_source="clamped", x=x, **bounds._asdict())
+
+    def rounded(self, width: int, **source: Argument) -> HalfTensor:
+        """Record rows in float16 of what a provider of lib/row_source computes."""
+        return round_rows(self.recorder, self.batch, (self.rows, width), source)
 
     def clamp(self, x: Tensor, bounds: Clamp) -> Tensor:
         """Record x clamped to bounds; x itself where they bound nothing."""
@@ -90,3 +133,21 @@ class EncoderOps(Ops):
             high=bounds.high,
         )
         return h
+
+
+class ClippedInput:
+    """What several linears read, clamped and rounded once for all that do it alike."""
+
+    def __init__(self, ops: EncoderOps, x: Tensor) -> None:
+        self.ops = ops
+        self.x = x
+        self._made: dict[tuple[Clamp, bool], Tensor] = {}
+
+    def of(self, name: str) -> Tensor:
+        """Return it as a linear reads it."""
+        if isinstance(self.x, HalfTensor):
+            return self.x
+        key = (self.ops.bounds_of(name).input, self.ops.reads_halves(name))
+        if key not in self._made:
+            self._made[key] = self.ops.clipped_to(self.x, key[0], halves=key[1])
+        return self._made[key]

@@ -107,7 +107,12 @@ class PatchMatrixTiling:
     def constants(self) -> Constants:
         """The overrides of vision_attention_matrix_units.wgsl."""
         own = {"THREADS": self.threads, "QUERIES": self.queries, "KEYS": self.keys}
-        return {**self.units.constants, **own, "HEAD_DIM": self.head_dim, "DIMENSIONS": self.dimensions}
+        return {
+            **self.units.constants,
+            **own,
+            "HEAD_DIM": self.head_dim,
+            "DIMENSIONS": self.dimensions,
+        }
 
 
 class PatchHeads(NamedTuple):
@@ -141,19 +146,20 @@ class PatchAttention:
         """The provider with which a kernel writes that."""
         return "f32" if self.on_units is None else "f16"
 
-    def record(self, inputs: PatchHeads, clamp: Clamp, *, rounded: bool) -> tuple[Tensor, Clamp]:
-        """Record it: [patches, heads * size], and the bounds that are left to clamp it to.
+    def record(self, inputs: PatchHeads, rounded: Clamp | None) -> Tensor:
+        """Record it: [patches, heads * size].
 
-        It may be `rounded` for a product on matrix units."""
+        With bounds for a product on matrix units, it may be rounded for that, and then is clamped
+        to them."""
         if self.on_units is not None:
-            return self._on_units(self.on_units, inputs, clamp, rounded), UNBOUNDED
+            return self._on_units(self.on_units, inputs, rounded)
         q, k, v = inputs
         ops, tiling = self.ops, None
         if not ops.software:
             tiling = PatchTiling.within(self.size, ops.device.limits)
         if tiling is None:
             kind, cache = Heads(self.heads, self.heads, self.size), LayerCache(k, v, ops.rows)
-            return attend(ops, q, cache, kind, NO_WINDOW, "f32", "all"), clamp
+            return attend(ops, q, cache, kind, NO_WINDOW, "f32", "all")
         out = ops.scratch(*q.shape)
         ops.recorder.call(
             "vision_attention",
@@ -166,13 +172,13 @@ class PatchAttention:
             heads=self.heads,
             **tiling.constants,
         )
-        return out, clamp
+        return out
 
     def _on_units(
-        self, tiling: PatchMatrixTiling, inputs: PatchHeads, clamp: Clamp, rounded: bool
+        self, tiling: PatchMatrixTiling, inputs: PatchHeads, rounded: Clamp | None
     ) -> Tensor:
         ops, shape = self.ops, inputs.q.shape
-        out = HalfTensor.scratch(*shape) if rounded else ops.scratch(*shape)
+        out = ops.scratch(*shape) if rounded is None else HalfTensor.scratch(*shape)
         ops.recorder.call(
             "vision_attention_matrix_units",
             (self.heads, -(-ops.rows // tiling.queries)),
@@ -181,10 +187,9 @@ class PatchAttention:
             out=out,
             heads=self.heads,
             patches=ops.rows,
-            low=clamp.low,
-            high=clamp.high,
-            pair="f16" if rounded else "f32",
-            ROUNDED=rounded,
+            **(rounded or UNBOUNDED)._asdict(),
+            pair="f32" if rounded is None else "f16",
+            ROUNDED=rounded is not None,
             **tiling.constants,
         )
         return out

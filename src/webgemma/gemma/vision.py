@@ -2,12 +2,13 @@
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
 from webgemma.device import Device
 from webgemma.errors import DeviceError, GgufError
-from webgemma.gemma.clipped import EPS, Bounds, EncoderOps, read_bounds
+from webgemma.gemma.clipped import EPS, Bounds, ClippedInput, EncoderOps, read_bounds
 from webgemma.gemma.encoder_config import VisionConfig, vision_tensors
 from webgemma.gemma.image_resize import check_pixels, resized
 from webgemma.gemma.matrices import whole_words
@@ -26,6 +27,7 @@ LAYER_NORM_EPS = 1e-5  # of the 12B's patch embedder
 ROPE_BASE = 100.0
 # The order in which `v.clamp_data` keeps the bounds of a layer's linears.
 CLIPPED = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
+QKV, GATE_UP = CLIPPED[:3], CLIPPED[4:6]  # that read the same
 HEAD_DIMS = (16, 24, 32, 64, 72, 128)  # that attention_prefill.wgsl supports
 LARGEST_HALF = 65504.0
 
@@ -33,8 +35,8 @@ LARGEST_HALF = 65504.0
 class VisionEncoder(EncoderWeights):
     """A vision encoder's weights on a device."""
 
-    def __init__(self, vision: VisionConfig, device: Device) -> None:
-        super().__init__(device, stages=vision.layers + 1)
+    def __init__(self, vision: VisionConfig, device: Device, precision: str = "exact") -> None:
+        super().__init__(device, vision.layers + 1, precision)
         self.vision = vision
         self.bounds: dict[str, Bounds] = {}  # of clipped linears, by name
         self.head_norms: dict[int, Tensor] = {}  # of each layer: q_norm, then k_norm
@@ -45,12 +47,14 @@ class VisionEncoder(EncoderWeights):
         self.ones = self.vector_of([1.0] * vision.width)
 
     @classmethod
-    async def load(cls, gguf: Gguf, vision: VisionConfig, device: Device) -> Self:
+    async def load(
+        cls, gguf: Gguf, vision: VisionConfig, device: Device, precision: str = "exact"
+    ) -> Self:
         """Load the encoder of an mmproj, or of a file that holds text model and encoders."""
         tensors = canonical_tensors(gguf)
         check_tensors(gguf, vision_tensors(vision), tensors)
         _check_kernels_fit(gguf, vision)
-        encoder = cls(vision, device)
+        encoder = cls(vision, device, precision)
         try:
             await encoder._derive(gguf, tensors)
             for name, stack in _stacks(vision, tensors, encoder.bounds).items():
@@ -119,31 +123,49 @@ class VisionRecorder(EncoderOps):
 
     async def layers(self, x: Tensor) -> None:
         """Record all layers, in place, each as a stage."""
-        vector = self.encoder.vector
+        if not self.vision.layers:
+            return
+        h = self.norm(x, self.encoder.vector("v.blk.0.ln1.weight"))
         for index in range(self.vision.layers):
-            await self.plan.run(x)
-            name = f"v.blk.{index}."
-            attended = self.attention(index, self.norm(x, vector(name + "ln1.weight")))
-            n = self.scratch(*x.shape)
-            self.residual(x, attended, name + "attn_post_norm.weight", name + "ln2.weight", out=n)
-            forwarded = self.feed_forward(name, n)
-            scale = name + "out_scale.weight"
-            self.residual(x, forwarded, name + "ffn_post_norm.weight", scale=scale)
+            await self.plan.run(x, h)
+            h = self.layer(index, x, h)
+
+    def layer(self, index: int, x: Tensor, h: Tensor) -> Tensor:
+        """Record a layer, whose attention reads h; return what the following one's does."""
+        name, following = f"v.blk.{index}.", f"v.blk.{index + 1}."
+        attended = self.attention(index, h)
+        n, bounds = self.input_of(x.shape[1], self.readers(name, GATE_UP))
+        post, norm = name + "attn_post_norm.weight", name + "ln2.weight"
+        self.residual(x, attended, post, norm, out=n, clamp=bounds)
+        forwarded = self.feed_forward(name, n)
+        post, scale = name + "ffn_post_norm.weight", name + "out_scale.weight"
+        if index + 1 == self.vision.layers:
+            self.residual(x, forwarded, post, scale=scale)
+            return h
+        out, bounds = self.input_of(x.shape[1], self.readers(following, QKV))
+        if type(out) is type(h):
+            out = h  # it stays until the next stage: once for all is enough
+        norm = following + "ln1.weight"
+        self.residual(x, forwarded, post, norm, scale, out, bounds)
+        return out
+
+    def readers(self, name: str, parts: Sequence[str]) -> list[str]:
+        """Return the linears of a layer that have a matrix, and are not stacked under another."""
+        linears = [name + part for part in parts]
+        return [name for name in linears if name + ".weight" in self.encoder.matrices]
 
     def attention(self, index: int, h: Tensor) -> Tensor:
         """Record softmax(q kᵀ) v, every patch attending to every other."""
         vision, name = self.vision, f"v.blk.{index}."
         raw = self.scratch(self.rows, 3 * vision.width)
+        inputs, first = ClippedInput(self, h), 0
+        for reader in self.readers(name, QKV):
+            self.linear(inputs.of(reader), self.weight(reader), raw, first)
+            first += self.weight(reader).rows
         bounds: dict[str, Argument] = {}
-        first = 0
-        for part in CLIPPED[:3]:
-            own = self.bounds_of(name + part)
-            weight = self.encoder.matrices.get(f"{name}{part}.weight")
-            if weight is not None:  # else it is stacked under the first one
-                self.linear(self.clamp(h, own.input), weight, raw, first)
-                first += weight.rows
-            letter = part[-1]
-            bounds |= {f"{letter}_low": own.output.low, f"{letter}_high": own.output.high}
+        for part in QKV:
+            low, high = self.bounds_of(name + part).output
+            bounds |= {f"{part[-1]}_low": low, f"{part[-1]}_high": high}
         size, out = vision.width // vision.heads, name + "attn_out"
         halves = self.encoder.largest_head <= LARGEST_HALF
         attention = PatchAttention(self, vision.heads, size, halves=halves)
@@ -164,20 +186,31 @@ class VisionRecorder(EncoderOps):
             HEAD_DIM=size,
             THREADS=self.row_threads(32),
         )
-        rounded = self.matmul.reads_halves(self.encoder.matrices[out + ".weight"], self.rows)
-        attended, left = attention.record(heads, self.bounds_of(out).input, rounded=rounded)
-        return self.clipped_linear(attended, out, left)
+        rounded = self.bounds_of(out).input if self.reads_halves(out) else None
+        return self.clipped_linear(attention.record(heads, rounded), out)
 
     def feed_forward(self, name: str, n: Tensor) -> Tensor:
         """Record W_down(gelu(W_gate n) · W_up n)."""
-        gate, ffn = self.clipped_linear(n, name + "ffn_gate"), self.vision.ffn
-        if f"{name}ffn_up.weight" in self.encoder.matrices:
-            up = self.clipped_linear(n, name + "ffn_up")
-            hidden = self.geglu(Columns(gate, ffn, 0), Columns(up, ffn, 0), ffn)
-        else:  # it is stacked under the gate
-            both = Columns(gate, 2 * ffn, 0)
-            hidden = self.geglu(both, both._replace(first=ffn), ffn)
-        return self.clipped_linear(hidden, name + "ffn_down")
+        inputs, ffn, down = ClippedInput(self, n), self.vision.ffn, name + "ffn_down"
+        readers = self.readers(name, GATE_UP)
+        products = [self.product(inputs.of(reader), reader) for reader in readers]
+        gate, up = Columns(products[0], ffn, 0), Columns(products[-1], ffn, 0)
+        if len(products) == 1:  # up is stacked under the gate
+            gate = Columns(products[0], 2 * ffn, 0)
+            up = gate._replace(first=ffn)
+        if not self.reads_halves(down):
+            return self.clipped_linear(self.geglu(gate, up, ffn), down)
+        hidden = self.rounded(
+            ffn,
+            row_source="geglu",
+            gate=gate.tensor,
+            up=up.tensor,
+            gate_stride=gate.stride,
+            up_stride=up.stride,
+            up_first=up.first,
+            **self.bounds_of(down).input._asdict(),
+        )
+        return self.product(hidden, down)
 
     def layer_norm(self, x: Tensor, number: int, shift: str = "") -> Tensor:
         """Record (y − mean) / √(variance + eps) times the weight plus the bias; y = x + shift."""
@@ -305,7 +338,7 @@ def _stacks(
         if name in tensors
     }
     for index in range(vision.layers):
-        for parts in (CLIPPED[:3], CLIPPED[4:6]):
+        for parts in (QKV, GATE_UP):
             names = [f"v.blk.{index}.{part}" for part in parts]
             own = [bounds.get(name, Bounds()) for name in names]
             # The outputs of q, k and v are clamped later, each by itself.

@@ -15,6 +15,7 @@ from webgemma.kernels.wgsl_file import Declaration, Field, Slot, WgslFile, names
 TEAMS = ("32", "16", "8", "4")
 HARDWARE = {
     "workgroup_sum": tuple(("shuffle", f"shuffle{size}") for size in TEAMS),
+    "workgroup_max": tuple(("shuffle", f"shuffle{size}") for size in TEAMS),
     "team": tuple((size, f"shuffle{size}") for size in TEAMS),
     "lane_sum": (("shuffle", "shuffle{LANES}"),),
     "eight_lanes": (("shuffle", "shuffle8"),),

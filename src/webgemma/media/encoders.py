@@ -309,20 +309,16 @@ def gpu_encoders(
                 device.nbytes + nbytes,
             )
 
-    def use(weights: EncoderWeights) -> None:
-        weights.precision = "f16" if precision == "f16" else "exact"
-        loaded.add(weights)
-
     async def load_vision(file: Gguf, config: VisionConfig) -> GpuVisionEncoder:
         check_memory(file, "vision")
-        weights = await vision.VisionEncoder.load(file, config, device)
-        use(weights)
+        weights = await vision.VisionEncoder.load(file, config, device, precision)
+        loaded.add(weights)
         return GpuVisionEncoder(weights)
 
     async def load_audio(file: Gguf, config: AudioConfig) -> GpuAudioEncoder:
         check_memory(file, "audio")
-        weights = await audio.AudioEncoder.load(file, config, device)
-        use(weights)
+        weights = await audio.AudioEncoder.load(file, config, device, precision)
+        loaded.add(weights)
         return GpuAudioEncoder(weights)
 
     return Encoders(files, load_vision, load_audio)

@@ -18,6 +18,7 @@ from webgemma.gemma.record.quantised import (
     multiplies_integers,
     providers,
 )
+from webgemma.gemma.record.rounding import round_rows
 from webgemma.gemma.record.tiling import (
     FEW_TOKENS,
     MAX_SPLITS,
@@ -33,7 +34,6 @@ from webgemma.graph import MAX_GRID, Argument, Recorder, Tensor, folded
 from webgemma.kernels import unit as unit_of
 
 THREADS = 64  # of an op whose threads are independent
-ROUND_THREADS = 128  # of round_f16, which has a workgroup for each row
 DEQUANTISED_TOKENS = 256  # from which on it pays to dequantise a matrix of this size at most
 DEQUANTISED_NBYTES = 256 << 20
 
@@ -381,7 +381,7 @@ class Matmul:
     def quantised(self, x: Tensor, weight: Weight) -> Tensor:
         """Return x in the form in which this weight is multiplied fastest."""
         tokens, width = x.shape
-        if self.reads_halves(weight, tokens):
+        if self.on_units(weight, tokens):
             return self.rounded(x)
         floats = self.precision in ("exact", "f16") or not multiplies_integers(weight.format)
         if floats or isinstance(x, QuantisedTensor):
@@ -399,8 +399,8 @@ class Matmul:
         )
         return h
 
-    def reads_halves(self, weight: Weight, tokens: int) -> bool:
-        """Return whether the product of this weight and so many tokens reads them in float16."""
+    def on_units(self, weight: Weight, tokens: int) -> bool:
+        """Return whether matrix units multiply a weight with so many tokens."""
         return _can_be_halves(weight) and self.matrix_tiling(weight, tokens) is not None
 
     def matrix_tiling(
@@ -423,20 +423,9 @@ class Matmul:
         """Record x in float16, for matrix units; a token has so many rows of the result."""
         if isinstance(x, HalfTensor):
             return x
-        rows, width = x.shape[0] * token_rows, x.shape[1] // token_rows
-        h = HalfTensor.scratch(rows, width)
-        self.recorder.call(
-            "round_f16",
-            folded(rows),
-            batch=self.batch,
-            x=x,
-            h=h,
-            width=width,
-            rows=rows,
-            token_rows=token_rows,
-            THREADS=ROUND_THREADS,
-        )
-        return h
+        shape = (x.shape[0] * token_rows, x.shape[1] // token_rows)
+        source: dict[str, Argument] = {"row_source": "plain", "x": x}
+        return round_rows(self.recorder, self.batch, shape, source, token_rows)
 
     def dequantised(self, weight: Weight, tokens: int) -> Weight:
         """Return the matrix in float32, if so many tokens are multiplied faster with that."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from webgemma.gemma.lora_weights import LoraWeights
 from webgemma.gemma.matrices import Matrices, Weight
-from webgemma.gemma.record.matmul import THREADS, Clamp, Columns, Matmul
+from webgemma.gemma.record.matmul import THREADS, UNBOUNDED, Clamp, Columns, Matmul
 from webgemma.gemma.record.operands import (
     Branches,
     ForkedSum,
@@ -14,7 +14,14 @@ from webgemma.gemma.record.operands import (
     SumVectors,
     can_make,
 )
-from webgemma.gemma.record.quantised import GROUP, GROUP_NBYTES, QuantisedTensor, providers
+from webgemma.gemma.record.quantised import (
+    GROUP,
+    GROUP_NBYTES,
+    HalfTensor,
+    QuantisedTensor,
+    providers,
+)
+from webgemma.gemma.record.rounding import whole_row
 from webgemma.graph import Argument, Recorder, Tensor
 
 ROW_THREADS = 256  # where one workgroup handles a whole row
@@ -207,12 +214,18 @@ class Ops:
         following: str = "",
         scale: str = "",
         out: Tensor | None = None,
+        clamp: Clamp = UNBOUNDED,
     ) -> None:
-        """Record x = (x + rms(added) * post) * scale in place, and out = rms(x) * following."""
+        """Record x = (x + rms(added) * post) * scale in place, and out = rms(x) * following.
+
+        Into a tensor of float16, it goes clamped."""
         vector = self.weights.vector
         arguments = self._residual(x, added, vector(post), vector(scale))
         arguments["next_norms"] = "none"
-        if out is not None:
+        if isinstance(out, HalfTensor):
+            arguments |= {"next_norms": "whole", **whole_row(out), "next": vector(following)}
+            arguments |= clamp._asdict()
+        elif out is not None:
             arguments |= {"next_norms": "one", **providers("store", out)}
             arguments |= {"h": out, "next": vector(following)}
         self.recorder.call("residual", (self.rows,), **arguments)

@@ -119,9 +119,10 @@ class StagedPlan:
 class EncoderWeights(Matrices):
     """An encoder's weights, and the staged plan of its last input: an equal size reuses it."""
 
-    def __init__(self, device: Device, stages: int) -> None:
+    def __init__(self, device: Device, stages: int, precision: str = "exact") -> None:
+        """Multiply on matrix units with the precision f16; with any other one in float32."""
         super().__init__(device)
-        self.precision = "exact"  # of activations: that, or f16
+        self.precision = "f16" if precision == "f16" else "exact"
         self._stages = stages
         self._idle: StagedPlan | None = None
         self._busy: list[StagedPlan] = []

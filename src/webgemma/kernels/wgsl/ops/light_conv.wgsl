@@ -1,10 +1,9 @@
 // h[t] = silu(rms(c) * norm), clamped to bounds, where c = sum over i of taps[i] g[t + i - 4] and
 // g = value * sigmoid(gate), both halves of a row of u clamped to other bounds; before the first row g is zero.
-// One workgroup per row, whose threads keep their EACH vec4s of it.
-// uses: workgroup_sum silu clamped
+// One workgroup per row, whose threads keep their shares of it.
+// uses: row silu clamped store_whole
 
 struct Params {
-    eps: f32,
     u_low: f32,
     u_high: f32,
     h_low: f32,
@@ -12,15 +11,11 @@ struct Params {
 }
 
 override THREADS: u32;
-override WIDTH: u32;
 
 var<storage, read> u: array<vec4<f32>>; // of a token: values, then gates
 var<storage, read> taps: array<vec4<f32>>; // [5, WIDTH]
 var<storage, read> norm: array<vec4<f32>>;
-var<storage, read_write> h: array<vec4<f32>>;
 
-const VEC4S: u32 = WIDTH / 4u;
-const EACH: u32 = (VEC4S + THREADS - 1u) / THREADS;
 const PAST: u32 = 4u;
 
 fn clamped_u(at: u32) -> vec4<f32> {
@@ -38,21 +33,16 @@ fn convolved(t: u32, i: u32) -> vec4<f32> {
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    var row: array<vec4<f32>, EACH>;
-    var squares = 0.0;
-    for (var each = 0u; each < EACH; each++) {
-        let i = each * THREADS + thread;
-        if (i < VEC4S) {
-            row[each] = convolved(group.x, i);
-            squares += dot(row[each], row[each]);
+    var row: Row;
+    for (var each = 0u; each < SHARE; each++) {
+        if (is_live(each, thread)) {
+            row[each] = convolved(group.x, column_of(each, thread));
         }
     }
-    let scale = inverseSqrt(workgroup_sum(squares, thread) / f32(WIDTH) + params.eps);
-    for (var each = 0u; each < EACH; each++) {
-        let i = each * THREADS + thread;
-        if (i < VEC4S) {
-            let values = silu(row[each] * scale * norm[i]);
-            h[group.x * VEC4S + i] = clamped4(values, params.h_low, params.h_high);
-        }
+    let root = inverse_root(row, thread);
+    for (var each = 0u; each < SHARE; each++) {
+        let values = silu(row[each] * root * norm[column_of(each, thread)]);
+        row[each] = clamped4(values, params.h_low, params.h_high);
     }
+    store_whole(group.x, row, thread);
 }
