@@ -34,8 +34,10 @@ OLLAMA = {
 }
 
 
-def audio_weights(audio: AudioConfig, *, clamped: bool = True) -> list[NewTensor]:
-    """Return all weights in float32."""
+def audio_weights(
+    audio: AudioConfig, *, clamped: bool = True, format: str = "F32"
+) -> list[NewTensor]:
+    """Return all weights, the matrices in a format."""
     tensors = []
     for name, shape, needed in audio_tensors(audio):
         if name.endswith(("_min", "_max")):
@@ -43,7 +45,8 @@ def audio_weights(audio: AudioConfig, *, clamped: bool = True) -> list[NewTensor
                 bound = BOUND if name.endswith("_max") else -BOUND
                 tensors.append(NewTensor(name, shape, "F32", np.float32(bound).tobytes()))
         elif needed and len(shape) > 1:
-            tensors.append(random_tensor(3, name, shape, "F32"))
+            kept = "conv" in name and "pw" not in name  # kernels of convolutions
+            tensors.append(random_tensor(3, name, shape, "F32" if kept else format))
         elif needed:
             values = 1 + 0.1 * uniform(3, name, shape[0])
             tensors.append(NewTensor(name, shape, "F32", values.astype("<f4").tobytes()))

@@ -24,6 +24,7 @@ class TinyVision:
     standardised: bool = False
     seed: int = 3
     same_bounds: bool = False  # of all clipped linears
+    format: str = "F32"  # of the matrices, but not of patches and positions
 
 
 SMALL_VISION = TinyVision(width=64, clipped=True)
@@ -63,11 +64,12 @@ def vision_metadata(vision: TinyVision, prefix: str) -> dict[str, object]:
 
 
 def vision_weights(vision: TinyVision) -> list[NewTensor]:
-    """Return all weights in float32."""
+    """Return all weights."""
     tensors: list[NewTensor] = []
 
     def matrix(name: str, *shape: int) -> None:
-        tensors.append(random_tensor(vision.seed, name, shape, "F32"))
+        format = "F32" if name.endswith("_embd.weight") else vision.format
+        tensors.append(random_tensor(vision.seed, name, shape, format))
 
     def vector(name: str, width: int, mean: float = 1.0, spread: float = 0.1) -> None:
         values = mean + spread * uniform(vision.seed, name, width)

@@ -12,6 +12,7 @@ import pytest
 
 from webgemma.device import Limits, MatrixShape
 from webgemma.device.null import NullDevice
+from webgemma.gemma.patch_attention import PatchMatrixTiling
 from webgemma.gemma.record.matmul import MATRIX_SLOTS
 from webgemma.gemma.record.tiling import (
     CORES,
@@ -213,3 +214,39 @@ def test_heads_of_gemma_are_attended_to(name: str, size: int) -> None:
 @pytest.mark.parametrize("size", [16, 24, 72, 2048])
 def test_heads_that_matrices_do_not_divide(units: MatrixUnits, size: int) -> None:
     assert AttentionTiling.for_heads(units, size, LIMITS[-1]) is None
+
+
+# Attention among patches
+
+
+@EVERY_UNITS
+@pytest.mark.parametrize("size", [16, 24, 32, 64, 72, 128, 1024])
+def test_attention_among_patches(units: MatrixUnits, size: int) -> None:
+    for limits in LIMITS:
+        tiling = PatchMatrixTiling.within(units, size, limits)
+        if tiling is not None:
+            wgsl = Wgsl(tiling.constants, "ops/vision_attention_matrix_units.wgsl")
+            assert_allowed(wgsl, tiling.threads, limits)
+            assert wgsl.workgroup_nbytes() % 16 == 0
+
+
+@EVERY_UNITS
+@pytest.mark.parametrize("size", [64, 72])
+def test_patches_of_gemma_attend_to_each_other(units: MatrixUnits, size: int) -> None:
+    """With the 16 KiB and 256 threads that WebGPU promises."""
+    assert PatchMatrixTiling.within(units, size, LIMITS[0]) is not None
+    assert PatchMatrixTiling.within(None, size, LIMITS[0]) is None
+
+
+def test_heads_of_72_are_lengthened_to_whole_matrices() -> None:
+    sizes = {}
+    for name in ("NVIDIA", "Apple"):
+        tiling = PatchMatrixTiling.within(UNITS[name], 72, LIMITS[-1])
+        assert tiling is not None
+        sizes[name] = tiling.dimensions
+    assert sizes == {"NVIDIA": 80, "Apple": 72}
+
+
+def test_subgroups_smaller_than_a_matrix_do_not_attend() -> None:
+    units = MatrixUnits(MatrixShape(16, 16, 16), 8)
+    assert PatchMatrixTiling.within(units, 64, LIMITS[-1]) is None
