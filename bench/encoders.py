@@ -1,6 +1,6 @@
 """Time the vision and audio encoders: random float16 weights of the real shapes, on this GPU.
 
-    python bench/encoders.py [MODEL.gguf] [--precision f16]
+    python bench/encoders.py [MODEL.gguf] [--gpu dawn] [--precision f16]
 
 prints milliseconds for an image of about 280 soft tokens with both vision encoders and for 30 s of
 audio, after a warm-up; every run must compute the same soft tokens. The precision is the one that
@@ -109,14 +109,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", type=Path, help="a text model, to read soft tokens")
+    parser.add_argument("--gpu", help="a part of its name, or a library: dawn or wgpu")
     parser.add_argument("--precision", default="auto", choices=PRECISIONS, help="of activations")
     parser.add_argument("--tiny", action="store_true", help="one layer and a small image")
     options = parser.parse_args()
     random.seed(1)
-    device = open_device()
-    wrong = run_sync(check_matrix_units(device))
+    device = open_device(options.gpu)
+    if wrong := run_sync(check_matrix_units(device)):
+        print(wrong)
     precision = choose_precision(options.precision, device)
-    print(f"{device.name}, precision {precision}" + (f" ({wrong})" if wrong else ""))
+    print(f"{device.name}, in {'float16' if precision == 'f16' else 'float32'}", flush=True)
     runs = 1 if options.tiny else RUNS
     image = RgbImage(1024, 768, random.randbytes(3 * 1024 * 768))
     size = target_size(1024, 768, 70) if options.tiny else target_size(1024, 768)
@@ -133,17 +135,17 @@ def main() -> None:
         with run_sync(AudioEncoder.load(gguf, audio, device, precision)) as encoder:
             timed(name, device, lambda encoder=encoder: encode_audio(encoder, samples), runs)
     if options.model:
-        time_reading(options.model, precision)
+        time_reading(options.model, options.gpu, precision)
 
 
-def time_reading(path: Path, precision: str) -> None:
+def time_reading(path: Path, gpu: str | None, precision: str) -> None:
     """Print how long the text model takes to read as many soft tokens."""
     from webgemma.diagnostics.bench import Task, time_gpu
     from webgemma.gemma.config import Config
     from webgemma.gemma.weights import Model
 
     with Gguf.open(path) as gguf:
-        model = run_sync(Model.load(gguf, Config.from_gguf(gguf), open_device()))
+        model = run_sync(Model.load(gguf, Config.from_gguf(gguf), open_device(gpu)))
         for what, count in (("an image", 280), ("30 s of audio", 750)):
             speed, _ = run_sync(time_gpu(model, Task(prompt=count, decode=2), "f16", precision))
             print(f"reading {what}: {1000 * count / speed.prompt:.1f} ms")

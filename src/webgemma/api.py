@@ -145,7 +145,8 @@ class Gemma:
         - `precision`: of the activations on the GPU: exact (float32), int16 (the relative error of
           a product is 3e-5), int8 (6e-3), or f16, with which matrix units multiply prompts and
           other batches (3e-4; single tokens as int16). auto is f16 on a GPU with matrix units, else
-          int16; without them f16 is int16. On a software GPU auto is exact.
+          int16; without them f16 is int16. On a software GPU auto is exact. With f16, images and
+          audio are encoded in float16, too, else in float32.
         - `gpu`: a part of the name of the GPU to use, where there are several. "dawn" or "wgpu"
           chooses a WebGPU library, "dawn:NAME" or "wgpu:NAME" also one of its GPUs; by default it
           is Dawn where that is installed and reaches the matrix units of the GPU.

@@ -120,28 +120,6 @@ fn stage_queries(work: Work) {
     }
 }
 
-fn load_queries(work: Work) -> array<Left, STEPS> {
-    var left: array<Left, STEPS>;
-    for (var i = 0u; i < STEPS; i++) {
-        left[i] = subgroupMatrixLoad<Left>(&tile, work.line * LINE + i * MATRIX_K, false, LINE);
-    }
-    return left;
-}
-
-// Leaves q k^T of the tile's keys in `scores`.
-fn score(left: array<Left, STEPS>, work: Work) {
-    var sums: array<Result, SCORES>;
-    for (var i = 0u; i < STEPS; i++) {
-        for (var j = 0u; j < SCORES; j++) {
-            let right = subgroupMatrixLoad<Right>(&tile, j * MATRIX_N * LINE + i * MATRIX_K, true, LINE);
-            sums[j] = subgroupMatrixMultiplyAccumulate(left[i], right, sums[j]);
-        }
-    }
-    for (var j = 0u; j < SCORES; j++) {
-        subgroupMatrixStore(&scores, work.line * S_LINE + j * MATRIX_N, sums[j], false, S_LINE);
-    }
-}
-
 // The softmax of a query so far.
 struct Softmax {
     best: f32, // the score that weights are relative to
@@ -230,17 +208,29 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     stage_queries(work);
     var keys = fetch_keys(work, 0u);
     workgroupBarrier();
-    let left = load_queries(work);
+    // Matrices stay in variables of this function, where loops without barriers unroll: they have to be in registers.
+    var left: array<Left, STEPS>;
+    for (var i = 0u; i < STEPS; i++) {
+        left[i] = subgroupMatrixLoad<Left>(&tile, line * LINE + i * MATRIX_K, false, LINE);
+    }
     workgroupBarrier();
     stage(keys, 0u, thread);
     keys = fetch_keys(work, KEYS);
     var values = fetch_values(work, 0u);
     workgroupBarrier();
     var softmax = Softmax(MASKED, 0.0);
-    // Sums are written out: a loop with barriers does not unroll, and its index would move them out of registers.
     var sums: array<Result, SUMS>;
     for (var number = 0u; number * KEYS < count; number++) {
-        score(left, work);
+        var products = array<Result, SCORES>(); // q k^T; a bare `var` may be zeroed only once
+        for (var i = 0u; i < STEPS; i++) {
+            for (var j = 0u; j < SCORES; j++) {
+                let right = subgroupMatrixLoad<Right>(&tile, j * MATRIX_N * LINE + i * MATRIX_K, true, LINE);
+                products[j] = subgroupMatrixMultiplyAccumulate(left[i], right, products[j]);
+            }
+        }
+        for (var j = 0u; j < SCORES; j++) {
+            subgroupMatrixStore(&scores, line * S_LINE + j * MATRIX_N, products[j], false, S_LINE);
+        }
         workgroupBarrier();
         // Until the next barrier the tile is read by nobody: its values are staged, and the keys of the next.
         soften(&softmax, number, work);
@@ -249,7 +239,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         values = fetch_values(work, (number + 1u) * KEYS); // before the barrier, as in tiled_product
         keys = fetch_keys(work, (number + 2u) * KEYS);
         let is_scaled = workgroupUniformLoad(&last_scaled[0]) == number;
-        if (is_scaled && number > 0u) {
+        if (is_scaled && number > 0u) { // written out: a loop with barriers does not unroll
             sums[0] = scaled(sums[0], work);
             if (LAST >= 1u) {
                 sums[min(1u, LAST)] = scaled(sums[min(1u, LAST)], work);
