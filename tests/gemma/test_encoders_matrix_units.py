@@ -4,11 +4,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice, product
 from math import prod
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import FIXTURES, SHARED, needs_shared
 from helpers.gpu import device, get
+from helpers.tiny import SMALL as SMALL_TEXT
+from helpers.tiny import tiny_gguf
 from helpers.tiny_audio import TINY_AUDIO, audio_config, audio_gguf, audio_weights
 from helpers.tiny_vision import (
     IMAGE_SIZES,
@@ -20,6 +24,7 @@ from helpers.tiny_vision import (
 )
 from tolerance import F16_SOFT_TOKENS
 
+from webgemma import Gemma
 from webgemma.device import Limits, MatrixShape
 from webgemma.device.null import NullDevice
 from webgemma.engine.session import Session
@@ -40,6 +45,7 @@ from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor, gguf_bytes
+from webgemma.graph import Recorder
 from webgemma.images import RgbImage
 from webgemma.reference import audio as audio_reference
 from webgemma.reference import vision as vision_reference
@@ -133,6 +139,32 @@ def test_soft_tokens_and_greedy_ids_of_transformers(name: str, marker: int) -> N
         session.close()
         model.close()
     assert_close(media, np.load(folder / f"{name}.embd.npy"))
+
+
+@on_units
+@pytest.mark.parametrize("precision", ["f16", "int16"])
+def test_images_are_encoded_in_the_precision_of_the_model(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = set()
+    call = Recorder.call
+
+    def recorded(self: Recorder, op: str, grid: Any, **arguments: Any) -> Any:
+        called.add(op)
+        return call(self, op, grid, **arguments)
+
+    path, mmproj = tmp_path / "small.gguf", tmp_path / "small.mmproj"
+    path.write_bytes(tiny_gguf(SMALL_TEXT))
+    mmproj.write_bytes(vision_gguf(SMALL))
+    rgb = tiny_image(SMALL, 2, 1)
+    with Gemma.load(
+        path, "gpu", gpu="dawn", precision=precision, mmproj=mmproj, context=64
+    ) as gemma:
+        monkeypatch.setattr(Recorder, "call", recorded)
+        image = RgbImage(*rgb.shape[1::-1], rgb.tobytes())
+        run_sync(gemma._engine.encoders.encode_image(image, None))
+    assert ("vision_attention_matrix_units" in called) == (precision == "f16")
+    assert ("attention_prefill" in called) == (precision == "int16")
 
 
 # What is computed there, with the shapes of Gemma and the matrices of an NVIDIA GPU
