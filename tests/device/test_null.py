@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from helpers.blank import BlankGguf, a4b, b31, e2b, op_counts, with_better_values
 
-from webgemma.device import Buffer, Dispatch, Kernel, Plan
+from webgemma.device import Buffer, Dispatch, Kernel, MatrixShape, Plan
 from webgemma.device.null import DEFAULT_LIMITS, NullDevice
 from webgemma.engine.plans import PlanKey
 from webgemma.engine.session import PLAN_ROWS, Session
@@ -141,6 +141,19 @@ def test_dispatches_of_a_large_gpu(make: Callable[[], Config]) -> None:
     counts = op_counts(plan)
     assert counts["residual"] == 1
     assert counts["matvec_two"] > 0
+
+
+def test_what_makes_rows_for_matrix_units_rounds_them() -> None:
+    """In a prompt's layer, only attention and per-layer embeddings leave it to an op of its own."""
+    config = e2b()
+    gpu = NullDevice(SHUFFLES | {"subgroup-matrix", "shader-f16", "subgroups"}, LARGE)
+    gpu.subgroup_sizes, gpu.matrix_shapes = (32, 32), (MatrixShape(16, 16, 16),)
+    gguf = BlankGguf(config, with_better_values)
+    model = Model.allocate_all(gguf, config, gpu)
+    run_sync(model.derive(gguf))
+    plan = Session(model, 8192, precision="f16").plans.get(PlanKey("read", 512))
+    sources = Counter(d.name.split()[1] for d in plan.dispatches if d.name.startswith("round_f16"))
+    assert sources == {"row_source=geglu": 35, "row_source=plain": 3 * 35 + 2}
 
 
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sample"])

@@ -114,7 +114,8 @@ class EncoderOps(Ops):
 
     def rounded(self, width: int, **source: Argument) -> HalfTensor:
         """Record rows in float16 of what a provider of lib/row_source computes."""
-        return round_rows(self.recorder, self.batch, (self.rows, width), source)
+        h = HalfTensor.scratch(self.rows, width)
+        return round_rows(self.recorder, self.batch, h, source)
 
     def clamp(self, x: Tensor, bounds: Clamp) -> Tensor:
         """Record x clamped to bounds; x itself where they bound nothing."""

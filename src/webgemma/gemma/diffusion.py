@@ -120,7 +120,7 @@ class CanvasRecorder(TextRecorder):
         gate = self.linear(n, matrices["self_cond_gate.weight"])
         up = self.linear(n, matrices["self_cond_up.weight"])
         ffn = gate.shape[1]
-        hidden = self.input_for(ffn, "self_cond_down.weight")
+        hidden = self.row_input_for(ffn, "self_cond_down.weight")
         self.geglu(Columns(gate, ffn, 0), Columns(up, ffn, 0), ffn, hidden)
         y = self.linear(hidden, matrices["self_cond_down.weight"])
         self.recorder.call(

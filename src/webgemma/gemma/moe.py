@@ -12,7 +12,7 @@ from webgemma.gemma.record.matmul import (
 )
 from webgemma.gemma.record.operands import Operand
 from webgemma.gemma.record.ops import Ops
-from webgemma.gemma.record.quantised import QuantisedTensor
+from webgemma.gemma.record.quantised import HalfTensor, QuantisedTensor
 from webgemma.gemma.weights import Model
 from webgemma.graph import Tensor
 
@@ -114,6 +114,8 @@ class ExpertLayer:
         m = ops.matmul.expert_input(order, m, self.gate, self.up)
         both = self.gate_and_up(order, routing, m)
         hidden = ops.input_for(used * ffn, self.down.name)
+        if order.on_units and self.down.name not in ops.matmul.lora:
+            hidden = HalfTensor.scratch(ops.rows * used, ffn)
         gate, up = Columns(both, 2 * ffn, 0), Columns(both, 2 * ffn, ffn)
         ops.geglu(gate, up, ffn, hidden, used)
         return self.sum(routing, self.outputs(order, routing, hidden))

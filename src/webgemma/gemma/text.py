@@ -160,10 +160,9 @@ class TextRecorder(Ops):
 
     def layer_input(self, index: int) -> Tensor:
         """Return a scratch tensor for what a layer reads, or the head after the last one."""
-        readers = self.layer_readers(index)
         if index == len(self.config.layers):
-            readers = (self.model.head.name,)
-        return self.input_for(self.config.width, *readers)
+            return self.input_for(self.config.width, self.model.head.name)
+        return self.row_input_for(self.config.width, *self.layer_readers(index))
 
     def layer_readers(self, index: int) -> tuple[str, ...]:
         """Return the matrices that read a layer's normed input."""
@@ -193,7 +192,7 @@ class TextRecorder(Ops):
         name, matrices = f"blk.{layer.index}.", self.model.matrices
         weight = matrices[name + "ffn_gate_up.weight"]
         stacked = weight.rows == 2 * layer.ffn
-        hidden = self.input_for(layer.ffn, name + "ffn_down.weight")
+        hidden = self.row_input_for(layer.ffn, name + "ffn_down.weight")
         if stacked and self.matmul.can_fuse_gate_up(weight, self.rows):
             self.matmul.gate_up(n, weight, hidden)
             return hidden

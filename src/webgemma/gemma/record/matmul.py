@@ -355,19 +355,20 @@ class Matmul:
         """Record gelu(gate) * up, `width` columns of each; a token has so many rows."""
         assert gate.first == 0
         tokens = gate.tensor.shape[0]
+        columns: dict[str, Argument] = {"gate": gate.tensor, "gate_stride": gate.stride}
+        columns |= {"up": up.tensor, "up_stride": up.stride, "up_first": up.first}
+        if isinstance(out, HalfTensor):
+            source = {"row_source": "geglu", **columns, **UNBOUNDED._asdict()}
+            return round_rows(self.recorder, self.batch, out, source, token_rows)
         h = out or self.recorder.scratch(tokens, token_rows * width)
         self.recorder.call(
             "geglu",
             (-(-width // (4 * THREADS)), tokens, token_rows),
             **providers("store", h),
+            **columns,
             batch=self.batch,
-            gate=gate.tensor,
-            up=up.tensor,
             h=h,
             width=width,
-            gate_stride=gate.stride,
-            up_stride=up.stride,
-            up_first=up.first,
         )
         return h
 
@@ -399,6 +400,10 @@ class Matmul:
         )
         return h
 
+    def reads_halves(self, weight: Weight, tokens: int) -> bool:
+        """Return whether all that reads x, where a weight multiplies it, reads it in float16."""
+        return self.on_units(weight, tokens) and weight.name not in self.lora
+
     def on_units(self, weight: Weight, tokens: int) -> bool:
         """Return whether matrix units multiply a weight with so many tokens."""
         return _can_be_halves(weight) and self.matrix_tiling(weight, tokens) is not None
@@ -419,13 +424,13 @@ class Matmul:
             return None
         return AttentionTiling.for_heads(self.units, size, self.limits)
 
-    def rounded(self, x: Tensor, token_rows: int = 1) -> HalfTensor:
+    def rounded(self, x: Tensor, token_rows: int = 1, out: HalfTensor | None = None) -> HalfTensor:
         """Record x in float16, for matrix units; a token has so many rows of the result."""
         if isinstance(x, HalfTensor):
             return x
-        shape = (x.shape[0] * token_rows, x.shape[1] // token_rows)
+        h = out or HalfTensor.scratch(x.shape[0] * token_rows, x.shape[1] // token_rows)
         source: dict[str, Argument] = {"row_source": "plain", "x": x}
-        return round_rows(self.recorder, self.batch, shape, source, token_rows)
+        return round_rows(self.recorder, self.batch, h, source, token_rows)
 
     def dequantised(self, weight: Weight, tokens: int) -> Weight:
         """Return the matrix in float32, if so many tokens are multiplied faster with that."""

@@ -61,6 +61,13 @@ class Ops:
         weights = (self.weights.matrices.get(name) for name in readers)
         return self.matmul.input_for(self.rows, width, *weights)
 
+    def row_input_for(self, width: int, *readers: str) -> Tensor:
+        """Return the like for an op that stores whole rows: also float16, for matrix units."""
+        weights = [w for name in readers if (w := self.weights.matrices.get(name))]
+        if weights and all(self.matmul.reads_halves(weight, self.rows) for weight in weights):
+            return HalfTensor.scratch(self.rows, width)
+        return self.input_for(width, *readers)
+
     def linear(
         self,
         x: Operand,
@@ -93,6 +100,8 @@ class Ops:
 
     def norm(self, x: Tensor, w: Tensor, out: Tensor | None = None) -> Tensor:
         """Record rms(x) * w."""
+        if isinstance(out, HalfTensor):
+            return self.matmul.rounded(self.norm(x, w), out=out)
         h = out or self.scratch(*x.shape)
         self.recorder.call(
             "norm",
@@ -109,7 +118,7 @@ class Ops:
 
     def norm_for(self, x: Tensor, following: str, readers: Sequence[str]) -> Operand:
         """Return rms(x) * following, which `readers` read: recorded, or left to them."""
-        form, norm = self.input_for(x.shape[1], *readers), self.weights.vector(following)
+        form, norm = self.row_input_for(x.shape[1], *readers), self.weights.vector(following)
         vectors, reread_nbytes = self._joined(norm, norm, norm), 2 * x.nbytes
         if vectors is None or not self._can_make(form, reread_nbytes, readers):
             return self.norm(x, norm, form)
@@ -140,7 +149,7 @@ class Ops:
             if made is not None:
                 return made.summed, made
         if following:
-            out = out or self.input_for(x.shape[1], *readers)
+            out = out or self.row_input_for(x.shape[1], *readers)
         self.residual(x, added, post, following, scale, out)
         return x, x if out is None else out
 

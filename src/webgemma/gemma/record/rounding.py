@@ -11,15 +11,14 @@ ROUND_THREADS = 128  # of round_f16, which has a workgroup for each row
 def round_rows(
     recorder: Recorder,
     batch: Tensor,
-    shape: tuple[int, int],
+    h: HalfTensor,
     source: Mapping[str, Argument],
     token_rows: int = 1,
 ) -> HalfTensor:
     """Record rows of float16, of which a token has so many; `source` says what they are made of.
 
     Those are the arguments of a provider of lib/row_source, and its name."""
-    rows, width = shape
-    h = HalfTensor.scratch(rows, width)
+    rows, width = h.shape
     recorder.call(
         "round_f16",
         folded(rows),
