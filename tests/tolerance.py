@@ -43,6 +43,8 @@ ROUNDING = {"int16": 1e-4, "int8": 2e-2}  # of a product with activations as int
 # rounded by 2^-11 at most (2e-4 was measured).
 F16_SUMS = 2e-6
 F16_PRODUCT = 5e-4
+# With both factors in two float16, of which the least bits are left out.
+SPLIT_PRODUCT = 2e-6
 # Attention there, relative to the largest value: its weights are rounded by 2^-11 at most, too.
 F16_ATTENTION = 5e-4
 
@@ -73,3 +75,6 @@ LOGITS_OF_LLAMA_CPP = 1e-2
 # itself in several calls or one.
 GPU_GRADIENTS = 1e-3
 GPU_GRADIENTS_OF_ITSELF = 1e-4
+# Rounded to float16 on request, relative to the length of the gradient: networks of random weights
+# amplify the rounding in their first layers. 0.03 was measured.
+F16_GRADIENTS = 0.1

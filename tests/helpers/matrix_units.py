@@ -4,6 +4,7 @@ import numpy as np
 
 from helpers.gpu import put
 from webgemma.gemma.record.quantised import HalfTensor
+from webgemma.gemma.record.tiling import MatrixUnits
 
 
 def scales_of(x: np.ndarray) -> np.ndarray:
@@ -29,3 +30,11 @@ def poisoned(rows: int, width: int) -> HalfTensor:
     tensor = HalfTensor.scratch(rows, width)
     uploaded = put(np.full(tensor.nbytes, 0x77, np.uint8))
     return HalfTensor(tensor.shape, tensor.nbytes, uploaded.buffer)
+
+
+def small_tiles(units: MatrixUnits) -> tuple[tuple[int, ...], ...]:
+    """Return tiles with a matrix for each subgroup: such kernels compile fastest on a CPU.
+
+    They have as many rows as the longest unit of a format has weights."""
+    m, n, _ = units.shape
+    return ((2 * m, 64, m, n, 1),)

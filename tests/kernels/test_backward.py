@@ -11,8 +11,16 @@ from helpers.matrices import load, matrix, truth
 from tolerance import F32_KERNEL
 
 from webgemma.device import Device
-from webgemma.gemma.record.matmul import Matmul
-from webgemma.gemma.record.matmul_backward import MatmulBackward, Matrix, Stack
+from webgemma.gemma.record.matmul import LONG_ROW_THREADS, Matmul
+from webgemma.gemma.record.matmul_backward import (
+    KEYS_ALONG_K,
+    KEYS_ALONG_N,
+    QUERIES_ALONG_K,
+    Mask,
+    MatmulBackward,
+    Matrix,
+    Stack,
+)
 from webgemma.gguf.formats import FORMATS
 from webgemma.graph import Argument, Recorder, Tensor
 from webgemma.kernels import host_struct
@@ -130,6 +138,34 @@ def test_products_of_any_shape(transposed: tuple[bool, bool], m: int, n: int, k:
     )
     (found,) = ran(products.recorder, out)
     assert_close(found, c + np.float32(0.5) * (a @ b))
+
+
+@EVERY_TILING
+@pytest.mark.parametrize("window", [1 << 30, 70])
+@pytest.mark.parametrize("first_token", [0, 150])
+def test_products_leave_out_what_is_not_attended_to(first_token: int, window: int, on) -> None:
+    """Keys that come later, or are out of the window; what is left out may be anything finite."""
+    tokens, group, size = 130, 2, 40
+    rows, keys = tokens * group, first_token + tokens
+    token = first_token + np.arange(rows)[:, None] // group
+    attended = (np.arange(keys) <= token) & (np.arange(keys) > token - window)
+    ds, q, k = numbers(rows, keys) * attended, numbers(rows, size), numbers(keys, size, seed=2)
+
+    def product(kind: int, a: np.ndarray, b: np.ndarray, m: int, **forms: bool) -> np.ndarray:
+        n = b.shape[0] if forms.get("b_transposed") else b.shape[1]
+        inner = a.shape[0] if forms.get("a_transposed") else a.shape[1]
+        products, out = products_on(on()), put(np.full((m, n), 7, np.float32), on())
+        left, right = (Matrix(put(x, on()), x.shape[1]) for x in (a, b))
+        mask = Mask(kind, group, first_token, window)
+        products.product(left, right, Matrix(out, n), (m, n, inner), mask=mask, **forms)
+        (found,) = ran(products.recorder, out)
+        return found
+
+    assert_close(product(KEYS_ALONG_K, ds, k, rows), ds @ k)
+    assert_close(product(QUERIES_ALONG_K, ds, q, keys, a_transposed=True), ds.T @ q)
+    scores = product(KEYS_ALONG_N, q, k, rows, b_transposed=True)
+    assert_close(scores * attended, (q @ k.T) * attended)
+    assert (scores[~attended] == 0).any()
 
 
 @pytest.mark.parametrize("add", [False, True])
@@ -323,6 +359,7 @@ def record_cross_entropy(
     losses: Tensor,
     first: int,
     cap: float,
+    threads: int = 64,
 ) -> None:
     """Record the losses of all rows of logits; the first row's target is at `first`."""
     rows, vocab = logits.shape
@@ -337,18 +374,20 @@ def record_cross_entropy(
         first=first,
         cap=cap,
         nan=float("nan"),
-        THREADS=64,
+        THREADS=threads,
     )
 
 
-@pytest.mark.parametrize("cap", [30.0, 4.0])
-def test_cross_entropy(cap: float, recorder: Recorder) -> None:
+@pytest.mark.parametrize(("cap", "threads"), [(30.0, 64), (4.0, 64), (30.0, LONG_ROW_THREADS)])
+def test_cross_entropy(cap: float, threads: int, recorder: Recorder) -> None:
+    if threads > device().limits.workgroup_threads:
+        pytest.skip("a workgroup of this GPU has fewer threads")
     z = 12 * numbers(4, 301)
     z[1, 7], z[2, 0] = 1e6, -1e6  # a tanh that overflows
     targets = np.array([9, 9, 300, 7, 0xFFFFFFFF, 0], np.uint32)
     logits, losses = put(z), put(np.full(6, 5, np.float32))
     step = training_step(loss_weight=0.25)
-    record_cross_entropy(recorder, step, targets, logits, losses, 2, cap)
+    record_cross_entropy(recorder, step, targets, logits, losses, 2, cap, threads)
     dz, found = ran(recorder, logits, losses)
     supervised = [0, 1, 3]
     expected, gradients = cross_entropy(z[supervised], targets[2:][supervised], cap)

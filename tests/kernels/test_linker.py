@@ -310,6 +310,9 @@ NAMES = {
             "SUB_TOKENS": 16,
             "SLICE": 64,
             "BUFFERS": 1,
+            "SPLIT_X": False,
+            "SPLIT_W": False,
+            "OVER_ROWS": False,
             **MATRICES,
         },
     ),
@@ -369,8 +372,8 @@ HARDWARE_CASES = [
     ("norm", {"store": "float"}, {"THREADS": 64}, "workgroup_sum", {"shuffle4"}, "shuffle"),
     ("norm", {"store": "float"}, {"THREADS": 64}, "team", {"shuffle4"}, "4"),
     ("norm", {"store": "float"}, {"THREADS": 64}, "team", {"shuffle4", "shuffle8"}, "8"),
-    ("round_f16", ROUND, {"THREADS": 64}, "workgroup_max", set(), "memory"),
-    ("round_f16", ROUND, {"THREADS": 64}, "workgroup_max", {"shuffle4"}, "shuffle"),
+    ("round_f16", ROUND, {"THREADS": 64, "SPLIT": False}, "workgroup_max", set(), "memory"),
+    ("round_f16", ROUND, {"THREADS": 64, "SPLIT": False}, "workgroup_max", {"shuffle4"}, "shuffle"),
     ("matvec", MATVEC, LANES, "lane_sum", set(), "memory"),
     ("matvec", MATVEC, LANES, "lane_sum", {"subgroups", "shuffle4", "shuffle16"}, "memory"),
     ("matvec", MATVEC, LANES, "lane_sum", {"shuffle8"}, "shuffle"),
@@ -441,8 +444,8 @@ def test_programs_enable_matrices_only_where_they_use_them(name: str) -> None:
 
 
 def test_rounding_to_float16_needs_no_matrix_units() -> None:
-    program = link("round_f16", NO_FEATURES, constants={"THREADS": 128}, providers=ROUND)
-    wgsl = program.kernel.wgsl
+    constants = {"THREADS": 128, "SPLIT": True}
+    wgsl = link("round_f16", NO_FEATURES, constants=constants, providers=ROUND).kernel.wgsl
     assert "pack2x16float(" in wgsl
     assert "enable " not in wgsl
 

@@ -72,9 +72,11 @@ def rounded(x: np.ndarray, count: int | None = None, token_rows: int = 1) -> np.
         x=put(x),
         h=h,
         width=x.shape[1],
+        stride=x.shape[1],
         rows=len(x),
         token_rows=token_rows,
         THREADS=ROUND_THREADS,
+        SPLIT=False,
     )
     device().run(recorder.plan())
     return get(replace_shape(h, h.nbytes), np.uint8)

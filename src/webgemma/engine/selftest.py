@@ -197,9 +197,11 @@ class _Prober:
             x=self.upload(packed_floats([value for row in x for value in row])),
             h=h,
             width=width,
+            stride=width,
             rows=tokens,
             token_rows=1,
             THREADS=THREADS,
+            SPLIT=False,
         )
         y = self.upload(bytes(4 * tokens * len(rows)))
         self.recorder.call(
@@ -210,17 +212,15 @@ class _Prober:
             epilogue="none",
             W=self.upload(b"".join(block for row in blocks for block, _ in row)),
             batch=batch,
-            x=h,
             y=y,
             row_blocks=len(blocks[0]),
             units=width // unit("Q4_K"),
             rows=len(rows),
             tokens=tokens,
             split_slices=tiling.split_slices(width),
-            x_rows=tokens,
             first_row=0,
             stride=len(rows),
-            **tiling.constants,
+            **tiling.constants | h.arguments(FORMATS["Q4_K"]),
         )
         terms = [[[a * b for a, b in zip(w, row, strict=True)] for w in rows] for row in x]
         expected = [sum(products) for token in terms for products in token]

@@ -2,6 +2,7 @@
 
 Both are read from the WGSL: its constants, `const_assert` and workgroup arrays are evaluated."""
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from webgemma.device import Limits, MatrixShape
 from webgemma.device.null import NullDevice
+from webgemma.gemma.matrices import Weight
 from webgemma.gemma.patch_attention import PatchMatrixTiling
 from webgemma.gemma.record.matmul import MATRIX_SLOTS
 from webgemma.gemma.record.tiling import (
@@ -59,7 +61,9 @@ class Wgsl:
         """Return the value of an expression of u32 or f32."""
         python = re.sub(r"(?<=\d)u\b", "", expression)
         python = python.replace("&&", " and ").replace("||", " or ").replace("/", "//")
-        return eval(python, {"max": max, "min": min, "__builtins__": {}}, self.values)
+        return eval(
+            python, {"max": max, "min": min, "select": select, "__builtins__": {}}, self.values
+        )
 
     def broken_rules(self) -> list[str]:
         """Return the `const_assert` that do not hold."""
@@ -72,6 +76,11 @@ class Wgsl:
         arrays = re.findall(r"var<workgroup> \w+: array<([\w<>]+), (.+)>;", self.text)
         assert len(arrays) == self.text.count("var<workgroup>")
         return sum(SIZES[kind] * self.value(count) for kind, count in arrays)
+
+
+def select(false: int, true: int, condition: bool) -> int:
+    """Return what WGSL's function of this name does."""
+    return true if condition else false
 
 
 def assert_allowed(wgsl: Wgsl, threads: int, limits: Limits) -> None:
@@ -131,6 +140,33 @@ def test_products(units: MatrixUnits, limits: Limits) -> None:
             wgsl = Wgsl(constants, "lib/tiled_product/matrix_units.wgsl")
             assert_allowed(wgsl, tiling.threads, limits)
             assert wgsl.values["MATRIX_K"] == units.shape.k
+
+
+@EVERY_UNITS
+@EVERY_LIMITS
+def test_products_over_rows(units: MatrixUnits, limits: Limits) -> None:
+    sizes = product((256, 1536, 12288), (64, 2048, 262144), (3, 17, 100, 512, 2048))
+    for (width, rows, tokens), name in product(sizes, ("Q4_K", "Q8_0", "F16")):
+        weight = Weight(name, FORMATS[name], width, rows, ())
+        tiling = MatrixTiling.for_backward(units, [weight], tokens, limits)
+        if tiling is None:
+            continue
+        for split in (False, True):
+            halves = {"SPLIT_X": split, "SPLIT_W": split}
+            constants = {**tiling.constants, **halves, "UNIT": unit(name)}
+            wgsl = Wgsl(constants, "lib/tiled_product/matrix_units.wgsl")
+            assert_allowed(wgsl, tiling.threads, limits)
+            assert wgsl.values["W_LINES"] == tiling.slice
+
+
+def test_a_large_gpu_is_busy_with_sums_over_rows() -> None:
+    """The head of a model: few columns and tokens, and very many rows, which are split."""
+    head = Weight("head", FORMATS["Q6_K"], 1536, 262144, ())
+    tiling = MatrixTiling.for_backward(UNITS["NVIDIA"], [head], 128, LIMITS[-1])
+    assert tiling is not None
+    assert (tiling.tokens, tiling.rows) == (128, 128)
+    groups = math.prod(tiling.grid(1536, 128))
+    assert 256 <= groups * tiling.row_splits(groups, head.rows) <= 1024
 
 
 @EVERY_UNITS

@@ -18,7 +18,7 @@ from webgemma.gemma.record.quantised import (
     multiplies_integers,
     providers,
 )
-from webgemma.gemma.record.rounding import round_rows
+from webgemma.gemma.record.rounding import ROUND_THREADS, round_rows
 from webgemma.gemma.record.tiling import (
     FEW_TOKENS,
     MAX_SPLITS,
@@ -34,6 +34,7 @@ from webgemma.graph import MAX_GRID, Argument, Recorder, Tensor, folded
 from webgemma.kernels import unit as unit_of
 
 THREADS = 64  # of an op whose threads are independent
+LONG_ROW, LONG_ROW_THREADS = 1 << 15, 1024  # rows of a vocabulary are few: many threads read each
 DEQUANTISED_TOKENS = 256  # from which on it pays to dequantise a matrix of this size at most
 DEQUANTISED_NBYTES = 256 << 20
 
@@ -49,6 +50,9 @@ SORTED_SLOTS = (8, 16, 32)  # slots that a tile of a sorted batch may have
 MATRIX_SLOTS = (16, 32, 64)  # with matrix units
 MAX_EXPERTS = {"MAX_EXPERTS": 256, "MAX_USED": 16}
 NO_ROW = 1 << 31  # a row that no part of a weight holds
+# Precisions on matrix units, and what becomes of them where those do not multiply. Split, factors
+# are sums of two float16: as precise as the products of float32 that training needs.
+ON_UNITS = {"f16": "int16", "split": "exact"}
 
 
 class Columns(NamedTuple):
@@ -118,15 +122,14 @@ class Matmul:
         self.features = recorder.device.features
         self.limits = recorder.device.limits
         self.software = recorder.device.software
-        self.units = MatrixUnits.of(recorder.device) if precision == "f16" else None
-        if precision == "f16" and (self.units is None or rows <= FEW_TOKENS):
-            self.units, precision = (
-                None,
-                "int16",
-            )  # with few tokens, reading the weights takes longest
+        self.units = MatrixUnits.of(recorder.device) if precision in ON_UNITS else None
+        if self.units is None or rows <= FEW_TOKENS:  # reading the weights takes longest for those
+            self.units, precision = None, ON_UNITS.get(precision, precision)
+        self.split = precision == "split"  # what matrix units multiply, into two float16
         # Where packed dots are made of other instructions, a batch is slower with them.
         emulated = rows > 1 and "packed-dots" not in self.features
-        self.precision = "exact" if emulated and self.units is None else precision
+        floats = self.units is not None or emulated
+        self.precision = "exact" if floats else precision  # of what they do not multiply
         self._made: set[MadeRow] = set()  # rows that a product has made for itself
 
     # Dense products
@@ -192,7 +195,7 @@ class Matmul:
             return
         shared |= {"batch": self.batch, "x": x}
         if isinstance(x, HalfTensor):
-            self._multiply_halves(x, weight, part, y, shared | {"x_rows": tokens})
+            self._multiply_halves(x, weight, part, y, shared | x.arguments(weight.format))
             return
         software = SoftwareTiling.for_tokens(tokens, self.features, self.software)
         if software is not None and not integers:
@@ -375,7 +378,7 @@ class Matmul:
     def input_for(self, rows: int, width: int, *readers: Weight | None) -> Tensor:
         """Return a scratch tensor for what these weights read: integers if all multiply those."""
         floats = any(w is not None and not multiplies_integers(w.format) for w in readers)
-        if self.precision in ("exact", "f16") or floats:
+        if self.precision == "exact" or floats:
             return self.recorder.scratch(rows, width)
         return QuantisedTensor.scratch(rows, width, self.precision)
 
@@ -384,7 +387,7 @@ class Matmul:
         tokens, width = x.shape
         if self.on_units(weight, tokens):
             return self.rounded(x)
-        floats = self.precision in ("exact", "f16") or not multiplies_integers(weight.format)
+        floats = self.precision == "exact" or not multiplies_integers(weight.format)
         if floats or isinstance(x, QuantisedTensor):
             return x
         h = QuantisedTensor.scratch(tokens, width, self.precision)
@@ -406,7 +409,7 @@ class Matmul:
 
     def on_units(self, weight: Weight, tokens: int) -> bool:
         """Return whether matrix units multiply a weight with so many tokens."""
-        return _can_be_halves(weight) and self.matrix_tiling(weight, tokens) is not None
+        return can_be_halves(weight) and self.matrix_tiling(weight, tokens) is not None
 
     def matrix_tiling(
         self, weight: Weight, tokens: int, *, splits: bool = False
@@ -424,13 +427,32 @@ class Matmul:
             return None
         return AttentionTiling.for_heads(self.units, size, self.limits)
 
-    def rounded(self, x: Tensor, token_rows: int = 1, out: HalfTensor | None = None) -> HalfTensor:
-        """Record x in float16, for matrix units; a token has so many rows of the result."""
+    def rounded(
+        self,
+        x: Tensor,
+        token_rows: int = 1,
+        out: HalfTensor | None = None,
+        *,
+        width: int = 0,
+        split: bool | None = None,
+    ) -> HalfTensor:
+        """Record x in float16, for matrix units; a token has so many rows of the result.
+
+        With a width, it is only the first columns. Unless `out` or `split` says otherwise, it is
+        split where this pass splits."""
         if isinstance(x, HalfTensor):
             return x
-        h = out or HalfTensor.scratch(x.shape[0] * token_rows, x.shape[1] // token_rows)
-        source: dict[str, Argument] = {"row_source": "plain", "x": x}
-        return round_rows(self.recorder, self.batch, h, source, token_rows)
+        rows, stride = x.shape[0] * token_rows, x.shape[1] // token_rows
+        split = self.split if split is None else split
+        h = out or HalfTensor.scratch(rows, width or stride, split=split)
+        source: dict[str, Argument] = {"row_source": "plain", "x": x, "stride": stride}
+        threads = self.row_threads(h.shape[1], ROUND_THREADS)
+        return round_rows(self.recorder, self.batch, h, source, token_rows, threads)
+
+    def row_threads(self, width: int, usual: int) -> int:
+        """Return the threads of a workgroup that reads a row of this width."""
+        long = width >= LONG_ROW and self.limits.workgroup_threads >= LONG_ROW_THREADS
+        return LONG_ROW_THREADS if long and not self.software else usual
 
     def dequantised(self, weight: Weight, tokens: int) -> Weight:
         """Return the matrix in float32, if so many tokens are multiplied faster with that."""
@@ -603,7 +625,7 @@ class Matmul:
         """Return how many slots a tile may have on matrix units; none if they cannot multiply it.
 
         One order serves all these products."""
-        if self.units is None or not all(map(_can_be_halves, weights)):
+        if self.units is None or not all(map(can_be_halves, weights)):
             return ()
         tilings = [MatrixTiling.for_experts(self.units, slots) for slots in MATRIX_SLOTS]
         return tuple(tiling.tokens for tiling in tilings if tiling.fits(self.limits))
@@ -614,7 +636,7 @@ class Matmul:
             adapted = any(weight.name in self.lora for weight in weights)
             return x if adapted else self.rounded(x)  # adapters read float32
         integers = all(multiplies_integers(weight.format) for weight in weights)
-        return self.quantised(x, weights[0]) if integers and self.precision != "f16" else x
+        return self.quantised(x, weights[0]) if integers and self.precision != "exact" else x
 
     def expert_linear(
         self,
@@ -630,32 +652,31 @@ class Matmul:
 
         `fan` slots share a row of x. Adapters of the experts are added."""
         tiling: MatmulTiling | MatrixTiling
+        h: Tensor
         product: dict[str, Argument]
         if self.units and order.on_units:
             tiling = MatrixTiling.for_experts(self.units, order.tile_slots)
-            h: Tensor = self.rounded(x, ids.shape[1] // fan)
-            product = {"x_rows": h.shape[0]}
+            half = self.rounded(x, ids.shape[1] // fan)
+            h, product = half, half.arguments(weight.format)
         else:
             integers = isinstance(x, QuantisedTensor)
             tiling = MatmulTiling.for_experts(order.tile_slots, integers, self.software)
-            h, product = x, {}
+            h, product = x, {"x": x}
         grid = (-(-weight.rows // experts // tiling.rows), order.tiles.shape[0])
         for part, arguments in self.expert_parts(weight, experts):
             self.recorder.call(
                 "expert_matmul",
                 grid,
                 **arguments,
-                **product,
                 **providers("tile", h),
                 tiles=order.tiles,
-                x=h,
                 y=out.tensor,
                 slots=order.slots,
                 first_row=part.first_row,
                 stride=out.stride,
                 column=out.first,
                 fan=fan,
-                **tiling.constants,
+                **tiling.constants | product,
             )
         lora = self.lora.get(weight.name)
         if lora is not None:
@@ -670,7 +691,7 @@ class Matmul:
             yield part, {**weight.arguments(part), **shared}
 
 
-def _can_be_halves(weight: Weight) -> bool:
+def can_be_halves(weight: Weight) -> bool:
     """Return whether matrix units may multiply a weight, eight values at a time.
 
     What a file keeps in float32, as it does routers, must not be rounded."""

@@ -7,19 +7,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from webgemma.gemma.matrices import Part, Weight
-from webgemma.gemma.record.matmul import THREADS, Columns, Matmul, SortedSlots
-from webgemma.gemma.record.tiling import NARROW, OuterTiling
+from webgemma.gemma.record.matmul import THREADS, Columns, Matmul, SortedSlots, can_be_halves
+from webgemma.gemma.record.quantised import HalfTensor
+from webgemma.gemma.record.tiling import BUSY_GROUPS, NARROW, MatrixTiling, OuterTiling
 from webgemma.graph import Argument, Tensor
 
-# Workgroups that fill a large GPU; rows of a matrix and of k that are worth a split.
-BUSY_GROUPS = 256
-SPLIT_ROWS, SPLIT_K, NARROW_SPLIT_K = 512, 256, 64
+# How much of k is worth a split.
+SPLIT_K, NARROW_SPLIT_K = 256, 64
 # In software: threads that need no barrier, tokens that a decoded weight serves, and how much is
 # added up before an invocation ends (see loop_limits.py).
 SOFTWARE_THREADS, SOFTWARE_TOKENS, SOFTWARE_ROWS, SOFTWARE_K = 8, 4, 512, 4096
 # Ids of the vocabulary that one workgroup of expected_embedding adds up.
 SPLIT_IDS, SOFTWARE_SPLIT_IDS = 8192, 2048
 ROUNDING = 2**-24  # of a float32
+
+Tiling = MatrixTiling | OuterTiling
 
 
 class Matrix(NamedTuple):
@@ -47,6 +49,19 @@ class Stack(NamedTuple):
 
 
 ONE_MATRIX = Stack(1, 1)
+NOWHERE, KEYS_ALONG_K, KEYS_ALONG_N, QUERIES_ALONG_K = range(4)  # as in product.wgsl
+
+
+class Mask(NamedTuple):
+    """Where a product of attention is 0: where queries do not attend to keys."""
+
+    kind: int  # where the keys or queries are; the rows m are the others
+    group: int = 1  # queries of a token
+    first_token: int = 0  # the first query's
+    window: int = 0
+
+
+NO_MASK = Mask(NOWHERE)
 
 
 class MatmulBackward:
@@ -59,25 +74,58 @@ class MatmulBackward:
         self.software = matmul.software
 
     def backward(
-        self, dy: Tensor, weights: Sequence[Weight], dx: Tensor, *, add: bool = False
+        self,
+        dy: Tensor,
+        weights: Sequence[Weight],
+        dx: Tensor,
+        *,
+        add: bool = False,
+        split: bool | None = None,
     ) -> None:
-        """Record dx (+)= dy W for stacked matrices; dy may have spare columns at its end."""
+        """Record dx (+)= dy W for stacked matrices; dy may have spare columns at its end.
+
+        Matrix units read dy rounded: `split` is for `Matmul.rounded`, and for dy alone."""
         tokens, width = dx.shape
-        parts = self._stacked_parts([self.matmul.dequantised(weight, tokens) for weight in weights])
-        tiling = OuterTiling.large()
-        groups = -(-width // tiling.n) * -(-tokens // tiling.m) * len(parts)
-        splits = [_row_splits(part.rows, groups) for _, part, _ in parts]
+        tiling: Tiling | None = self._matrix_tiling(dy, weights, tokens)
+        if tiling is not None:
+            parts = self._stacked_parts(weights)
+            columns = sum(weight.rows for weight in weights)
+            dy = self.matmul.rounded(dy, width=columns, split=split)
+        else:
+            tiling = OuterTiling.large()
+            dequantised = [self.matmul.dequantised(weight, tokens) for weight in weights]
+            parts = self._stacked_parts(dequantised)
+        groups = math.prod(tiling.grid(width, tokens)) * len(parts)
+        splits = [tiling.row_splits(groups, part.rows) for _, part, _ in parts]
         total = sum(splits)
         fits = 4 * total * tokens * width <= self.limits.binding_nbytes
-        if self.software or total == 1 or not fits:
-            self._backward_one_by_one(dy, parts, dx, add=add)
+        one_by_one = self.software and isinstance(tiling, OuterTiling)
+        if one_by_one or total == 1 or not fits:
+            for weight, part, first in parts:
+                at_once = SOFTWARE_ROWS if one_by_one else part.rows
+                for begin in range(0, part.rows, at_once):
+                    rows = _RowRange(begin, min(begin + at_once, part.rows), at_once)
+                    self._backward_part(dy, weight, part, first, tiling, rows, dx, add=add)
+                    add = True  # to what those before have left
             return
         out = self.recorder.scratch(total, tokens, width)
         for i, ((weight, part, first), count) in enumerate(zip(parts, splits, strict=True)):
             split_rows = -(-part.rows // (count * tiling.slice)) * tiling.slice
             rows = _RowRange(0, part.rows, split_rows, sum(splits[:i]), count)
-            self._backward_part(dy, weight, part, first, rows, out)
+            self._backward_part(dy, weight, part, first, tiling, rows, out)
         self.sum_splits(out, dx, add=add)
+
+    def _matrix_tiling(
+        self, dy: Tensor, weights: Sequence[Weight], tokens: int
+    ) -> MatrixTiling | None:
+        """Return how matrix units divide dy W; None where they do not compute it."""
+        units = self.matmul.units
+        if units is None or not all(map(can_be_halves, weights)) or dy.shape[1] % 4:
+            return None
+        firsts = [first for _, _, first in self._stacked_parts(weights)]
+        if any(column % 8 for column in (*firsts, sum(weight.rows for weight in weights))):
+            return None  # eight values of dy are read at once
+        return MatrixTiling.for_backward(units, weights, tokens, self.limits)
 
     @staticmethod
     def _stacked_parts(weights: Sequence[Weight]) -> list[tuple[Weight, Part, int]]:
@@ -89,23 +137,13 @@ class MatmulBackward:
             for part in weight.parts
         ]
 
-    def _backward_one_by_one(
-        self, dy: Tensor, parts: list[tuple[Weight, Part, int]], dx: Tensor, *, add: bool
-    ) -> None:
-        """Record dispatches each of which adds to what those before have left."""
-        for weight, part, first in parts:
-            at_once = SOFTWARE_ROWS if self.software else part.rows
-            for begin in range(0, part.rows, at_once):
-                rows = _RowRange(begin, min(begin + at_once, part.rows), at_once)
-                self._backward_part(dy, weight, part, first, rows, dx, add=add)
-                add = True
-
     def _backward_part(
         self,
         dy: Tensor,
         weight: Weight,
         part: Part,
         first: int,
+        tiling: Tiling,
         rows: "_RowRange",
         out: Tensor,
         *,
@@ -113,29 +151,31 @@ class MatmulBackward:
     ) -> None:
         """Record one dispatch; `first` is the column of dy for the part's first row."""
         tokens, width = out.shape[-2:]
-        tiling = OuterTiling.large()
-        op, grid = "matmul_backward", (-(-width // tiling.n), -(-tokens // tiling.m))
-        constants = tiling.constants
-        if self.software:
-            op = "matmul_backward_software"
-            grid = (-(-weight.units // SOFTWARE_THREADS), -(-tokens // SOFTWARE_TOKENS))
-            constants = {"THREADS": SOFTWARE_THREADS, "TOKENS": SOFTWARE_TOKENS}
-        self.recorder.call(
-            op,
-            (*grid, rows.splits),
+        grid = tiling.grid(width, tokens)
+        shared: dict[str, Argument] = {
             **weight.arguments(part),
-            dy=dy,
-            dx=out,
-            stride=dy.shape[1],
-            tokens=tokens,
-            first_row=first,
-            begin=rows.begin,
-            end=rows.end,
-            split_rows=rows.split_rows,
-            first_split=rows.first_split,
-            add=int(add),
-            **constants,
-        )
+            "dx": out,
+            "tokens": tokens,
+            "first_split": rows.first_split,
+            "add": int(add),
+            **tiling.constants,
+        }
+        if isinstance(tiling, MatrixTiling):
+            assert isinstance(dy, HalfTensor)
+            op = "matmul_backward_matrix_units"
+            factors = dy.arguments(weight.format, first, split=self.matmul.split)
+            shared |= {"rows": part.rows, **factors}
+            shared["split_slices"] = -(-rows.split_rows // tiling.slice)
+        else:
+            op = "matmul_backward"
+            shared |= {"dy": dy, "stride": dy.shape[1], "first_row": first}
+            shared |= {"begin": rows.begin, "end": rows.end, "split_rows": rows.split_rows}
+            if self.software:
+                op = "matmul_backward_software"
+                grid = (-(-weight.units // SOFTWARE_THREADS), -(-tokens // SOFTWARE_TOKENS))
+                shared = {name: shared[name] for name in shared.keys() - tiling.constants.keys()}
+                shared |= {"THREADS": SOFTWARE_THREADS, "TOKENS": SOFTWARE_TOKENS}
+        self.recorder.call(op, (*grid, rows.splits), **shared)
 
     def expert_backward(
         self,
@@ -182,6 +222,7 @@ class MatmulBackward:
         scale: float = 1.0,
         add: bool = False,
         stack: Stack = ONE_MATRIX,
+        mask: Mask = NO_MASK,
     ) -> None:
         """Record c (+)= scale · a b of float matrices, for `shape` = (m, n, k)."""
         m, n, k = shape
@@ -192,10 +233,12 @@ class MatmulBackward:
             "A_HEADS": a.inner > 1,
             "B_HEADS": b.inner > 1,
             "C_HEADS": c.inner > 1,
+            "MASK": mask.kind,
             **tiling.constants,
         }
         shared: dict[str, Argument] = {**a.arguments("a"), **b.arguments("b"), "m": m, "n": n}
-        shared |= {"scale": float(scale), **forms}
+        shared |= {"scale": float(scale), "group": mask.group, **forms}
+        shared |= {"first_token": mask.first_token, "window": mask.window}
         grid = (-(-n // tiling.n), -(-m // tiling.m), stack.outer * stack.inner)
         whole = stack == ONE_MATRIX and c.first == 0 and c.outer == n and m * n % 4 == 0
         splits = 1
@@ -280,11 +323,6 @@ class _RowRange(NamedTuple):
     split_rows: int
     first_split: int = 0
     splits: int = 1
-
-
-def _row_splits(rows: int, groups: int) -> int:
-    """Return into how many splits the rows are divided, to keep a GPU busy."""
-    return max(1, min(BUSY_GROUPS // groups, rows // SPLIT_ROWS, 16))
 
 
 def _k_splits(groups: int, k: int, *, narrow: bool) -> int:

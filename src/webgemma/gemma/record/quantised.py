@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from webgemma.gguf.formats import Format
-from webgemma.graph import Tensor
+from webgemma.graph import Argument, Tensor
 
+HALVES = ("F16", "BF16")  # formats whose values float16 holds
 GROUP = 32  # values that share a scale
 VALUE_NBYTES = {"int16": 2, "int8": 1}
 GROUP_NBYTES = {name: GROUP * nbytes + 16 for name, nbytes in VALUE_NBYTES.items()}
@@ -28,12 +29,27 @@ class QuantisedTensor(Tensor):
 
 @dataclass(eq=False, slots=True)
 class HalfTensor(Tensor):
-    """Rows of float16, then a scale of each row: see round_f16.wgsl."""
+    """Rows of float16, then a scale of each row: see round_f16.wgsl.
+
+    If it is split, each row is followed by what its float16 leave, in float16 again."""
+
+    split: bool = False
 
     @classmethod
-    def scratch(cls, rows: int, width: int) -> "HalfTensor":
+    def scratch(cls, rows: int, width: int, *, split: bool = False) -> "HalfTensor":
         """Return a scratch tensor."""
-        return cls((rows, width), 2 * rows * width + 4 * rows)
+        return cls((rows, width), (2 << split) * rows * width + 4 * rows, split=split)
+
+    def arguments(
+        self, fmt: Format, first: int = 0, *, split: bool | None = None
+    ) -> dict[str, Argument]:
+        """Return how matrix units read it, from column `first` on, and a weight of this format.
+
+        A weight is split, too, or if `split` says so, unless its values are float16 themselves."""
+        rows, width = self.shape
+        shape = {"x_rows": rows, "x_width": width, "x_first": first}
+        split_weight = (self.split if split is None else split) and fmt.name not in HALVES
+        return {"x": self, **shape, "SPLIT_X": self.split, "SPLIT_W": split_weight}
 
 
 def providers(slot: Slot, tensor: Tensor) -> dict[str, str]:

@@ -14,6 +14,7 @@ def round_rows(
     h: HalfTensor,
     source: Mapping[str, Argument],
     token_rows: int = 1,
+    threads: int = ROUND_THREADS,
 ) -> HalfTensor:
     """Record rows of float16, of which a token has so many; `source` says what they are made of.
 
@@ -28,7 +29,8 @@ def round_rows(
         width=width,
         rows=rows,
         token_rows=token_rows,
-        THREADS=ROUND_THREADS,
+        THREADS=threads,
+        SPLIT=h.split,
     )
     return h
 

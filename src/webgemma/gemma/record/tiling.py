@@ -1,5 +1,7 @@
 """How products are divided among workgroups and threads; measured on an H200 and on lavapipe."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from webgemma.device import Device, Limits, MatrixShape
@@ -30,6 +32,10 @@ START_SLICES = 10
 MAX_SPLITS, FEWEST_SLICES = 12, 4  # of k: splits, and the slices of each
 # Adding splits up: microseconds of a dispatch, and bytes that are read or written in one.
 SUM_MICROSECONDS, SUM_NBYTES = 3, 3 << 20
+# Workgroups that keep a large GPU busy where sums over the rows of a matrix can be split, and rows
+# that are worth a split; of outer tiles, and of tiles for matrix units.
+BUSY_GROUPS, SPLIT_ROWS = 256, 512
+BUSY_MATRIX_GROUPS, MATRIX_SPLIT_ROWS = 512, 1024
 MAX_SLICES = 8  # of a head, with matrix units: what attention_matrix_units writes out
 NARROW = 32  # rows or columns below which narrow outer tiles are faster
 
@@ -203,6 +209,7 @@ class MatrixTiling:
     sub_rows: int
     slice: int = 64  # at least the longest unit of a format
     splits: int = 1  # of k, whose sums are added up afterwards
+    over_rows: bool = False  # sums are over the rows of a matrix; `rows` are columns of it then
 
     @classmethod
     def for_product(
@@ -233,6 +240,32 @@ class MatrixTiling:
         return min(found, key=lambda each: each[0])[1] if found else None
 
     @classmethod
+    def for_backward(
+        cls, units: MatrixUnits, weights: Sequence[Weight], tokens: int, limits: Limits
+    ) -> "MatrixTiling | None":
+        """Return the largest tiles that fill a GPU if rows are split; None where none fits."""
+        width, rows = weights[0].width, sum(weight.rows for weight in weights)
+        unit = max(unit_of(weight.format.name) for weight in weights)
+        found = None
+        for *size, _ in MATRIX_TILES:
+            tiling = replace(cls.sized(units, *size), over_rows=True)
+            if tiling.rows % unit or not tiling.fits(limits):
+                continue
+            found = tiling
+            groups = math.prod(tiling.grid(width, tokens)) * max(1, rows // MATRIX_SPLIT_ROWS)
+            if groups >= MANY_GROUPS and tiling.tokens < 2 * tokens:
+                break
+        return found
+
+    def row_splits(self, groups: int, rows: int) -> int:
+        """Return into how many splits the rows of a matrix are divided, to keep a GPU busy."""
+        return max(1, min(BUSY_MATRIX_GROUPS // groups, rows // MATRIX_SPLIT_ROWS, 64))
+
+    def grid(self, rows: int, tokens: int) -> tuple[int, int]:
+        """Return the workgroups of a product of this size, along rows and tokens."""
+        return -(-rows // self.rows), -(-tokens // self.tokens)
+
+    @classmethod
     def for_experts(cls, units: MatrixUnits, slots: int) -> "MatrixTiling":
         """Return the tiling of the experts' products, with 16, 32 or 64 slots in a tile."""
         return cls.sized(units, slots, 128, min(slots, 32), 32)
@@ -253,8 +286,11 @@ class MatrixTiling:
     def fits(self, limits: Limits) -> bool:
         """Return whether a workgroup may have so many threads and so much memory."""
         m, n, _ = self.units.shape
-        tiles = 2 * (self.tokens + self.rows) * (self.slice + 8)
-        nbytes = tiles + 4 * (m * n * self.threads // self.units.subgroup + self.tokens)
+        lines, length = self.rows, self.slice
+        if self.over_rows:
+            lines, length = length, lines
+        halves = self.tokens * (self.slice + 8) + lines * (length + 8)
+        nbytes = 2 * halves + 4 * (m * n * self.threads // self.units.subgroup + self.tokens)
         return nbytes <= limits.workgroup_nbytes and self.threads <= limits.workgroup_threads
 
     def groups(self, rows: int, tokens: int) -> int:
@@ -277,6 +313,9 @@ class MatrixTiling:
             "SUB_TOKENS": self.sub_tokens,
             "SLICE": self.slice,
             "BUFFERS": 1,
+            "SPLIT_X": False,
+            "SPLIT_W": False,
+            "OVER_ROWS": self.over_rows,
         }
 
 
@@ -395,6 +434,14 @@ class OuterTiling:
         each = 1 if slots == 8 and not software else 2
         n = 64 if software else 128
         return cls(slots // (4 * each) * n // 8, slots, n, each, 2, ahead=not software)
+
+    def grid(self, n: int, m: int) -> tuple[int, int]:
+        """Return the workgroups of a product of this size."""
+        return -(-n // self.n), -(-m // self.m)
+
+    def row_splits(self, groups: int, rows: int) -> int:
+        """Return into how many splits the rows of a matrix are divided, to keep a GPU busy."""
+        return max(1, min(BUSY_GROUPS // groups, rows // SPLIT_ROWS, 16))
 
     @property
     def constants(self) -> Constants:

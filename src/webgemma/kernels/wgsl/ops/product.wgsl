@@ -2,7 +2,8 @@
 // A_TRANSPOSED; b(k, n) is b[k, n], or b[n, k] if B_TRANSPOSED. A workgroup computes TILE_M by TILE_N, see
 // outer_product. Rows are `outer` apart; with A_HEADS, B_HEADS or C_HEADS they are those of heads: `inner` of
 // them are `step` apart, then begins the next token. Likewise the matrices along z. Or z are splits of k,
-// split_k of it each, whose sums are matrices [m, n] of their own.
+// split_k of it each, whose sums are matrices [m, n] of their own. In attention, a product is 0 where queries do not
+// attend to keys: there a workgroup adds nothing up.
 // uses: outer_product
 
 struct Params {
@@ -14,6 +15,9 @@ struct Params {
     z_inner: u32,
     add: u32, // 1: to what c holds
     scale: f32,
+    group: u32, // queries of a token, if some of m, n and k are queries, from first_token on
+    first_token: u32,
+    window: u32,
     a_first: u32, a_inner: u32, a_outer: u32, a_step: u32, a_z_outer: u32, a_z_step: u32,
     b_first: u32, b_inner: u32, b_outer: u32, b_step: u32, b_z_outer: u32, b_z_step: u32,
     c_first: u32, c_inner: u32, c_outer: u32, c_step: u32, c_z_outer: u32, c_z_step: u32,
@@ -30,6 +34,7 @@ override B_TRANSPOSED: bool;
 override A_HEADS: bool;
 override B_HEADS: bool;
 override C_HEADS: bool;
+override MASK: u32; // 1: m are queries and k keys, 2: m are queries and n keys, 3: m are keys and k queries
 
 var<storage, read> a: array<f32>;
 var<storage, read> b: array<f32>;
@@ -121,6 +126,36 @@ fn stage_right(fetched: Fetched, buffer: u32, item: u32) {
     right[right_at(buffer, index.x, index.y)] = fetched;
 }
 
+// The keys that some queries attend to: where they begin and end.
+fn keys_of(first: u32, last: u32) -> vec2<u32> {
+    let tokens = vec2(params.first_token) + vec2(first, last) / params.group + 1u;
+    return vec2(tokens.x - min(tokens.x, params.window), tokens.y);
+}
+
+// The queries that attend to some keys; there are at most so many.
+fn queries_of(first: u32, last: u32, most: u32) -> vec2<u32> {
+    let tokens = max(vec2(first, last + params.window), vec2(params.first_token)) - params.first_token;
+    return min(tokens, vec2(most)) * params.group;
+}
+
+// The k of a tile that are not all 0.
+fn attended_k(m: u32, n: u32, begin: u32, end: u32) -> vec2<u32> {
+    let last = min(m + TILE_M, params.m) - 1u;
+    if (MASK == 1u) {
+        let keys = keys_of(m, last);
+        return vec2(max(begin, keys.x), min(end, keys.y));
+    }
+    if (MASK == 2u) {
+        let keys = keys_of(m, last);
+        return vec2(begin, select(begin, end, n < keys.y && n + TILE_N > keys.x));
+    }
+    if (MASK == 3u) {
+        let queries = queries_of(m, last, params.k_end);
+        return vec2(max(begin, queries.x), min(end, queries.y));
+    }
+    return vec2(begin, end);
+}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let split = select(0u, group.z, params.split_k > 0u);
@@ -133,9 +168,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let c_first = params.c_first + z_outer * params.c_z_outer + z_step * params.c_z_step + split_first;
     let k_first = params.k_first + split * params.split_k;
     let k_end = min(params.k_end, select(params.k_end, k_first + params.split_k, params.split_k > 0u));
-    let tile = Tile(k_first, k_end, a_first, b_first, group.y * TILE_M, group.x * TILE_N);
+    let m_first = group.y * TILE_M;
+    let n_first = group.x * TILE_N;
+    let k = attended_k(m_first, n_first, k_first, k_end);
+    let tile = Tile(k.x, k.y, a_first, b_first, m_first, n_first);
     var sums: Sums;
-    add_up(&sums, tile, thread);
+    if (k.x < k.y) {
+        add_up(&sums, tile, thread);
+    }
     if (params.add == 1u) { // all is read before anything is written, so that nothing waits in between
         for (var i = 0u; i < 4u * EACH_M; i++) {
             let line = c_at(c_first, min(tile.m + sum_m(thread, i), params.m - 1u));

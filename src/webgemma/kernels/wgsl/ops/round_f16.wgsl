@@ -1,5 +1,6 @@
 // h[r] = y[r] / scale[r] in float16, where scale[r] is a power of two, see half_scale, and the slot `row_source` says
-// what y is. One workgroup per row. The scales are float32, after the last row of h.
+// what y is. One workgroup per row. The scales are float32, after the last row of h. With
+// SPLIT, a row of h is followed by what its float16 leave of y, in float16 again.
 // uses: batch=tokens workgroup_max half_scale row_source
 
 struct Params {
@@ -9,6 +10,9 @@ struct Params {
 }
 
 override THREADS: u32;
+override SPLIT: bool;
+
+const PARTS: u32 = select(1u, 2u, SPLIT); // of a row of h
 
 var<storage, read_write> h: array<u32>;
 
@@ -23,6 +27,7 @@ fn main(
         return;
     }
     let vec4s = params.width / 4u;
+    let to = 2u * row * PARTS * vec4s;
     var peak = 0.0;
     for (var i = thread; i < vec4s; i += THREADS) {
         peak = max(peak, largest_of(source(row, i)));
@@ -30,10 +35,16 @@ fn main(
     let power = power_of(workgroup_max(peak, thread));
     for (var i = thread; i < vec4s; i += THREADS) {
         let values = source(row, i) * divisor_of(power);
-        h[2u * (row * vec4s + i)] = pack2x16float(values.xy);
-        h[2u * (row * vec4s + i) + 1u] = pack2x16float(values.zw);
+        let halves = vec2(pack2x16float(values.xy), pack2x16float(values.zw));
+        h[to + 2u * i] = halves.x;
+        h[to + 2u * i + 1u] = halves.y;
+        if (SPLIT) {
+            let low = values - vec4(unpack2x16float(halves.x), unpack2x16float(halves.y));
+            h[to + 2u * (vec4s + i)] = pack2x16float(low.xy);
+            h[to + 2u * (vec4s + i) + 1u] = pack2x16float(low.zw);
+        }
     }
     if (thread == 0u) {
-        h[2u * params.rows * vec4s + row] = power;
+        h[2u * params.rows * PARTS * vec4s + row] = power;
     }
 }

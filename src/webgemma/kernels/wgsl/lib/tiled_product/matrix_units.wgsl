@@ -4,12 +4,17 @@
 // tokens, SLICE of k at a time through workgroup memory; of that, a subgroup computes SUB_ROWS by SUB_TOKENS
 // in matrices of MATRIX_M tokens by MATRIX_N rows, MATRIX_K of k at a time. While a slice is multiplied, the
 // next two are on their way. The op says which rows of x a tile reads (x_row) and what becomes of sums (store).
+// With SPLIT_X and SPLIT_W, x and W are sums of a high and a low float16, 22 bits together; a slice takes a
+// phase more for each: W high by x low, W high by x high, W low by x high.
+// With OVER_ROWS, n are columns of W and sums are over its rows k: of W[k, n].
 // uses: format
 
 struct Params {
     rows: u32, // of this part of W
     units: u32, // of a row
     x_rows: u32, // of x
+    x_width: u32, // of a row of x
+    x_first: u32, // column of x for the first k, a multiple of eight
 }
 
 override THREADS: u32;
@@ -23,27 +28,43 @@ override BUFFERS: u32;
 override MATRIX_M: u32;
 override MATRIX_N: u32;
 override MATRIX_K: u32;
+override SPLIT_X: bool;
+override SPLIT_W: bool;
+override OVER_ROWS: bool;
 
-var<storage, read> x: array<vec4<u32>>; // eight float16 each; after the rows of x, a scale for each
+// Eight float16 each. Of a row the high ones, with SPLIT_X then the low ones; after the last row, a scale for each.
+var<storage, read> x: array<vec4<u32>>;
 
 const DOWN: u32 = TILE_TOKENS / SUB_TOKENS; // subgroups along the tokens
 const ACROSS: u32 = TILE_ROWS / SUB_ROWS; // subgroups along the rows
 const HIGH: u32 = SUB_TOKENS / MATRIX_M; // matrices of a subgroup, along the tokens
 const WIDE: u32 = SUB_ROWS / MATRIX_N; // and along the rows
 const UNIT_VEC4S: u32 = UNIT / 4u;
-const SLICE_UNITS: u32 = SLICE / UNIT;
 const SLICE_VEC8S: u32 = SLICE / 8u;
-const LINE: u32 = SLICE + 8u; // longer than a slice, so that neighbouring lines use other banks
-const W_ITEMS: u32 = TILE_ROWS * SLICE_UNITS; // units of a slice of W
+// Lines are longer than needed, so that neighbouring lines use other banks.
+const LINE: u32 = SLICE + 8u;
+const W_LENGTH: u32 = select(SLICE, TILE_ROWS, OVER_ROWS); // weights of a line of w_tile: some of a row of W
+const W_LINE: u32 = W_LENGTH + 8u;
+const W_LINES: u32 = select(TILE_ROWS, SLICE, OVER_ROWS);
+const W_UNITS: u32 = W_LENGTH / UNIT; // units of a line
+const W_ITEMS: u32 = W_LINES * W_UNITS; // units of a slice of W
 const W_EACH: u32 = (W_ITEMS + THREADS - 1u) / THREADS;
 const X_ITEMS: u32 = TILE_TOKENS * SLICE_VEC8S; // vec4s of a slice of x
 const X_EACH: u32 = (X_ITEMS + THREADS - 1u) / THREADS;
+const LOW_EACH: u32 = select(1u, X_EACH, SPLIT_X);
+const LOW_W_EACH: u32 = select(1u, W_EACH, SPLIT_W);
+const LOW_VEC4S: u32 = select(1u, UNIT_VEC4S, SPLIT_W);
+const X_PARTS: u32 = select(1u, 2u, SPLIT_X);
+const PHASES: u32 = X_PARTS + select(0u, 1u, SPLIT_W); // of a slice
+const SLICES_AHEAD: u32 = select(1u, 2u, PHASES == 1u); // phases give one that is on its way more time
 const MATRIX: u32 = MATRIX_M * MATRIX_N;
+const W_SCALE: f32 = select(1.0, 256.0, SPLIT_W); // GPUs may take the least float16 for 0: low ones are far below W
 
 const_assert THREADS == SUBGROUP * DOWN * ACROSS;
 const_assert HIGH * MATRIX_M == SUB_TOKENS && WIDE * MATRIX_N == SUB_ROWS;
-const_assert SLICE_UNITS * UNIT == SLICE && SLICE % MATRIX_K == 0u;
+const_assert W_UNITS * UNIT == W_LENGTH && SLICE % MATRIX_K == 0u;
 const_assert HIGH <= 4u && WIDE <= 4u;
+const_assert PHASES == 1u || BUFFERS == 1u;
 
 alias Left = subgroup_matrix_left<f16, MATRIX_K, MATRIX_M>;
 alias Right = subgroup_matrix_right<f16, MATRIX_N, MATRIX_K>;
@@ -65,56 +86,104 @@ struct Tile {
 struct Ahead {
     words: array<Words, W_EACH>,
     tokens: array<vec4<u32>, X_EACH>,
+    low: array<vec4<u32>, LOW_EACH>, // of x
+    low_weights: array<array<vec4<f16>, LOW_VEC4S>, LOW_W_EACH>, // decoded with the high ones
 }
 
-var<workgroup> w_tile: array<f16, BUFFERS * TILE_ROWS * LINE>;
+var<workgroup> w_tile: array<f16, BUFFERS * W_LINES * W_LINE>;
 var<workgroup> x_tile: array<f16, BUFFERS * TILE_TOKENS * LINE>;
 var<workgroup> scales: array<f32, TILE_TOKENS>; // of the rows of x
 var<workgroup> results: array<f32, THREADS / SUBGROUP * MATRIX>; // a matrix of each subgroup
 
-// Beyond the last row or unit, that one is fetched again; x is 0 there, where it would count.
+// The row and the unit of W that an item of a slice is.
+fn w_item(tile: Tile, slice: u32, item: u32) -> vec2<u32> {
+    if (OVER_ROWS) {
+        return vec2(slice * SLICE + item / W_UNITS, tile.row / UNIT + item % W_UNITS);
+    }
+    return vec2(tile.row + item / W_UNITS, slice * (SLICE / UNIT) + item % W_UNITS);
+}
+
+// Beyond the last row or unit, that one is fetched again; x or W is 0 there, where it would count.
 fn fetch(ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
     for (var i = 0u; i < W_EACH; i++) {
         let item = thread + i * THREADS;
         if (W_ITEMS % THREADS == 0u || item < W_ITEMS) {
-            let row = min(tile.row + item / SLICE_UNITS, params.rows - 1u);
-            let unit = min(slice * SLICE_UNITS + item % SLICE_UNITS, params.units - 1u);
-            (*ahead).words[i] = words_of(row, unit);
+            let at = min(w_item(tile, slice, item), vec2(params.rows, params.units) - 1u);
+            (*ahead).words[i] = words_of(at.x, at.y);
         }
     }
-    let length = params.units * UNIT / 8u;
+    let length = params.x_width / 8u;
     for (var i = 0u; i < X_EACH; i++) {
         let item = thread + i * THREADS;
-        let at = slice * SLICE_VEC8S + item % SLICE_VEC8S;
+        let at = params.x_first / 8u + slice * SLICE_VEC8S + item % SLICE_VEC8S;
         var values = vec4(0u);
+        var low = vec4(0u);
         if (at < length) {
-            values = x[x_row(tile, min(item / SLICE_VEC8S, TILE_TOKENS - 1u)) * length + at];
+            let row = x_row(tile, min(item / SLICE_VEC8S, TILE_TOKENS - 1u)) * X_PARTS;
+            values = x[row * length + at];
+            if (SPLIT_X) {
+                low = x[(row + 1u) * length + at];
+            }
         }
         (*ahead).tokens[i] = values;
+        if (SPLIT_X) {
+            (*ahead).low[i % LOW_EACH] = low;
+        }
     }
 }
 
-fn stage(ahead: ptr<function, Ahead>, buffer: u32, thread: u32) {
+// The high float16 of weights keep their first bits: compilers may take what is rounded to float16, and is float32
+// again, for what it was before. The low ones wait for their phase.
+fn stage_w(ahead: ptr<function, Ahead>, slice: u32, buffer: u32, thread: u32) {
     for (var i = 0u; i < W_EACH; i++) {
         let item = thread + i * THREADS;
         if (W_ITEMS % THREADS == 0u || item < W_ITEMS) {
             let weights = weights_of((*ahead).words[i]);
-            let to = (buffer * TILE_ROWS + item / SLICE_UNITS) * LINE + item % SLICE_UNITS * UNIT;
+            let counts = !OVER_ROWS || slice * SLICE + item / W_UNITS < params.rows;
             for (var j = 0u; j < UNIT_VEC4S; j++) {
-                let values = vec4<f16>(weights[j]);
-                w_tile[to + 4u * j] = values.x;
-                w_tile[to + 4u * j + 1u] = values.y;
-                w_tile[to + 4u * j + 2u] = values.z;
-                w_tile[to + 4u * j + 3u] = values.w;
+                var values = select(vec4(0.0), weights[j] * W_SCALE, counts);
+                if (SPLIT_W) {
+                    let high = bitcast<vec4<f32>>(bitcast<vec4<u32>>(values) & vec4(0xffffe000u));
+                    (*ahead).low_weights[i % LOW_W_EACH][j % LOW_VEC4S] = vec4<f16>(values - high);
+                    values = high;
+                }
+                store_weights(vec4<f16>(values), item, j, buffer);
             }
         }
     }
+}
+
+fn stage_low_w(ahead: ptr<function, Ahead>, buffer: u32, thread: u32) {
+    for (var i = 0u; i < W_EACH; i++) {
+        let item = thread + i * THREADS;
+        if (W_ITEMS % THREADS == 0u || item < W_ITEMS) {
+            for (var j = 0u; j < UNIT_VEC4S; j++) {
+                store_weights((*ahead).low_weights[i % LOW_W_EACH][j % LOW_VEC4S], item, j, buffer);
+            }
+        }
+    }
+}
+
+// The vec4 j of an item of W.
+fn store_weights(values: vec4<f16>, item: u32, j: u32, buffer: u32) {
+    let to = (buffer * W_LINES + item / W_UNITS) * W_LINE + item % W_UNITS * UNIT + 4u * j;
+    w_tile[to] = values.x;
+    w_tile[to + 1u] = values.y;
+    w_tile[to + 2u] = values.z;
+    w_tile[to + 3u] = values.w;
+}
+
+fn stage_x(ahead: ptr<function, Ahead>, low: bool, buffer: u32, thread: u32) {
     for (var i = 0u; i < X_EACH; i++) {
         let item = thread + i * THREADS;
         if (X_ITEMS % THREADS == 0u || item < X_ITEMS) {
             let to = (buffer * TILE_TOKENS + item / SLICE_VEC8S) * LINE + item % SLICE_VEC8S * 8u;
+            var eight = (*ahead).tokens[i];
+            if (low) {
+                eight = (*ahead).low[i % LOW_EACH];
+            }
             for (var j = 0u; j < 4u; j++) {
-                let values = bitcast<vec2<f16>>((*ahead).tokens[i][j]);
+                let values = bitcast<vec2<f16>>(eight[j]);
                 x_tile[to + 2u * j] = values.x;
                 x_tile[to + 2u * j + 1u] = values.y;
             }
@@ -122,10 +191,22 @@ fn stage(ahead: ptr<function, Ahead>, buffer: u32, thread: u32) {
     }
 }
 
-// By which the values of a row of x were divided.
+// What a slice needs in a phase beside what the phases before have left.
+fn stage(ahead: ptr<function, Ahead>, slice: u32, phase: u32, buffer: u32, thread: u32) {
+    if (phase == 0u) {
+        stage_w(ahead, slice, buffer, thread);
+        stage_x(ahead, SPLIT_X, buffer, thread);
+    } else if (SPLIT_X && phase == 1u) {
+        stage_x(ahead, false, buffer, thread);
+    } else if (SPLIT_W) {
+        stage_low_w(ahead, buffer, thread);
+    }
+}
+
+// By which the values of a row of x were divided; W is multiplied.
 fn scale_of(row: u32) -> f32 {
-    let word = params.x_rows * (params.units * UNIT / 2u) + row;
-    return bitcast<f32>(x[word / 4u][word % 4u]);
+    let word = params.x_rows * X_PARTS * (params.x_width / 2u) + row;
+    return bitcast<f32>(x[word / 4u][word % 4u]) / W_SCALE;
 }
 
 // A subgroup's first token in the tile, and its first row.
@@ -167,24 +248,35 @@ fn store_line(sums: array<Result, WIDE>, tile: Tile, token: u32, thread: u32) {
 }
 
 fn all_slices() -> u32 {
-    return (params.units * UNIT + SLICE - 1u) / SLICE;
+    return (select(params.units * UNIT, params.rows, OVER_ROWS) + SLICE - 1u) / SLICE;
 }
 
-// Stage a slice that was fetched, fetch the one after the next, and add the slice's products.
-fn add_slice(sums: ptr<function, Sums>, ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
+// Stage what a phase of a slice needs, after the last phase fetch the slice that comes SLICES_AHEAD, and add products.
+fn add_phase(
+    sums: ptr<function, Sums>,
+    ahead: ptr<function, Ahead>,
+    tile: Tile,
+    slice: u32,
+    phase: u32,
+    thread: u32,
+) {
     let buffer = slice % BUFFERS;
     if (BUFFERS == 1u) { // with two, what is staged over has been read
         workgroupBarrier();
     }
-    stage(ahead, buffer, thread);
-    fetch(ahead, tile, slice + 2u, thread); // before the barrier, else compilers move it behind the products
+    stage(ahead, slice, phase, buffer, thread);
+    if (phase == PHASES - 1u) { // before the barrier, else compilers move it behind the products
+        fetch(ahead, tile, slice + SLICES_AHEAD, thread);
+    }
     workgroupBarrier();
     let line = buffer * TILE_TOKENS + subgroup_line(thread);
-    let row = buffer * TILE_ROWS + subgroup_row(thread);
+    let row = subgroup_row(thread);
     for (var k = 0u; k < SLICE; k += MATRIX_K) {
         var right: array<Right, WIDE>;
         for (var j = 0u; j < WIDE; j++) {
-            right[j] = subgroupMatrixLoad<Right>(&w_tile, (row + j * MATRIX_N) * LINE + k, true, LINE);
+            let n = row + j * MATRIX_N;
+            let at = buffer * W_LINES * W_LINE + select(n * W_LINE + k, k * W_LINE + n, OVER_ROWS);
+            right[j] = subgroupMatrixLoad<Right>(&w_tile, at, !OVER_ROWS, W_LINE);
         }
         for (var i = 0u; i < HIGH; i++) {
             let left = subgroupMatrixLoad<Left>(&x_tile, (line + i * MATRIX_M) * LINE + k, false, LINE);
@@ -195,18 +287,30 @@ fn add_slice(sums: ptr<function, Sums>, ahead: ptr<function, Ahead>, tile: Tile,
     }
 }
 
+fn add_slice(sums: ptr<function, Sums>, ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
+    if (PHASES == 1u) { // without a loop
+        add_phase(sums, ahead, tile, slice, 0u, thread);
+        return;
+    }
+    for (var phase = 0u; phase < PHASES; phase++) {
+        add_phase(sums, ahead, tile, slice, phase, thread);
+    }
+}
+
 fn multiply(tile: Tile, thread: u32) {
     var sums: Sums;
     var even: Ahead; // not one that becomes the other: that would wait for it
     var odd: Ahead;
     fetch(&even, tile, tile.slice, thread);
-    fetch(&odd, tile, tile.slice + 1u, thread);
+    if (SLICES_AHEAD == 2u) {
+        fetch(&odd, tile, tile.slice + 1u, thread);
+    }
     for (var i = thread; i < TILE_TOKENS; i += THREADS) {
         scales[i] = scale_of(x_row(tile, i));
     }
-    for (var slice = tile.slice; slice < tile.slices; slice += 2u) {
+    for (var slice = tile.slice; slice < tile.slices; slice += SLICES_AHEAD) {
         add_slice(&sums, &even, tile, slice, thread);
-        if (slice + 1u < tile.slices) {
+        if (SLICES_AHEAD == 2u && slice + 1u < tile.slices) {
             add_slice(&sums, &odd, tile, slice + 1u, thread);
         }
     }
