@@ -7,17 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers.gpu import device, get, hardware
-from helpers.tiny import LARGE, MIXED, MOE, SMALL, Tiny, tiny_gguf
+from helpers.tiny import LARGE, MIXED, MOE, SMALL
 from helpers.tiny_adapter import LAYER, tiny_adapter, tiny_pairs
+from helpers.training import (
+    EXAMPLES,
+    IDS,
+    assert_close,
+    close,
+    gradients_of,
+    open_tiny,
+    reference_of,
+    trainer_of,
+)
 from tolerance import GPU_GRADIENTS, GPU_GRADIENTS_OF_ITSELF
 
-from webgemma.device import Device
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
-from webgemma.gguf.reader import Gguf
-from webgemma.gguf.sources import BytesSource
-from webgemma.lora.adapter import EMBEDDING, HEAD, Adapter, new_adapter
+from webgemma.lora.adapter import HEAD, Adapter, new_adapter
 from webgemma.lora.data import Example
 from webgemma.lora.estimate import estimate
 from webgemma.lora.optimiser import AdamW
@@ -36,59 +43,6 @@ MODELS = {
     "moe": MOE,
     "unfused": replace(MOE, fused=False),
 }
-NAMES = (*LAYER, "ffn_gate_inp", EMBEDDING, HEAD)
-IDS = (2, *np.random.default_rng(4).integers(24, 310, 39).tolist())
-EXAMPLES = [
-    Example(IDS, tuple(t >= 6 for t in range(40)), 1),  # longer than the window of 8
-    Example(IDS[4:10], tuple(t in (1, 2, 5) for t in range(6)), 2),
-]
-
-
-def open_tiny(tiny: Tiny) -> Gguf:
-    return run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
-
-
-def trainer_of(
-    tiny: Tiny,
-    names: tuple[str, ...] = NAMES,
-    on: Device | None = None,
-    table: str = "device",
-    **options: object,
-) -> Trainer:
-    gguf = open_tiny(tiny)
-    model = run_sync(Model.load(gguf, Config.from_gguf(gguf), on or device(), table=table))
-    adapter = tiny_adapter(tiny_pairs(gguf, names))
-    return Trainer(model, adapter, TrainingOptions(**({"batch_size": 2} | options)))
-
-
-def gradients_of(trainer: Trainer, batches: list[list[Example]]) -> dict[str, list[np.ndarray]]:
-    """Return the gradients of a step, which AdamW would read."""
-    targets = sum(example.targets for batch in batches for example in batch)
-    for number, batch in enumerate(batches):
-        trainer._write_step(targets, number, 0.0)
-        run_sync(trainer._run(batch, backward=True))
-    pairs = trainer.parameters.pairs.items()
-    gradients = {name: [get(t.a_gradient), get(t.b_gradient)] for name, t in pairs}
-    close(trainer)
-    return gradients
-
-
-def close(trainer: Trainer) -> None:
-    trainer.close()
-    trainer.model.close()
-
-
-def reference_of(tiny: Tiny, names: tuple[str, ...] = NAMES) -> Backward:
-    gguf = open_tiny(tiny)
-    model = TextModel(Config.from_gguf(gguf), Weights(gguf))
-    return Backward(model, tiny_pairs(gguf, names))
-
-
-def assert_close(actual: dict, expected: dict, bound: float) -> None:
-    for name, halves in actual.items():
-        for half, (one, other) in enumerate(zip(halves, expected[name], strict=True)):
-            error = np.abs(one - np.ravel(other)).max() / np.abs(other).max()
-            assert error <= bound, f"{name} {'AB'[half]}: {error}"
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -147,6 +101,14 @@ def test_gradients_are_the_same_in_small_buffers(nbytes: int, monkeypatch) -> No
     limited.limits = replace(limited.limits, binding_nbytes=40_000)
     found = gradients_of(trainer_of(SMALL, on=limited), [EXAMPLES])
     assert_close(found, reference_of(SMALL).gradients(EXAMPLES)[1], GPU_GRADIENTS)
+
+
+def test_sequences_may_attend_in_several_dispatches(monkeypatch) -> None:
+    monkeypatch.setattr("webgemma.gemma.record.loop_limits.attention_prefill_keys", lambda *_: 64)
+    tiny, names = replace(MODELS["large"], pattern="sf"), ("attn_q", "attn_v")
+    examples = [Example(IDS * 2, (True,) * 80, 1), Example(IDS[1:] * 2, (True,) * 78, 2)]
+    found = gradients_of(trainer_of(tiny, names), [examples])
+    assert_close(found, reference_of(tiny, names).gradients(examples)[1], GPU_GRADIENTS)
 
 
 @pytest.mark.parametrize("kind", ["moe", "unfused"])

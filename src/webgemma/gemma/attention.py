@@ -37,20 +37,26 @@ def attend(
     kv: str,
     mask: str = "causal",
     out: Tensor | None = None,
+    sequences: int = 1,
 ) -> Tensor:
-    """Record softmax(q kᵀ) v for many rows: [rows, heads * size], in one or a few dispatches."""
-    queries, rows, group = PREFILL["QUERIES"], q.shape[0], heads.queries // heads.keys
-    out = out or ops.scratch(rows, heads.queries * heads.size)
+    """Record softmax(q kᵀ) v for many rows: [rows, heads * size], in one or a few dispatches.
+
+    The rows and the cache may be those of several sequences, one after the other."""
+    rows, group = q.shape[0] // sequences, heads.queries // heads.keys
+    out = out or ops.scratch(*q.shape)
     shared: dict[str, Argument] = {"mask": mask, "HEAD_DIM": heads.size}
     shared |= {"q": q, "k_cache": cache.k, "v_cache": cache.v, "out": out, "batch": ops.batch}
     shared |= {"heads": heads.queries, "kv_heads": heads.keys, "tokens": rows}
     shared |= {"ring": cache.ring, "window": window}
-    tiling = ops.matmul.attention_tiling(heads.size) if kv == "f16" else None
+    on_units = kv == "f16" and sequences == 1
+    tiling = ops.matmul.attention_tiling(heads.size) if on_units else None
     if tiling is not None:
-        grid = (heads.keys, -(-rows * group // tiling.queries))
-        ops.recorder.call("attention_matrix_units", grid, **shared, **tiling.constants)
+        tiles = -(-rows * group // tiling.queries)
+        shared |= tiling.constants
+        ops.recorder.call("attention_matrix_units", (heads.keys, tiles), **shared)
         return out
-    grid = (heads.keys, -(-rows * group // queries))
+    queries = PREFILL["QUERIES"]
+    grid = (heads.keys, -(-rows * group // queries), sequences)
     shared |= {"kv": kv, **PREFILL}
     at_once = NO_WINDOW
     if ops.software:

@@ -8,7 +8,14 @@ from typing import NamedTuple
 from webgemma.gemma.attention import NO_WINDOW, Heads, attend
 from webgemma.gemma.config import Layer
 from webgemma.gemma.kv_cache import LayerCache
-from webgemma.gemma.record.matmul_backward import Matrix, Stack
+from webgemma.gemma.record.matmul_backward import (
+    KEYS_ALONG_K,
+    KEYS_ALONG_N,
+    QUERIES_ALONG_K,
+    Mask,
+    Matrix,
+    Stack,
+)
 from webgemma.gemma.record.ops import ROW_THREADS
 from webgemma.graph import Argument, Tensor
 from webgemma.lora.backward.ops import TrainingOps
@@ -54,12 +61,8 @@ class TrainingAttention:
             v = self._rope(raw, self.raw_heads - layer.kv_heads, layer.kv_heads, None)
             shared = k, v
         heads = Heads(layer.heads, layer.kv_heads, layer.head_dim)
-        out = ops.scratch(ops.rows, layer.heads * layer.head_dim)
-        for first in range(0, ops.rows, ops.length):
-            k, v = (x.rows(first, ops.length) for x in shared)
-            cache = LayerCache(k, v, ops.length)
-            q_rows, out_rows = (x.rows(first, ops.length) for x in (q, out))
-            attend(ops, q_rows, cache, heads, self.window, "f32", out=out_rows)
+        cache = LayerCache(*shared, ops.length)
+        out = attend(ops, q, cache, heads, self.window, "f32", sequences=ops.sequences)
         return Attended(q, *shared), out
 
     def rope_backward(self, raw: Tensor, dq: Tensor, shared: KeysValues) -> Tensor:
@@ -165,8 +168,13 @@ class TrainingAttention:
         p, ds = (Matrix(x, keys, 0, 1, 0, *strides) for x in (s, dp))
         q, douts, dqs = (self._queries(x, chunk) for x in (attended.q, dout, dq))
         k, v, dk, dv = (self._keys(x, chunk) for x in (attended.k, attended.v, *gradients))
-        product(q, k, p, (rows, keys, size), b_transposed=True, stack=stack)
-        product(douts, v, ds, (rows, keys, size), b_transposed=True, stack=stack)
+        along_k, along_n, queries = (
+            Mask(kind, group, chunk.first, self.window)
+            for kind in (KEYS_ALONG_K, KEYS_ALONG_N, QUERIES_ALONG_K)
+        )
+        shape = (rows, keys, size)
+        product(q, k, p, shape, b_transposed=True, stack=stack, mask=along_n)
+        product(douts, v, ds, shape, b_transposed=True, stack=stack, mask=along_n)
         ops.recorder.call(
             "softmax_backward",
             (rows, stack.outer * stack.inner),
@@ -179,9 +187,10 @@ class TrainingAttention:
             window=self.window,
             THREADS=ops.row_threads(ROW_THREADS),
         )
-        product(ds, k, dqs, (rows, size, keys), stack=stack)
-        product(ds, q, dk, (keys, size, rows), a_transposed=True, add=add, stack=stack)
-        product(p, douts, dv, (keys, size, rows), a_transposed=True, add=add, stack=stack)
+        product(ds, k, dqs, (rows, size, keys), stack=stack, mask=along_k)
+        shape = (keys, size, rows)
+        product(ds, q, dk, shape, a_transposed=True, add=add, stack=stack, mask=queries)
+        product(p, douts, dv, shape, a_transposed=True, add=add, stack=stack, mask=queries)
 
     def _queries(self, x: Tensor, chunk: _Chunk) -> Matrix:
         """Return the queries of a key-value head as rows: those of a token, then the next one's."""

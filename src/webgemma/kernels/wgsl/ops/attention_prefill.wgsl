@@ -4,6 +4,7 @@
 // scores of 4 queries by 4 keys over every SPLIT-th vec4 of HEAD_DIM (the SPLIT threads of the same spot add
 // up), then turns some into weights of the softmax, then accumulates four dimensions of the values for 4 * OWN
 // queries. The slot `mask` says which positions a token attends to, `key_range` which keys are this dispatch's.
+// Each layer of the grid has a sequence of its own: those of q, out and the caches follow each other.
 // uses: mask key_range kv
 
 struct Params {
@@ -55,6 +56,8 @@ var<workgroup> offsets: array<u32, KEYS>; // where the tile's keys begin in the 
 var<workgroup> parts: array<vec4<f32>, PARTS * QUADS>;
 var<workgroup> fades: array<vec4<f32>, QUADS>;
 
+var<private> sequence: u32;
+
 // The index of a vec4 of a line: rotated by the line, so that neighbours use other banks.
 fn tile_index(line: u32, i: u32) -> u32 {
     return line * SLICE + (i + line) % SLICE;
@@ -63,7 +66,8 @@ fn tile_index(line: u32, i: u32) -> u32 {
 // Where a query begins in q and out, by its number among those of its key-value head.
 fn query_at(number: u32, kv_head: u32) -> u32 {
     let group = params.heads / params.kv_heads;
-    return (number / group * params.heads + kv_head * group + number % group) * VEC4S;
+    let token = sequence * params.tokens + number / group;
+    return (token * params.heads + kv_head * group + number % group) * VEC4S;
 }
 
 fn load_slice(first: u32, kv_head: u32, slice: u32, thread: u32) {
@@ -185,8 +189,13 @@ fn accumulate(values: ptr<function, Values>, column: u32, own: u32) {
 }
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+fn main(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
     let kv_head = workgroup.x;
+    sequence = workgroup.z;
     let group = params.heads / params.kv_heads;
     let first = workgroup.y * QUERIES; // of the workgroup's queries
     let count = min(batch.count, params.tokens);
@@ -202,7 +211,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let column = thread % VEC4S; // the dimensions that this thread accumulates
     let own = thread / VEC4S * OWN; // and the first of the quads it accumulates them for
     var values: Values;
-    let here = workgroup.y * params.kv_heads + kv_head;
+    let here = (sequence * groups.y + workgroup.y) * params.kv_heads + kv_head;
     let begin = range_begin(low);
     let end = range_end(low, high);
     if (begin >= end) {
@@ -221,7 +230,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         workgroupBarrier();
         if (thread < KEYS) {
             let position = min(tile_first + thread, high - 1u);
-            offsets[thread] = (position % params.ring * params.kv_heads + kv_head) * VEC4S;
+            let line = sequence * params.ring + position % params.ring;
+            offsets[thread] = (line * params.kv_heads + kv_head) * VEC4S;
         }
         score(first, kv_head, thread);
         soften(&softmax, tile_first, thread);
