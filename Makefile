@@ -40,6 +40,7 @@ matrix-units: $(VENV)/ready-dev
 		WEBGEMMA_GPU=dawn WEBGEMMA_MATRIX_UNITS=1 $(BIN)/pytest --dist loadfile \
 			--tx '2*popen$(if $(filter Linux,$(shell uname)),//python=$(MESA)/run $(BIN)/python)' \
 			tests/kernels/test_matrix_units.py tests/kernels/test_attention_matrix_units.py \
+			tests/kernels/test_backward_matrix_units.py tests/lora/test_matrix_units.py \
 			tests/kernels/test_patch_attention_matrix_units.py tests/gemma/test_encoders_matrix_units.py \
 			tests/engine/test_matrix_units.py; fi
 

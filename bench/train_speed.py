@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from helpers.blank import BlankGguf, a4b, e2b, q4_k_m
 
 from webgemma.device import Plan, open_device
+from webgemma.gemma.record.precision import TRAINING_PRECISIONS
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import TensorInfo
 from webgemma.lora.adapter import new_adapter
@@ -48,7 +49,9 @@ def main() -> None:
     device = open_device()
     gguf = RandomGguf(config, q4_k_m)
     model = run_sync(Model.load(gguf, config, device))  # type: ignore[arg-type]
-    training = TrainingOptions(batch_size=sequences, recompute=not options.keep)
+    training = TrainingOptions(
+        batch_size=sequences, recompute=not options.keep, precision=options.precision
+    )
     trainer = Trainer(model, new_adapter(config, rank=options.rank), training)
     ids = (2, *random.Random(2).choices(range(3, config.vocab), k=length - 1))
     batch = [Example(ids, (True,) * length, line) for line in range(sequences)]
@@ -72,6 +75,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "keep", nargs="?", choices=["keep"], help="keep all activations: no checkpointing"
     )
+    parser.add_argument("--precision", choices=TRAINING_PRECISIONS, default="auto")
     return parser.parse_args()
 
 

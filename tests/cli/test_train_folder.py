@@ -163,6 +163,15 @@ def test_damaged_checkpoints_get_a_sentence(stopped: Command, damage: Any, messa
     assert message in found
 
 
+def test_older_checkpoints_are_of_float32(stopped: Command, monkeypatch) -> None:
+    """They have no precision; it was exact, whatever the default is now."""
+    found = read_checkpoint(stopped.out / "checkpoint.safetensors")
+    found.notes["settings"].pop("precision")
+    found.facts.pop("precision")
+    monkeypatch.setattr(train, "read_checkpoint", lambda _: found)
+    assert "--precision is f16" in refused(*stopped.resumed("--precision", "f16"))
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"rank": "2"}, {"rank": True}, {"alpha": "x"}, {"keep_activations": 1}, {"more": 1}, None],

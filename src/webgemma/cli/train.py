@@ -112,6 +112,9 @@ def train(
         bool,
         typer.Option("--keep-activations", help="Keep what layers compute: faster, more memory."),
     ] = False,
+    precision: Annotated[
+        str, typer.Option(help="auto (on matrix units, as precise as exact), exact or f16.")
+    ] = "auto",
     as_gguf: Annotated[
         bool, typer.Option("--gguf", help="Write adapter.gguf, too, for llama.cpp and Ollama.")
     ] = False,
@@ -167,6 +170,7 @@ def train(
         held_out,
         seed,
         keep_activations,
+        precision,
     )
     with reported_errors(), StopSignals() as signals:
         if plot is not None:

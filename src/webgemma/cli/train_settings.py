@@ -37,10 +37,13 @@ class TrainSettings:
     held_out: float
     seed: int
     keep_activations: bool
+    precision: str
 
     def resumed(self, given: Collection[str], checkpoint: Checkpoint) -> TrainSettings:
         """Return the settings of a checkpoint; InputError if one that was given differs."""
         stored, kinds = checkpoint.notes.get("settings"), get_type_hints(TrainSettings)
+        if isinstance(stored, dict):
+            stored = {"precision": "exact", **stored}  # before there was a choice
         if not isinstance(stored, dict) or stored.keys() != kinds.keys():
             raise GgufError(f"The checkpoint {checkpoint.path} has no settings of this command.")
         for name, value in stored.items():
@@ -61,7 +64,7 @@ class TrainSettings:
         """Return the options of the trainer."""
         optimiser = AdamW(decay=self.decay)
         given = (self.batch, self.dropout, self.seed, optimiser, not self.keep_activations)
-        return TrainingOptions(*given)
+        return TrainingOptions(*given, self.precision)
 
     def course(self) -> Schedule:
         """Return the schedule."""

@@ -37,6 +37,8 @@ _DIFFERENCES = {
     "examples": "the examples to train on are not the same",
     "held_out": "the held-out examples are not the same",
 }
+# Of checkpoints that were written before there was a choice.
+_OLDER = {"precision": "exact"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Checkpoint:
         """Raise InputError, which names what differs, unless a training has the same facts."""
         differences = []
         for name, now in facts.items():
-            then = self.facts.get(name)
+            then = self.facts.get(name, _OLDER.get(name))
             if then != now:
                 plain = f"{name} is {now}, there it was {str(then)[:40]}"
                 differences.append(_DIFFERENCES.get(name, plain))

@@ -36,7 +36,9 @@ async def estimate(
 ) -> TrainingMemory:
     """Return what batches of sequences of this length take; `device` has features and limits."""
     null = NullDevice() if device is None else NullDevice(device.features, device.limits)
-    null.software = device is not None and device.software
+    if device is not None:
+        null.software = device.software
+        null.matrix_shapes, null.subgroup_sizes = device.matrix_shapes, device.subgroup_sizes
     with Model.allocate_all(gguf, config, null) as model:
         await model.derive(gguf)
         weights = null.nbytes

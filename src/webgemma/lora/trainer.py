@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from webgemma.device import Buffer, Device, Plan, Reading
 from webgemma.errors import GgufError, InputError
+from webgemma.gemma.record.precision import check_training_precision, choose_training_precision
 from webgemma.gemma.weights import BATCH_ROWS, Model
 from webgemma.gguf.safetensors import NewSafetensor, Safetensors
 from webgemma.graph import BufferPool, Recorder, Tensor
@@ -33,12 +34,15 @@ class TrainingOptions:
     seed: int = 0
     optimiser: AdamW = field(default_factory=AdamW)
     recompute: bool = True  # each layer in the backward pass: less memory, more work
+    # Of products with the model's matrices: auto, exact or f16, see choose_training_precision.
+    precision: str = "auto"
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise InputError(f"A batch must have at least one sequence, not {self.batch_size}.")
         if not 0 <= self.dropout < 1:
             raise InputError(f"The dropout must be from 0 to below 1, not {self.dropout}.")
+        check_training_precision(self.precision)
 
 
 class StepResult(NamedTuple):
@@ -204,6 +208,7 @@ class Trainer:
                 self.parameters,
                 self.options.dropout if backward else 0.0,
                 self.options.recompute,
+                choose_training_precision(self.options.precision, self.device),
             ).record(backward=backward)
             recorded.plans[backward] = _split(recorder.plan())
         return recorded.plans[backward]

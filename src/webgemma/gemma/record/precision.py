@@ -6,6 +6,7 @@ from webgemma.gemma.record.tiling import MatrixUnits
 from webgemma.values import shown
 
 PRECISIONS = ("auto", "exact", "int16", "int8", "f16")
+TRAINING_PRECISIONS = ("auto", "exact", "f16")
 
 
 def check_precision(precision: str) -> None:
@@ -26,3 +27,23 @@ def choose_precision(precision: str, device: Device) -> str:
     if precision == "auto":
         precision = "exact" if device.software else "f16"
     return "int16" if precision == "f16" and not has_units else precision
+
+
+def check_training_precision(precision: str) -> None:
+    """Raise InputError unless training has such a precision."""
+    if not isinstance(precision, str) or precision not in TRAINING_PRECISIONS:
+        raise InputError(f"Training has no precision {shown(precision)}; use auto, exact or f16.")
+
+
+def choose_training_precision(precision: str, device: Device) -> str:
+    """Return the precision of a `Matmul` for training: exact, split or f16.
+
+    On matrix units, "auto" splits factors into two float16, which keeps the gradients of float32;
+    "f16" rounds them to one, which is faster. Without them both are exact, and so is "auto" on a
+    software GPU."""
+    check_training_precision(precision)
+    if precision == "exact" or MatrixUnits.of(device) is None:
+        return "exact"
+    if precision == "auto":
+        return "exact" if device.software else "split"
+    return precision

@@ -70,6 +70,7 @@ class TrainingPass:
         parameters: Parameters,
         dropout: float = 0.0,
         recompute: bool = True,
+        precision: str = "exact",
     ) -> None:
         self.model = model
         self.config = model.config
@@ -83,6 +84,7 @@ class TrainingPass:
             parameters,
             batch.training_step,
             dropout,
+            precision,
         )
         self.parameters = parameters
         self.recompute = recompute
@@ -128,7 +130,9 @@ class TrainingPass:
     # The head
 
     def head_loss(self, h: Tensor, *, backward: bool) -> Tensor:
-        """Record the losses of all rows of h, and return dL/dh; logits of some rows at once."""
+        """Record the losses of all rows of h, and return dL/dh; logits of some rows at once.
+
+        Layers amplify only little what rounding does to dL/dh: one float16 is enough for that."""
         ops, (tokens, width), vocab = self.ops, h.shape, self.config.vocab
         adapted = ops.adapted((HEAD, 0))
         available = min(LOGITS_NBYTES, self.model.device.limits.binding_nbytes) // (4 * vocab)
@@ -136,10 +140,12 @@ class TrainingPass:
         dh = ops.scratch(tokens, width)
         for salt, first in enumerate(range(0, tokens, at_once)):
             count = min(at_once, tokens - first)
-            saved = ops.products.forward(h.rows(first, count), [self.model.head], adapted, salt)
+            rows, head = h.rows(first, count), [self.model.head]
+            saved = ops.products.forward(rows, head, adapted, salt)
             self._cross_entropy(saved.y, first)
             if backward:
-                ops.products.backward(saved, saved.y, dh.rows(first, count), salt=salt)
+                into = dh.rows(first, count)
+                ops.products.backward(saved, saved.y, into, salt=salt, split=False)
         return dh
 
     def _cross_entropy(self, z: Tensor, first: int) -> None:
@@ -156,7 +162,7 @@ class TrainingPass:
             first=first,
             cap=float(self.config.softcap),
             nan=math.nan,
-            THREADS=self.ops.row_threads(ROW_THREADS),
+            THREADS=self.ops.matmul.row_threads(vocab, self.ops.row_threads(ROW_THREADS)),
         )
 
     # A layer forward

@@ -43,13 +43,21 @@ class TrainedMatmul:
         self.dropout = dropout
 
     def forward(
-        self, x: Tensor, weights: Sequence[Weight], adapted: Sequence[AdaptedColumns], salt: int = 0
+        self,
+        x: Tensor,
+        weights: Sequence[Weight],
+        adapted: Sequence[AdaptedColumns],
+        salt: int = 0,
     ) -> Product:
         """Record x times stacked matrices: [tokens, rows of all]. The salt varies the dropout."""
         tokens, first = x.shape[0], 0
         y = self.recorder.scratch(tokens, sum(weight.rows for weight in weights))
+        rounded: Tensor | None = None
         for weight in weights:
-            self.matmul.linear(x, weight, y, first)
+            on_units = self.matmul.on_units(weight, tokens)
+            if on_units and rounded is None:
+                rounded = self.matmul.rounded(x)
+            self.matmul.linear(rounded if on_units and rounded else x, weight, y, first)
             first += weight.rows
         product = Product(x, y, weights, adapted)
         for trained, first in ((each.trained, each.first) for each in adapted):
@@ -78,10 +86,17 @@ class TrainedMatmul:
         return product
 
     def backward(
-        self, product: Product, dy: Tensor, dx: Tensor, *, add: bool = False, salt: int = 0
+        self,
+        product: Product,
+        dy: Tensor,
+        dx: Tensor,
+        *,
+        add: bool = False,
+        salt: int = 0,
+        split: bool | None = None,
     ) -> Tensor:
         """Record dx (+)= dL/dx, given dy = dL/dy; gradients are added to those of the pairs."""
-        self.products.backward(dy, product.weights, dx, add=add)
+        self.products.backward(dy, product.weights, dx, add=add, split=split)
         for each, dropped, low in zip(product.adapted, product.dropped, product.low, strict=True):
             self._pair_backward(each, dropped, low, dy, dx, salt)
         return dx

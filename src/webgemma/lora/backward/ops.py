@@ -25,8 +25,9 @@ class TrainingOps(TextRecorder):
         parameters: Parameters,
         training_step: Tensor,
         dropout: float = 0.0,
+        precision: str = "exact",
     ) -> None:
-        super().__init__(model, recorder, inputs, sequences * length, "f32")
+        super().__init__(model, recorder, inputs, sequences * length, "f32", precision)
         self.sequences = sequences
         self.length = length
         self.parameters = parameters
