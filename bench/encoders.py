@@ -3,9 +3,9 @@
     python bench/encoders.py [MODEL.gguf] [--gpu dawn] [--precision f16]
 
 prints milliseconds for an image of about 280 soft tokens with both vision encoders and for 30 s of
-audio, after a warm-up; every run must compute the same soft tokens. The precision is the one that
-`load` chooses for this GPU, unless it is given. With a model it adds how long the text model takes
-to read as many tokens."""
+audio, after a second in which the GPU raises its clock; every run must compute the same soft
+tokens. The precision is the one that `load` chooses for this GPU, unless it is given. With a model
+it adds how long the text model takes to read as many tokens."""
 
 import argparse
 import random
@@ -37,7 +37,7 @@ from webgemma.gguf.writer import NewTensor, gguf_bytes
 from webgemma.images import RgbImage, soft_tokens, target_size
 from webgemma.sync import run_sync
 
-WARM_UP, RUNS = 2, 10
+WARM_UP_SECONDS, RUNS = 1.5, 20
 SMALL = VisionConfig(
     width=768, layers=16, heads=12, ffn=3072, patch=16, pool=3, positions=10240, output=1536,
     clipped=True, standardised=False,
@@ -90,16 +90,17 @@ def encoder_gguf(specs: Iterable[TensorSpec]) -> Gguf:
 def timed(what: str, device: Device, encode: Callable[[], Awaitable[Any]], runs: int) -> None:
     """Print the median time of some runs, each until its soft tokens are on the host."""
     seconds, first = [], b""
-    for number in range(WARM_UP + runs):
+    begin = time.perf_counter()
+    while not seconds or time.perf_counter() < begin + WARM_UP_SECONDS or len(seconds) < runs:
         start = time.perf_counter()
         encoded = run_sync(encode())  # type: ignore[arg-type]
         data = run_sync(device.read(encoded.tokens.buffer, 0, encoded.tokens.nbytes).bytes())
         seconds.append(time.perf_counter() - start)
         encoded.close()
         first = first or data
-        assert data == first, f"run {number} computed other soft tokens than the first one"
-    median = 1000 * statistics.median(seconds[WARM_UP:])
-    best = 1000 * min(seconds[WARM_UP:])
+        assert data == first, f"run {len(seconds)} computed other soft tokens than the first one"
+    median = 1000 * statistics.median(seconds[-runs:])
+    best = 1000 * min(seconds[-runs:])
     print(f"{what}: {median:.1f} ms (best {best:.1f}, first {1000 * seconds[0]:.0f})", flush=True)
 
 

@@ -6,13 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers.gpu import device, get, put
+from helpers.matrix_units import poisoned
 from tolerance import F16_ATTENTION
 
 from webgemma.gemma.attention import NO_WINDOW, Heads, attend
 from webgemma.gemma.kv_cache import LayerCache
 from webgemma.gemma.record.ops import Ops
+from webgemma.gemma.record.quantised import HalfTensor
 from webgemma.gemma.record.tiling import AttentionTiling, MatrixUnits
-from webgemma.graph import Recorder
+from webgemma.graph import Recorder, Tensor
 
 pytestmark = pytest.mark.usefixtures("matrix_units")
 
@@ -62,21 +64,20 @@ class Inputs:
         for begin, stop in case.images:
             self.ends[begin:stop] = case.first + stop
 
-    def attended(self) -> np.ndarray:
-        """Return what the engine records for the batch, into an output poisoned before."""
+    def attended(self, out: Tensor) -> None:
+        """Compute what the engine records for the batch."""
         case, recorder = self.case, Recorder(device())
         batch = put(np.array([case.first, case.tokens, *self.ends], np.uint32))
         weights = SimpleNamespace(matrices={})
         ops = Ops(weights, recorder, batch, case.rows, 1e-6, "f16")
         cache = LayerCache(put(self.cached[0]), put(self.cached[1]), case.ring)
         heads = Heads(case.heads, case.kv_heads, case.size)
-        out = put(np.full_like(self.q, POISON))
         q = put(self.q.reshape(case.rows, -1))
         attend(ops, q, cache, heads, case.window, "f16", case.mask, out)
         names = [call.kernel.name for call in recorder.calls]
-        assert names == [f"attention_matrix_units mask={case.mask}"]
+        pair = "f16" if isinstance(out, HalfTensor) else "f32"
+        assert names == [f"attention_matrix_units mask={case.mask} pair={pair}"]
         device().run(recorder.plan())
-        return get(out)
 
     def visible(self) -> np.ndarray:
         """Return which positions each token attends to: [tokens, positions]."""
@@ -102,7 +103,9 @@ class Inputs:
 def assert_right(case: Case) -> None:
     """Assert that the tokens' rows are right and the others are untouched."""
     inputs = Inputs(case)
-    found, expected = inputs.attended(), inputs.expected()
+    out = put(np.full_like(inputs.q, POISON))
+    inputs.attended(out)
+    found, expected = get(out), inputs.expected()
     error = np.abs(found[: case.tokens] - expected).max()
     assert error <= F16_ATTENTION * np.abs(expected).max()
     assert (found[case.tokens :] == POISON).all()
@@ -136,6 +139,24 @@ POSITIONS = {
 @pytest.mark.parametrize("case", POSITIONS.values(), ids=POSITIONS)
 def test_positions(case: Case) -> None:
     assert_right(case)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 1), (4, 2), (3, 1)])
+def test_rounded_for_a_product(heads: int, kv_heads: int) -> None:
+    """As float16 with scales of 1, of all tokens and of no others."""
+    case = replace(POSITIONS["half a batch"], heads=heads, kv_heads=kv_heads)
+    inputs, width = Inputs(case), heads * case.size
+    out = poisoned(case.rows, width)
+    inputs.attended(out)
+    data = get(Tensor((out.nbytes,), out.nbytes, out.buffer), np.uint8)
+    values = data[: 2 * case.rows * width].view(np.float16).reshape(case.rows, heads, case.size)
+    scales = data[2 * case.rows * width :].view(np.float32)
+    expected = inputs.expected()
+    error = np.abs(values[: case.tokens].astype(np.float64) - expected).max()
+    assert error <= F16_ATTENTION * np.abs(expected).max()
+    assert (values[case.tokens :].view(np.uint16) == 0x7777).all()
+    assert (scales[: case.tokens] == 1).all()
+    assert (scales[case.tokens :].view(np.uint32) == 0x77777777).all()
 
 
 @pytest.mark.parametrize("position", ["half a batch", "history", "window of tiles"])

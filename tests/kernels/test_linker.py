@@ -316,10 +316,10 @@ NAMES = {
             **MATRICES,
         },
     ),
-    "attention_matrix_units mask=causal": (
+    "attention_matrix_units mask=causal pair=f32": (
         "attention_matrix_units",
-        {"mask": "causal"},
-        {"THREADS": 64, "QUERIES": 16, "KEYS": 64, "HEAD_DIM": 64, **MATRICES},
+        {"mask": "causal", "pair": "f32"},
+        {"THREADS": 64, "QUERIES": 16, "KEYS": 64, "HEAD_DIM": 64, "ROUNDED": False, **MATRICES},
     ),
     # Without rope, which has one provider.
     "qkv_heads kv=f32 workgroup_sum=memory": (

@@ -22,7 +22,6 @@ from webgemma.gemma.record.matmul import (
     SortedSlots,
 )
 from webgemma.gemma.record.quantised import HalfTensor
-from webgemma.gemma.record.rounding import ROUND_THREADS
 from webgemma.gemma.record.tiling import MATRIX_TILES, MatrixTiling, MatrixUnits
 from webgemma.gguf.formats import FORMATS
 from webgemma.graph import Recorder, Tensor
@@ -75,7 +74,7 @@ def rounded(x: np.ndarray, count: int | None = None, token_rows: int = 1) -> np.
         stride=x.shape[1],
         rows=len(x),
         token_rows=token_rows,
-        THREADS=ROUND_THREADS,
+        THREADS=128,
         SPLIT=False,
     )
     device().run(recorder.plan())

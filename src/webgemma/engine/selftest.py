@@ -241,6 +241,8 @@ class _Prober:
             "attention_matrix_units",
             (1, 1),
             mask="causal",
+            pair="f32",
+            ROUNDED=False,
             batch=self.upload(struct.pack("<4I", positions - 1, 1, 0, 0)),
             q=self.upload(packed_floats([value for row in q for value in row])),
             k_cache=self.upload(_halves(k)),

@@ -8,7 +8,7 @@ from webgemma.gemma.matrices import Weight
 from webgemma.gemma.record import loop_limits
 from webgemma.gemma.record.operands import MergedSplits, Operand, can_make
 from webgemma.gemma.record.ops import Ops
-from webgemma.gemma.record.quantised import GROUP, providers
+from webgemma.gemma.record.quantised import GROUP, HalfTensor, providers
 from webgemma.gemma.weights import Model
 from webgemma.graph import Argument, Tensor
 
@@ -16,7 +16,9 @@ NO_WINDOW = 1 << 30  # a window that no context reaches
 DECODE_THREADS, SOFTWARE_DECODE_THREADS = 128, 32  # of a workgroup of attention_decode
 # Of attention_merge: threads of a workgroup, and those of a team that share its splits.
 MERGE_THREADS, MERGE_COLUMNS = 256, 32
-DECODE_SPLITS = {True: 16, False: 64}  # of the positions, on sliding layers and on full ones
+# Splits of the positions, on sliding layers and on full ones: fewer of those of many heads.
+DECODE_SPLITS = {True: 16, False: 64}
+MOST_DECODE_GROUPS = 1024
 PREFILL = {"THREADS": 256, "QUERIES": 32, "KEYS": 64}
 
 
@@ -41,18 +43,20 @@ def attend(
 ) -> Tensor:
     """Record softmax(q kᵀ) v for many rows: [rows, heads * size], in one or a few dispatches.
 
-    The rows and the cache may be those of several sequences, one after the other."""
+    Matrix units may leave it in float16, for a product on them. The rows and the cache may be those
+    of several sequences, one after the other."""
     rows, group = q.shape[0] // sequences, heads.queries // heads.keys
-    out = out or ops.scratch(*q.shape)
+    on_units = kv == "f16" and sequences == 1
+    tiling = ops.matmul.attention_tiling(heads.size) if on_units else None
+    out, rounded = out or ops.scratch(*q.shape), isinstance(out, HalfTensor)
+    assert tiling or not rounded
     shared: dict[str, Argument] = {"mask": mask, "HEAD_DIM": heads.size}
     shared |= {"q": q, "k_cache": cache.k, "v_cache": cache.v, "out": out, "batch": ops.batch}
     shared |= {"heads": heads.queries, "kv_heads": heads.keys, "tokens": rows}
     shared |= {"ring": cache.ring, "window": window}
-    on_units = kv == "f16" and sequences == 1
-    tiling = ops.matmul.attention_tiling(heads.size) if on_units else None
     if tiling is not None:
         tiles = -(-rows * group // tiling.queries)
-        shared |= tiling.constants
+        shared |= {**tiling.constants, "pair": "f16" if rounded else "f32", "ROUNDED": rounded}
         ops.recorder.call("attention_matrix_units", (heads.keys, tiles), **shared)
         return out
     queries = PREFILL["QUERIES"]
@@ -113,6 +117,7 @@ class Attention:
         The output product may be left to merge them."""
         ops, layer = self.ops, self.layer
         threads, splits = DECODE_THREADS, DECODE_SPLITS[layer.sliding]
+        splits = min(splits, max(DECODE_SPLITS[True], MOST_DECODE_GROUPS // layer.heads))
         if ops.software:
             threads = SOFTWARE_DECODE_THREADS
             at_once = loop_limits.attention_decode_keys(layer.head_dim, threads)
@@ -159,7 +164,10 @@ class Attention:
         layer = self.layer
         heads = Heads(layer.heads, layer.kv_heads, layer.head_dim)
         q = self.queries(raw)
-        return attend(self.ops, q, self.cache, heads, self.window, self.kv, mask)
+        out = None
+        if self.kv == "f16" and self.ops.matmul.attention_tiling(layer.head_dim):
+            out = self.ops.row_input_for(q.shape[1], self.name + "attn_output.weight")
+        return attend(self.ops, q, self.cache, heads, self.window, self.kv, mask, out)
 
     def queries(self, raw: Tensor) -> Tensor:
         """Record queries normed and rotated; keys and values go into the cache."""

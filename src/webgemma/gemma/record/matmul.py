@@ -18,7 +18,7 @@ from webgemma.gemma.record.quantised import (
     multiplies_integers,
     providers,
 )
-from webgemma.gemma.record.rounding import ROUND_THREADS, round_rows
+from webgemma.gemma.record.rounding import round_rows
 from webgemma.gemma.record.tiling import (
     FEW_TOKENS,
     MAX_SPLITS,
@@ -446,8 +446,7 @@ class Matmul:
         split = self.split if split is None else split
         h = out or HalfTensor.scratch(rows, width or stride, split=split)
         source: dict[str, Argument] = {"row_source": "plain", "x": x, "stride": stride}
-        threads = self.row_threads(h.shape[1], ROUND_THREADS)
-        return round_rows(self.recorder, self.batch, h, source, token_rows, threads)
+        return round_rows(self.recorder, self.batch, h, source, token_rows)
 
     def row_threads(self, width: int, usual: int) -> int:
         """Return the threads of a workgroup that reads a row of this width."""

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from webgemma.gemma.record.quantised import HalfTensor
 from webgemma.graph import Argument, Recorder, Tensor, folded
 
-ROUND_THREADS = 128  # of round_f16, which has a workgroup for each row
+# Threads of round_f16, which has a workgroup for each row: by the width that is too long for fewer.
+ROUND_THREADS = {65536: 1024, 8192: 512, 2048: 256, 0: 128}
 
 
 def round_rows(
@@ -14,12 +15,14 @@ def round_rows(
     h: HalfTensor,
     source: Mapping[str, Argument],
     token_rows: int = 1,
-    threads: int = ROUND_THREADS,
 ) -> HalfTensor:
     """Record rows of float16, of which a token has so many; `source` says what they are made of.
 
     Those are the arguments of a provider of lib/row_source, and its name."""
     rows, width = h.shape
+    device = recorder.device
+    most = min(ROUND_THREADS.values()) if device.software else device.limits.workgroup_threads
+    threads = next(n for least, n in ROUND_THREADS.items() if width >= least and n <= most)
     recorder.call(
         "round_f16",
         folded(rows),

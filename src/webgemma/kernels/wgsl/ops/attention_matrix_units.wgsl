@@ -4,7 +4,7 @@
 // time. Of a tile of KEYS keys, each of the TEAM subgroups that have the same MATRIX_M queries scores some keys;
 // the softmax goes through workgroup memory; then each adds up MATRIX_N dimensions of every slice of the values.
 // The slot `mask` says which positions a token attends to.
-// uses: mask
+// uses: mask pair
 
 struct Params {
     heads: u32,
@@ -22,11 +22,12 @@ override KEYS: u32;
 override MATRIX_M: u32;
 override MATRIX_N: u32;
 override MATRIX_K: u32;
+override ROUNDED: bool; // whether out is float16, and after its rows has their scales, as round_f16 leaves them
 
 var<storage, read> q: array<vec4<f32>>;
 var<storage, read> k_cache: array<vec4<u32>>; // eight float16 each
 var<storage, read> v_cache: array<vec4<u32>>;
-var<storage, read_write> out: array<f32>;
+var<storage, read_write> out: array<Pair>;
 
 const MASKED: f32 = -3.0e38; // the score of a key that a query does not attend to
 const SLACK: f32 = 5.0; // a best score may be exceeded by so much before what was accumulated is scaled down
@@ -257,11 +258,12 @@ fn store_slice(values: Result, work: Work, slice: u32) {
     workgroupBarrier();
     subgroupMatrixStore(&scores, mine, values, false, MATRIX_N);
     workgroupBarrier();
-    for (var i = work.thread % SUBGROUP; i < MATRIX; i += SUBGROUP) {
+    for (var i = 2u * (work.thread % SUBGROUP); i < MATRIX; i += 2u * SUBGROUP) {
         let number = work.first + work.line + i / MATRIX_N;
         if (number / (params.heads / params.kv_heads) < work.count) {
             let to = query_at(number, work.kv_head) + column + i % MATRIX_N;
-            out[to] = scores[mine + i] * factors[work.line + i / MATRIX_N];
+            let two = vec2(scores[mine + i], scores[mine + i + 1u]);
+            out[to / 2u] = pair_of(two * factors[work.line + i / MATRIX_N]);
         }
     }
 }
@@ -321,6 +323,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
             total += parts[thread * SHARES + i];
         }
         factors[thread] = 1.0 / total;
+        // A mean of float16 is none too large for float16: its scale is 1.
+        let number = first + thread;
+        if (ROUNDED && kv_head == 0u && number % group == 0u && number / group < count) {
+            let scales = params.tokens * params.heads * (HEAD_DIM / 2u);
+            out[scales + number / group] = pair_of(vec2(0.0, 1.875)); // the bits of 1.0
+        }
     }
     store_slice(values[0], work, 0u);
     if (LAST >= 1u) {
