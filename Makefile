@@ -42,6 +42,7 @@ matrix-units: $(VENV)/ready-dev
 			tests/kernels/test_matrix_units.py tests/kernels/test_attention_matrix_units.py \
 			tests/kernels/test_backward_matrix_units.py tests/lora/test_matrix_units.py \
 			tests/kernels/test_patch_attention_matrix_units.py tests/gemma/test_encoders_matrix_units.py \
+			tests/kernels/test_denoising.py::test_expected_embeddings_on_matrix_units \
 			tests/engine/test_matrix_units.py; fi
 
 # The second command computes a share of the kernels' tests on Chromium's GPU; for all of them (a

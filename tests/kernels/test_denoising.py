@@ -7,10 +7,11 @@ import pytest
 from helpers.blank import e2b
 from helpers.gpu import device, get, put
 from helpers.matrices import load, matrix, truth
+from helpers.matrix_units import small_tiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from tolerance import F32_KERNEL, LOGPROB
+from tolerance import F16_PRODUCT, F32_KERNEL, LOGPROB
 
 from webgemma.denoising import Canvas, Denoising, position_bits
 from webgemma.gemma.config import Diffusion
@@ -24,7 +25,9 @@ from webgemma.gemma.diffusion import (
     packed_denoising,
     parse_result,
 )
+from webgemma.gemma.record import tiling
 from webgemma.gemma.record.matmul_backward import MatmulBackward
+from webgemma.gemma.record.tiling import MatrixUnits
 from webgemma.gemma.text import Inputs
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
@@ -50,7 +53,14 @@ STATS = np.dtype(
 class CanvasCase:
     """A canvas with only what the kernels of one step read and write."""
 
-    def __init__(self, canvas: int, vocab: int, model: Model | None = None, width: int = 64):
+    def __init__(
+        self,
+        canvas: int,
+        vocab: int,
+        model: Model | None = None,
+        width: int = 64,
+        precision: str = "exact",
+    ) -> None:
         model = model or Model(e2b(), device())
         diffusion = Diffusion(canvas, 4, 0.4, 0.8, 0.1, 1, 0.005, 4)
         model.config = replace(
@@ -65,7 +75,9 @@ class CanvasCase:
         )
         self.ids = put(np.zeros(canvas, np.uint32))
         inputs = Inputs(put(np.array([0, canvas], np.uint32)), self.ids, {})
-        self.canvas = CanvasRecorder(model, Recorder(device()), inputs, self.state, "f32")
+        self.canvas = CanvasRecorder(
+            model, Recorder(device()), inputs, self.state, "f32", precision
+        )
 
     def run(self) -> None:
         """Run what was recorded, and begin again."""
@@ -233,6 +245,14 @@ def test_expected_embeddings_where_most_ids_have_almost_no_probability(gap: int)
     assert_expected("F32", 68, 300, 5, logits=logits)
 
 
+@pytest.mark.parametrize(("name", "vocab"), [("Q6_K", 1000), ("Q8_0", 96)])
+def test_expected_embeddings_on_matrix_units(
+    name: str, vocab: int, matrix_units: MatrixUnits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiling, "MATRIX_TILES", small_tiles(matrix_units))
+    assert_expected(name, 256, vocab, 21, precision="f16", bound=F16_PRODUCT)
+
+
 def assert_expected(
     name: str,
     width: int,
@@ -240,11 +260,13 @@ def assert_expected(
     rows: int,
     parts: int = 1,
     logits: np.ndarray | None = None,
+    precision: str = "exact",
+    bound: float = F32_KERNEL,
 ) -> None:
     tensor = replace(matrix(name, width, vocab), name="token_embd.weight")
     model = load(tensor)
     assert len(model.matrices["token_embd.weight"].parts) == parts
-    case = CanvasCase(rows + 3, vocab, model, width)
+    case = CanvasCase(rows + 3, vocab, model, width, precision)
     logits = random_logits(rows, vocab) if logits is None else logits
     uploaded = put(logits)
     case.canvas.canvas_stats(uploaded, 2)
@@ -256,11 +278,13 @@ def assert_expected(
         2,
         case.state.expected,
     )
+    ops = [call.kernel.name.split()[0] for call in case.canvas.recorder.calls]
+    assert ("round_f16" in ops) == (precision == "f16")
     case.run()
     p = softmax(logits.astype(np.float64) / SCHEDULE.temperature(STEP))
     expected = p @ truth(tensor).astype(np.float64) * np.sqrt(width)
     found = get(case.state.expected)
-    assert np.abs(found[2 : 2 + rows] - expected).max() <= F32_KERNEL * np.abs(expected).max()
+    assert np.abs(found[2 : 2 + rows] - expected).max() <= bound * np.abs(expected).max()
     assert not found[:2].any()
     assert not found[2 + rows :].any()
 

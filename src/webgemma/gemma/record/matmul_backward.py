@@ -3,12 +3,13 @@
 They share the outer-product tiles; `Matmul` has the products x Wᵀ."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from webgemma.gemma.matrices import Part, Weight
 from webgemma.gemma.record.matmul import THREADS, Columns, Matmul, SortedSlots, can_be_halves
 from webgemma.gemma.record.quantised import HalfTensor
+from webgemma.gemma.record.rounding import round_rows
 from webgemma.gemma.record.tiling import BUSY_GROUPS, NARROW, MatrixTiling, OuterTiling
 from webgemma.graph import Argument, Tensor
 
@@ -273,8 +274,19 @@ class MatmulBackward:
         first: int,
         expected: Tensor,
     ) -> None:
-        """Record softmax(logits / temperature) E √width, into `expected` from row `first` on."""
+        """Record softmax(logits / temperature) E √width, into `expected` from row `first` on.
+
+        Matrix units read the probabilities in float16; otherwise they are never stored."""
         rows, vocab = logits.shape
+        shared: dict[str, Argument] = {"stats": stats, "first": first}
+        if self._matrix_tiling(logits, [weight], rows) is not None:
+            source = {"row_source": "softmax", "logits": logits, "denoising": denoising, **shared}
+            p = HalfTensor.scratch(rows, vocab)
+            round_rows(self.recorder, self.matmul.batch, p, source)
+            sums = self.recorder.scratch(rows, weight.width)
+            self.backward(p, [weight], sums)
+            self._expectation(sums, (1, rows), shared, expected, math.sqrt(weight.width))
+            return
         width, at_once = weight.width, SOFTWARE_SPLIT_IDS if self.software else SPLIT_IDS
         tiling, first_split = OuterTiling.large(), 0
         sums = self.recorder.scratch(
@@ -286,14 +298,13 @@ class MatmulBackward:
                 "expected_embedding",
                 (-(-width // tiling.n), -(-rows // tiling.m), splits),
                 **weight.arguments(part),
+                **shared,
                 denoising=denoising,
                 logits=logits,
-                stats=stats,
                 sums=sums,
                 first_row=part.first_row,
                 rows=part.rows,
                 vocab=vocab,
-                first=first,
                 tokens=rows,
                 split_rows=at_once,
                 first_split=first_split,
@@ -302,16 +313,28 @@ class MatmulBackward:
                 **tiling.constants | {"SKIP": True},
             )
             first_split += splits
+        self._expectation(sums, (first_split, rows), shared, expected)
+
+    def _expectation(
+        self,
+        sums: Tensor,
+        shape: tuple[int, int],
+        arguments: Mapping[str, Argument],
+        expected: Tensor,
+        scale: float = 1.0,
+    ) -> None:
+        """Record the sum over splits of rows, divided by the total of their probabilities."""
+        (splits, rows), width = shape, expected.shape[1]
         self.recorder.call(
             "expected_embedding_sum",
             (-(-width // (4 * THREADS)), rows),
+            **arguments,
             sums=sums,
-            stats=stats,
             expected=expected,
             vec4s=width // 4,
-            splits=first_split,
-            first=first,
+            splits=splits,
             tokens=rows,
+            scale=scale,
         )
 
 

@@ -1,5 +1,5 @@
-// expected[first + t] = the sum over splits of sums[split, t], divided by total[t]: see expected_embedding. A
-// thread takes four values.
+// expected[first + t] = scale times the sum over splits of sums[split, t], divided by total[t]: see
+// expected_embedding. A thread takes four values.
 // uses: position_stats
 
 struct Params {
@@ -7,6 +7,7 @@ struct Params {
     splits: u32,
     first: u32, // position of the first row
     tokens: u32,
+    scale: f32,
 }
 
 override THREADS: u32 = 64u;
@@ -27,5 +28,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         sum += sums[(split * params.tokens + t) * params.vec4s + column];
     }
     let position = params.first + t;
-    expected[position * params.vec4s + column] = sum / stats[position].total;
+    expected[position * params.vec4s + column] = sum * (params.scale / stats[position].total);
 }
