@@ -149,6 +149,23 @@ async def counted() -> list[int]:
     return [int.from_bytes(data, "little") for data in found]
 
 
+async def recovered() -> list[str | int]:
+    """Return the error of a program that does not compile, and what a right one computes then."""
+    device = await opened()
+    device.pipeline(Kernel("wrong", "fn main() { nonsense }", ("write",)))
+    error = ""
+    try:
+        await device.compiled()
+    except DeviceError as raised:
+        error = str(raised)
+    plan, total = counter(device, 3)
+    await device.compiled()
+    device.run(plan)
+    data = await device.read(total.buffer, 0, 4).bytes()
+    device.close()
+    return [error, int.from_bytes(data, "little")]
+
+
 async def mistake(kind: str) -> str:
     """Return the error of a mistake, which comes at the latest when bytes are awaited."""
     device = await opened()

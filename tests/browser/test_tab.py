@@ -181,6 +181,13 @@ def test_a_mistake_gets_a_sentence(tab: Tab, kind: str, sentence: str) -> None:
     assert sentence in tab.call("mistake", kind)
 
 
+def test_a_program_that_does_not_compile_leaves_the_device_usable(tab: Tab) -> None:
+    """So that kernels for matrix units can be given up where they do not compile."""
+    error, total = tab.call("recovered")
+    assert "Error while parsing WGSL" in error
+    assert total == 3
+
+
 def test_only_the_own_origin_is_requested(tab: Tab) -> None:
     tab.call("facts")
     assert any(url.endswith("pyodide.asm.wasm") for url in tab.requested)

@@ -3,6 +3,7 @@
 
 const BINDING_TYPES = { read: "read-only-storage", write: "storage", uniform: "uniform" };
 const FEATURES = ["subgroups", "shader-f16", "timestamp-query"];
+const REPORTED_ONCE = ["memory", "program"]; // with less memory or other programs, the device may work
 const MATRICES = "chromium-experimental-subgroup-matrix"; // offered by Chromium with unsafe WebGPU enabled
 const LIMITS = [
   "maxBufferSize",
@@ -28,7 +29,7 @@ class Gpu {
     this.limits = device.limits;
     this.device = device;
     this.queue = device.queue;
-    this.fault = null; // the first error; after any but "memory", nothing works
+    this.fault = null; // the first error; after any that is not reported once, nothing works
     this.layouts = new Map();
     this.parsing = new Set(); // promises of the errors of shader modules
     this.compiling = new Set(); // promises of pipelines
@@ -49,7 +50,7 @@ class Gpu {
 
   check() {
     const fault = this.fault;
-    if (fault?.name === "memory") this.fault = null; // reported once: with less, it may work
+    if (REPORTED_ONCE.includes(fault?.name)) this.fault = null;
     if (fault) throw fault;
   }
 
@@ -102,7 +103,7 @@ class Gpu {
     this.device.pushErrorScope("validation");
     const module = this.device.createShaderModule({ label, code });
     const parsing = this.device.popErrorScope().then(
-      (error) => error && this.fail("invalid", error.message), // with line and column
+      (error) => error && this.fail("program", error.message), // with line and column
       () => {}, // lost
     );
     this.parsing.add(parsing);
@@ -125,7 +126,7 @@ class Gpu {
       (raw) => { pipeline.raw ??= raw; },
       async ({ message }) => {
         await this.parsed();
-        this.fail("invalid", message);
+        this.fail("program", message);
       },
     );
     this.compiling.add(compiling);
