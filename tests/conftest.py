@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from webgemma.gemma.record.tiling import MatrixUnits
+from webgemma.gemma.record.matrix_tiling import MatrixUnits
 
 # A busy machine is slow now and then: how long an example takes says nothing about the code.
 settings.register_profile("webgemma", deadline=None)

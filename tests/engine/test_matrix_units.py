@@ -21,7 +21,7 @@ from webgemma.engine.diffusion_session import DiffusionSession
 from webgemma.engine.selftest import check_matrix_units
 from webgemma.engine.session import Session
 from webgemma.gemma.config import Config
-from webgemma.gemma.record.tiling import MatrixUnits
+from webgemma.gemma.record.matrix_tiling import MatrixUnits
 from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.graph import Recorder

@@ -3,8 +3,8 @@
 import numpy as np
 
 from helpers.gpu import put
+from webgemma.gemma.record.matrix_tiling import MatrixUnits
 from webgemma.gemma.record.quantised import HalfTensor
-from webgemma.gemma.record.tiling import MatrixUnits
 
 
 def scales_of(x: np.ndarray) -> np.ndarray:

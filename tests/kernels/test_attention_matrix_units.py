@@ -11,9 +11,9 @@ from tolerance import F16_ATTENTION
 
 from webgemma.gemma.attention import NO_WINDOW, Heads, attend
 from webgemma.gemma.kv_cache import LayerCache
+from webgemma.gemma.record.matrix_tiling import AttentionTiling, MatrixUnits
 from webgemma.gemma.record.ops import Ops
 from webgemma.gemma.record.quantised import HalfTensor
-from webgemma.gemma.record.tiling import AttentionTiling, MatrixUnits
 from webgemma.graph import Recorder, Tensor
 
 pytestmark = pytest.mark.usefixtures("matrix_units")

@@ -12,11 +12,11 @@ from tolerance import F16_PRODUCT, F16_SUMS, F32_KERNEL, SPLIT_PRODUCT
 
 from webgemma.device import Device
 from webgemma.gemma.matrices import Weight
-from webgemma.gemma.record import tiling
+from webgemma.gemma.record import matrix_tiling
 from webgemma.gemma.record.matmul import LONG_ROW, Matmul
 from webgemma.gemma.record.matmul_backward import MatmulBackward
+from webgemma.gemma.record.matrix_tiling import MatrixUnits
 from webgemma.gemma.record.quantised import HalfTensor
-from webgemma.gemma.record.tiling import MatrixUnits
 from webgemma.gguf.formats import FORMATS
 from webgemma.graph import Recorder
 
@@ -26,7 +26,7 @@ EVERY_PRECISION = pytest.mark.parametrize("precision", ["f16", "split"])
 
 @pytest.fixture(autouse=True)
 def tiles(matrix_units: MatrixUnits, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "MATRIX_TILES", small_tiles(matrix_units))
+    monkeypatch.setattr(matrix_tiling, "MATRIX_TILES", small_tiles(matrix_units))
 
 
 def numbers(*shape: int, seed: int = 1) -> np.ndarray:
@@ -158,7 +158,7 @@ def test_backward_through_stacked_matrices_in_splits(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two formats; splits end within a slice, and none is left out."""
-    monkeypatch.setattr(tiling, "MATRIX_SPLIT_ROWS", 60)
+    monkeypatch.setattr(matrix_tiling, "MATRIX_SPLIT_ROWS", 60)
     first, second = matrices.matrix("Q4_0", 96, 200), matrices.matrix("F16", 96, 136)
     dy, names = numbers(18, 336), list[str]()
     with matrices.load(first) as one, matrices.load(second) as other:

@@ -25,9 +25,9 @@ from webgemma.gemma.diffusion import (
     packed_denoising,
     parse_result,
 )
-from webgemma.gemma.record import tiling
+from webgemma.gemma.record import matrix_tiling
 from webgemma.gemma.record.matmul_backward import MatmulBackward
-from webgemma.gemma.record.tiling import MatrixUnits
+from webgemma.gemma.record.matrix_tiling import MatrixUnits
 from webgemma.gemma.text import Inputs
 from webgemma.gemma.weights import Model
 from webgemma.gguf.formats import FORMATS
@@ -249,7 +249,7 @@ def test_expected_embeddings_where_most_ids_have_almost_no_probability(gap: int)
 def test_expected_embeddings_on_matrix_units(
     name: str, vocab: int, matrix_units: MatrixUnits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiling, "MATRIX_TILES", small_tiles(matrix_units))
+    monkeypatch.setattr(matrix_tiling, "MATRIX_TILES", small_tiles(matrix_units))
     assert_expected(name, 256, vocab, 21, precision="f16", bound=F16_PRODUCT)
 
 

@@ -19,7 +19,7 @@ from helpers.tiny import random_tensor
 from tolerance import F32_KERNEL
 
 from webgemma.gemma.matrices import Weight
-from webgemma.gemma.record.matmul import MAX_EXPERTS
+from webgemma.gemma.record.expert_matmul import MAX_EXPERTS
 from webgemma.gemma.record.quantised import providers
 from webgemma.gemma.record.tiling import MatmulTiling
 from webgemma.gguf.formats import FORMATS

@@ -27,7 +27,7 @@ from webgemma.engine.session import Session
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.kv_cache import LayerCache
-from webgemma.gemma.record.matmul import Columns
+from webgemma.gemma.record.columns import Columns
 from webgemma.gemma.record.quantised import QuantisedTensor, multiplies_integers, providers
 from webgemma.gemma.record.tiling import MatvecTiling
 from webgemma.gemma.text import TextRecorder

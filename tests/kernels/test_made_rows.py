@@ -18,7 +18,7 @@ from webgemma.device.null import DEFAULT_LIMITS, NullDevice
 from webgemma.engine.session import Session
 from webgemma.gemma.config import Config
 from webgemma.gemma.record import operands
-from webgemma.gemma.record.matmul import Columns
+from webgemma.gemma.record.columns import Columns
 from webgemma.gemma.record.operands import NormedSum, can_make
 from webgemma.gemma.record.quantised import QuantisedTensor
 from webgemma.gemma.record.tiling import MatvecTiling

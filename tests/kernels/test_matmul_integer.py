@@ -18,7 +18,7 @@ from helpers.integers import (
 from helpers.tiny import random_tensor
 from tolerance import F32_KERNEL
 
-from webgemma.gemma.record.matmul import Columns
+from webgemma.gemma.record.columns import Columns
 from webgemma.gemma.record.tiling import MatmulTiling
 from webgemma.gemma.text import TextRecorder
 from webgemma.gguf.formats import FORMATS

@@ -13,16 +13,12 @@ from tolerance import F16_PRODUCT, F16_SUMS, F32_KERNEL, ROUNDING
 
 from webgemma.gemma.lora_weights import LoraWeight
 from webgemma.gemma.matrices import Weight
-from webgemma.gemma.record import matmul, tiling
-from webgemma.gemma.record.matmul import (
-    MAX_EXPERTS,
-    Clamp,
-    Columns,
-    Matmul,
-    SortedSlots,
-)
+from webgemma.gemma.record import matmul, matrix_tiling
+from webgemma.gemma.record.columns import Columns
+from webgemma.gemma.record.expert_matmul import MAX_EXPERTS, ExpertMatmul, SortedSlots
+from webgemma.gemma.record.matmul import Clamp, Matmul
+from webgemma.gemma.record.matrix_tiling import MATRIX_TILES, MatrixTiling, MatrixUnits
 from webgemma.gemma.record.quantised import HalfTensor
-from webgemma.gemma.record.tiling import MATRIX_TILES, MatrixTiling, MatrixUnits
 from webgemma.gguf.formats import FORMATS
 from webgemma.graph import Recorder, Tensor
 from webgemma.reference.text import gelu
@@ -48,7 +44,7 @@ def numbers(*shape: int) -> np.ndarray:
 def small_tiles(matrix_units: MatrixUnits, monkeypatch: pytest.MonkeyPatch) -> None:
     """A matrix for each subgroup: such kernels compile in less than a second on a CPU."""
     m, n, _ = matrix_units.shape
-    monkeypatch.setattr(tiling, "MATRIX_TILES", ((2 * m, 4 * n, m, n, 1),))
+    monkeypatch.setattr(matrix_tiling, "MATRIX_TILES", ((2 * m, 4 * n, m, n, 1),))
 
 
 def batch_of(count: int) -> Tensor:
@@ -228,7 +224,7 @@ def test_every_tile(
     """Whether or not it would be chosen for such a product."""
     if not MatrixTiling.sized(matrix_units, *size[:4]).fits(device().limits):
         pytest.skip("does not fit into a workgroup of this GPU")
-    monkeypatch.setattr(tiling, "MATRIX_TILES", ((*size[:4], 1),))
+    monkeypatch.setattr(matrix_tiling, "MATRIX_TILES", ((*size[:4], 1),))
     tensor, x = matrices.matrix("F16", 104, rows), numbers(tokens, 104)
     with matrices.load(tensor) as model:
         found = Product(model.matrices[tensor.name], x).compute()
@@ -241,8 +237,8 @@ def test_k_is_split_among_workgroups(
     splits: int, rows: int, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Into columns of longer rows, too; splits are added four rows at a time, or not made."""
-    monkeypatch.setattr(tiling, "START_SLICES", 0)
-    monkeypatch.setattr(tiling, "SUM_MICROSECONDS", -99)
+    monkeypatch.setattr(matrix_tiling, "START_SLICES", 0)
+    monkeypatch.setattr(matrix_tiling, "SUM_MICROSECONDS", -99)
     monkeypatch.setattr(matmul, "MAX_SPLITS", splits)
     tensor, x = matrices.matrix("Q8_0", 800, rows), numbers(19, 800)
     first = stride - rows
@@ -388,7 +384,7 @@ class ExpertProduct:
         recorder, (rows, used) = Recorder(device()), self.ids.shape
         batch, ids = batch_of(rows if self.count is None else self.count), put(self.ids)
         lora = {self.weight.name: self.lora} if self.lora else None
-        products = Matmul(recorder, batch, rows, "f16", lora)
+        products = ExpertMatmul(Matmul(recorder, batch, rows, "f16", lora))
         assert self.slots in products.matrix_slots(self.weight)
         slots, tiles = recorder.scratch(rows, used), recorder.scratch(rows * used, 4)
         order = SortedSlots(slots, tiles, self.slots, on_units=True)

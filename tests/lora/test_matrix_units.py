@@ -22,8 +22,8 @@ from helpers.training import (
 from tolerance import F16_GRADIENTS, GPU_GRADIENTS
 
 from webgemma.errors import InputError
-from webgemma.gemma.record import tiling
-from webgemma.gemma.record.tiling import MatrixUnits
+from webgemma.gemma.record import matrix_tiling
+from webgemma.gemma.record.matrix_tiling import MatrixUnits
 from webgemma.graph import Recorder
 from webgemma.lora.estimate import estimate
 from webgemma.lora.trainer import TrainingOptions
@@ -41,7 +41,7 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def calls(matrix_units: MatrixUnits, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each op was recorded with factors in so many halves."""
-    monkeypatch.setattr(tiling, "MATRIX_TILES", small_tiles(matrix_units))
+    monkeypatch.setattr(matrix_tiling, "MATRIX_TILES", small_tiles(matrix_units))
     counts: Counter[str] = Counter()
     call = Recorder.call
 

@@ -8,8 +8,13 @@ from math import exp, sqrt
 from webgemma.device import Device
 from webgemma.errors import DeviceError, DeviceLostError
 from webgemma.gemma.matrices import packed_floats
+from webgemma.gemma.record.matrix_tiling import (
+    MATRIX_TILES,
+    AttentionTiling,
+    MatrixTiling,
+    MatrixUnits,
+)
 from webgemma.gemma.record.quantised import HalfTensor
-from webgemma.gemma.record.tiling import MATRIX_TILES, AttentionTiling, MatrixTiling, MatrixUnits
 from webgemma.gguf.formats import FORMATS
 from webgemma.graph import BufferPool, Recorder, Tensor
 from webgemma.kernels import unit

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from webgemma.denoising import Canvas, Denoising
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Config, Layer
-from webgemma.gemma.record.matmul import THREADS, Columns
+from webgemma.gemma.record.columns import Columns
+from webgemma.gemma.record.matmul import THREADS
 from webgemma.gemma.record.matmul_backward import MatmulBackward
 from webgemma.gemma.record.ops import ROW_THREADS
 from webgemma.gemma.text import Inputs, TextRecorder

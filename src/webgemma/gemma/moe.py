@@ -2,14 +2,15 @@
 
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Experts, Layer
-from webgemma.gemma.record.matmul import (
+from webgemma.gemma.record.columns import Columns
+from webgemma.gemma.record.expert_matmul import (
     MAX_EXPERTS,
     SORTED_SLOTS,
-    THREADS,
-    Columns,
+    ExpertMatmul,
     Routing,
     SortedSlots,
 )
+from webgemma.gemma.record.matmul import THREADS
 from webgemma.gemma.record.operands import Operand
 from webgemma.gemma.record.ops import Ops
 from webgemma.gemma.record.quantised import HalfTensor, QuantisedTensor
@@ -22,6 +23,7 @@ class ExpertLayer:
 
     def __init__(self, ops: Ops, model: Model, layer: Layer) -> None:
         self.ops = ops
+        self.products = ExpertMatmul(ops.matmul)
         self.model = model
         self.index = layer.index
         self.name = f"blk.{layer.index}."
@@ -102,16 +104,16 @@ class ExpertLayer:
             hidden = ops.input_for(hidden.shape[1], self.down.name)
         if beside is not None:  # one barrier then serves both
             ops.recorder.share_buffer(beside, hidden)
-        ops.matmul.expert_up(self.gate, self.up, m, hidden, routing)
+        self.products.expert_up(self.gate, self.up, m, hidden, routing)
         y = ops.scratch(ops.rows, self.width)
-        ops.matmul.expert_down(self.down, hidden, routing, y)
+        self.products.expert_down(self.down, hidden, routing, y)
         return y
 
     def sorted_by_expert(self, m: Tensor, routing: Routing) -> Tensor:
         """Record products in which the weights of an expert are read for all its slots together."""
         ops, used, ffn = self.ops, self.experts.used, self.experts.ffn
         order = self.sort(routing.ids)
-        m = ops.matmul.expert_input(order, m, self.gate, self.up)
+        m = self.products.expert_input(order, m, self.gate, self.up)
         both = self.gate_and_up(order, routing, m)
         hidden = ops.input_for(used * ffn, self.down.name)
         if order.on_units and self.down.name not in ops.matmul.lora:
@@ -125,7 +127,7 @@ class ExpertLayer:
         ops, used, ffn = self.ops, self.experts.used, self.experts.ffn
         both = ops.scratch(ops.rows, used * 2 * ffn)
         out = Columns(both, 2 * ffn, 0)
-        linear, count = ops.matmul.expert_linear, self.experts.count
+        linear, count = self.products.expert_linear, self.experts.count
         linear(order, self.gate, count, routing.ids, m, used, out)
         if not self.experts.fused:
             linear(order, self.up, count, routing.ids, m, used, out._replace(first=ffn))
@@ -136,7 +138,7 @@ class ExpertLayer:
         ops = self.ops
         parts = ops.scratch(ops.rows, self.experts.used * self.width)
         out, count = Columns(parts, self.width, 0), self.experts.count
-        ops.matmul.expert_linear(order, self.down, count, routing.ids, hidden, 1, out)
+        self.products.expert_linear(order, self.down, count, routing.ids, hidden, 1, out)
         return parts
 
     def sum(self, routing: Routing, parts: Tensor) -> Tensor:
@@ -161,7 +163,7 @@ class ExpertLayer:
         costs more than multiplying by nothing."""
         rows, used = ids.shape
         count = self.experts.count
-        on_units = self.ops.matmul.matrix_slots(self.gate, self.up, self.down)
+        on_units = self.products.matrix_slots(self.gate, self.up, self.down)
         sizes = on_units or SORTED_SLOTS
         wanted = rows * used * (2 if on_units else 1)
         tile = next((n for n in sizes if wanted <= n * count), sizes[-1])
@@ -190,6 +192,6 @@ def _checked(experts: Experts | None) -> Experts:
         raise DeviceError(
             f"This model uses {experts.used} of {experts.count} experts; the kernels support "
             f"{max_used} of {max_count}. Use another model, or raise MAX_EXPERTS in "
-            "gemma/record/matmul.py."
+            "gemma/record/expert_matmul.py."
         )
     return experts

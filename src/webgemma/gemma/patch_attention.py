@@ -7,9 +7,10 @@ from webgemma.device import Limits
 from webgemma.gemma.attention import NO_WINDOW, Heads, attend
 from webgemma.gemma.kv_cache import LayerCache
 from webgemma.gemma.record.matmul import UNBOUNDED, Clamp
+from webgemma.gemma.record.matrix_tiling import MatrixUnits
 from webgemma.gemma.record.ops import Ops
 from webgemma.gemma.record.quantised import HalfTensor
-from webgemma.gemma.record.tiling import Constants, MatrixUnits
+from webgemma.gemma.record.tiling import Constants
 from webgemma.graph import Tensor
 
 MATRIX_TILES = ((64, 32), (32, 16))  # queries of a workgroup and keys of a tile, on matrix units

@@ -8,7 +8,8 @@ from webgemma.gemma.attention import Attention
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.kv_cache import LayerCache
 from webgemma.gemma.moe import ExpertLayer
-from webgemma.gemma.record.matmul import THREADS, Columns, flat
+from webgemma.gemma.record.columns import Columns
+from webgemma.gemma.record.matmul import THREADS, flat
 from webgemma.gemma.record.operands import Branches, Operand
 from webgemma.gemma.record.ops import Ops
 from webgemma.gemma.weights import Model

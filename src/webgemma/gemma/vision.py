@@ -13,7 +13,7 @@ from webgemma.gemma.encoder_config import VisionConfig, vision_tensors
 from webgemma.gemma.image_resize import check_pixels, resized
 from webgemma.gemma.matrices import whole_words
 from webgemma.gemma.patch_attention import PatchAttention
-from webgemma.gemma.record.matmul import Columns
+from webgemma.gemma.record.columns import Columns
 from webgemma.gemma.record.ops import ROW_THREADS
 from webgemma.gemma.record.staged_plan import Encoded, EncoderWeights, StagedPlan
 from webgemma.gemma.tensors import canonical_tensors, check_tensors, read_floats

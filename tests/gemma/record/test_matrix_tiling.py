@@ -15,16 +15,16 @@ from webgemma.device import Limits, MatrixShape
 from webgemma.device.null import NullDevice
 from webgemma.gemma.matrices import Weight
 from webgemma.gemma.patch_attention import PatchMatrixTiling
-from webgemma.gemma.record.matmul import MATRIX_SLOTS
-from webgemma.gemma.record.tiling import (
+from webgemma.gemma.record.expert_matmul import MATRIX_SLOTS
+from webgemma.gemma.record.matrix_tiling import (
     CORES,
     MATRIX_TILES,
     MAX_SPLITS,
     AttentionTiling,
-    Constants,
     MatrixTiling,
     MatrixUnits,
 )
+from webgemma.gemma.record.tiling import Constants
 from webgemma.gguf.formats import FORMATS
 from webgemma.kernels import unit
 

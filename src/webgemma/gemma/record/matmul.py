@@ -1,18 +1,26 @@
-"""Products x Wᵀ: the one place that knows tilings, integer products, LoRA and epilogues.
+"""Products x Wᵀ: the one place that knows their tilings, forms of x and epilogues.
 
-Text, experts, encoders, diffusion and training record all their products here; those that sum over
-the rows of a matrix, dy W, are in matmul_backward.py."""
+Text, encoders, diffusion and training record all their products here. Those of experts are in
+expert_matmul.py, of adapters in lora_matmul.py; those that sum over the rows of a matrix, dy W, in
+matmul_backward.py."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
-from webgemma.gemma.lora_weights import RANKS_AT_ONCE, LoraWeight
+from webgemma.gemma.lora_weights import LoraWeight
 from webgemma.gemma.matrices import Part, Weight
+from webgemma.gemma.record.columns import Columns
+from webgemma.gemma.record.lora_matmul import LoraMatmul
+from webgemma.gemma.record.matrix_tiling import (
+    MAX_SPLITS,
+    AttentionTiling,
+    MatrixTiling,
+    MatrixUnits,
+)
 from webgemma.gemma.record.operands import MadeRow, Operand
 from webgemma.gemma.record.quantised import (
-    GROUP,
     HalfTensor,
     QuantisedTensor,
     multiplies_integers,
@@ -21,11 +29,7 @@ from webgemma.gemma.record.quantised import (
 from webgemma.gemma.record.rounding import round_rows
 from webgemma.gemma.record.tiling import (
     FEW_TOKENS,
-    MAX_SPLITS,
-    AttentionTiling,
     MatmulTiling,
-    MatrixTiling,
-    MatrixUnits,
     MatvecTiling,
     SoftwareTiling,
 )
@@ -38,34 +42,9 @@ LONG_ROW, LONG_ROW_THREADS = 1 << 15, 1024  # rows of a vocabulary are few: many
 DEQUANTISED_TOKENS = 256  # from which on it pays to dequantise a matrix of this size at most
 DEQUANTISED_NBYTES = 256 << 20
 
-# LoRA: tokens of a batch that a workgroup computes, down and up; threads that share a row.
-DOWN_TOKENS, UP_TOKENS = 8, 4
-LORA_LANES, LORA_SOFTWARE_LANES = 32, 8
-LORA_THREADS = 64
-
-# Experts: lanes of a pair of rows; 32 pairs of a workgroup make a group of integers.
-EXPERT_UP_LANES, EXPERT_UP_SHUFFLED_LANES = 8, 16
-EXPERT_DOWN = {"LANES": 32, "EACH": 1, "THREADS": 64}
-SORTED_SLOTS = (8, 16, 32)  # slots that a tile of a sorted batch may have
-MATRIX_SLOTS = (16, 32, 64)  # with matrix units
-MAX_EXPERTS = {"MAX_EXPERTS": 256, "MAX_USED": 16}
-NO_ROW = 1 << 31  # a row that no part of a weight holds
 # Precisions on matrix units, and what becomes of them where those do not multiply. Split, factors
 # are sums of two float16: as precise as the products of float32 that training needs.
 ON_UNITS = {"f16": "int16", "split": "exact"}
-
-
-class Columns(NamedTuple):
-    """Some columns of a tensor's rows."""
-
-    tensor: Tensor
-    stride: int
-    first: int
-
-    @property
-    def arguments(self) -> dict[str, Argument]:
-        """The arguments with which a product writes them."""
-        return {"y": self.tensor, "stride": self.stride, "first_row": self.first}
 
 
 class Clamp(NamedTuple):
@@ -76,33 +55,6 @@ class Clamp(NamedTuple):
 
 
 UNBOUNDED = Clamp(-math.inf, math.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class SortedSlots:
-    """A batch sorted by expert: see expert_sort.wgsl. A slot is one of the experts of a token."""
-
-    slots: Tensor
-    tiles: Tensor  # [max tiles, 4]
-    tile_slots: int
-    on_units: bool = False  # matrix units multiply it
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """How a batch is routed to experts: the router's scores, and where ids and shares go."""
-
-    scores: Tensor  # [rows, experts]
-    scale: Tensor  # of each expert, or one for all
-    ids: Tensor  # [rows, used], u32
-    shares: Tensor  # [rows, used]
-    experts: int
-    scale_step: int  # 0: one scale for all
-
-    @property
-    def used(self) -> int:
-        """Experts of a token."""
-        return self.ids.shape[1]
 
 
 class Matmul:
@@ -119,6 +71,7 @@ class Matmul:
         self.recorder = recorder
         self.batch = batch
         self.lora = lora or {}
+        self.adapters = LoraMatmul(recorder, batch)
         self.features = recorder.device.features
         self.limits = recorder.device.limits
         self.software = recorder.device.software
@@ -131,8 +84,6 @@ class Matmul:
         floats = self.units is not None or emulated
         self.precision = "exact" if floats else precision  # of what they do not multiply
         self._made: set[MadeRow] = set()  # rows that a product has made for itself
-
-    # Dense products
 
     def linear(
         self,
@@ -159,7 +110,7 @@ class Matmul:
         if isinstance(x, MadeRow):
             assert lora is None  # it would read the row, too
         else:
-            low = self._lora_down(x, lora) if lora else None
+            low = self.adapters.down(x, lora) if lora else None
             if tokens > FEW_TOKENS:
                 x = self.quantised(x, weight)
             if not isinstance(x, QuantisedTensor | HalfTensor):
@@ -179,7 +130,7 @@ class Matmul:
             columns = Columns(y, y.shape[1], first + part.first_row)
             self._multiply(x, weight, part, columns, epilogue)
         if lora and low and not fused:
-            self._lora_up(y, first, lora, low)
+            self.adapters.up(y, first, lora, low)
         return y
 
     def _multiply(
@@ -467,219 +418,6 @@ class Matmul:
             self.recorder.call("dequantise", flat(part.rows * weight.units), **arguments)
             parts.append(replace(part, data=out, planes=()))
         return replace(weight, format=FORMATS["F32"], parts=tuple(parts))
-
-    # LoRA
-
-    def _lora_down(self, x: Tensor, lora: LoraWeight) -> Tensor:
-        """Record scales · A x: [tokens, segments * ranks]."""
-        tokens, width = x.shape
-        ranks = lora.scales.shape[0]
-        lanes = LORA_SOFTWARE_LANES if self.software else LORA_LANES
-        at_once = 1 if tokens == 1 else DOWN_TOKENS
-        low = self.recorder.scratch(tokens, ranks)
-        self.recorder.call(
-            "lora_down",
-            (ranks // RANKS_AT_ONCE, -(-tokens // at_once)),
-            **providers("input_vec4", x),
-            A=lora.a,
-            batch=self.batch,
-            x=x,
-            scales=lora.scales,
-            low=low,
-            vec4s=width // 4,
-            ranks=ranks,
-            THREADS=lanes,
-            LANES=lanes,
-            EACH=RANKS_AT_ONCE,
-            TOKENS=at_once,
-        )
-        return low
-
-    def _lora_up(self, y: Tensor, first: int, lora: LoraWeight, low: Tensor) -> None:
-        """Record y += B low, in the columns from `first` on."""
-        rows, tokens = lora.b.shape[0], y.shape[0]
-        columns, layers = folded(-(-rows // LORA_THREADS))
-        self.recorder.call(
-            "lora_up",
-            (columns, -(-tokens // UP_TOKENS), layers),
-            batch=self.batch,
-            B=lora.b,
-            low=low,
-            y=y,
-            **lora.segments(),
-            rows=rows,
-            stride=y.shape[1],
-            first=first,
-            rank_vec4s=lora.ranks // 4,
-            THREADS=LORA_THREADS,
-            TOKENS=UP_TOKENS,
-        )
-
-    def _expert_lora(
-        self, lora: LoraWeight, ids: Tensor, x: Tensor, fan: int, columns: Columns, rows: int
-    ) -> None:
-        """Record y += scale · B A x with each slot's expert, which has so many `rows`.
-
-        `fan` slots share a row of x; `columns` are those of a slot."""
-        used, width = ids.shape[1], lora.a.shape[1]
-        slots = ids.shape[0] * used
-        lanes = LORA_SOFTWARE_LANES if self.software else LORA_LANES
-        low = self.recorder.scratch(slots, lora.ranks)
-        self.recorder.call(
-            "expert_lora_down",
-            (lora.ranks // RANKS_AT_ONCE, slots),
-            **providers("input_vec4", x),
-            A=lora.a,
-            batch=self.batch,
-            x=x,
-            scales=lora.scales,
-            ids=ids,
-            low=low,
-            vec4s=width // 4,
-            ranks=lora.ranks,
-            used=used,
-            fan=fan,
-            THREADS=lanes,
-            LANES=lanes,
-            EACH=RANKS_AT_ONCE,
-        )
-        self.recorder.call(
-            "expert_lora_up",
-            (-(-rows // LORA_THREADS), slots),
-            batch=self.batch,
-            B=lora.b,
-            ids=ids,
-            low=low,
-            y=columns.tensor,
-            rows=rows,
-            stride=columns.stride,
-            first=columns.first,
-            rank_vec4s=lora.ranks // 4,
-            used=used,
-            THREADS=LORA_THREADS,
-        )
-
-    # Experts
-
-    def expert_up(self, gate: Weight, up: Weight, x: Tensor, out: Tensor, routing: Routing) -> None:
-        """Record gelu(W_gate x) * W_up x of every slot's expert, and the routing itself.
-
-        `gate` and `up` are the same weight where the file has both in one tensor."""
-        rows, ffn = x.shape[0], out.shape[1] // routing.used
-        lanes = EXPERT_UP_LANES
-        if "shuffle16" in self.features and self.limits.workgroup_threads >= GROUP * 16:
-            lanes = EXPERT_UP_SHUFFLED_LANES
-        fused = gate is up
-        halves = [(gate, 0, ffn)] if fused else [(gate, 0, NO_ROW), (up, NO_ROW, 0)]
-        forms = providers("input", x) | providers("store_row", out)
-        for weight, gate_row, up_row in halves:
-            for part, arguments in self.expert_parts(weight, routing.experts):
-                self.recorder.call(
-                    "expert_up",
-                    (-(-ffn // GROUP) + 1, routing.used, rows),
-                    **arguments,
-                    **forms,
-                    batch=self.batch,
-                    x=x,
-                    h=out,
-                    first_row=part.first_row,
-                    scores=routing.scores,
-                    scale=routing.scale,
-                    ids=routing.ids,
-                    shares=routing.shares,
-                    gate=gate_row,
-                    up=up_row,
-                    ffn=ffn,
-                    experts=routing.experts,
-                    used=routing.used,
-                    scale_step=routing.scale_step,
-                    LANES=lanes,
-                    EACH=2 if fused else 1,
-                    THREADS=GROUP * lanes,  # a workgroup computes a group of integers
-                    **MAX_EXPERTS,
-                )
-
-    def expert_down(self, weight: Weight, x: Tensor, routing: Routing, out: Tensor) -> None:
-        """Record the sum over slots of share * W_down x: [rows, width]."""
-        at_once = EXPERT_DOWN["THREADS"] // EXPERT_DOWN["LANES"] * EXPERT_DOWN["EACH"]
-        grid = (-(-out.shape[1] // at_once), 1, out.shape[0])
-        for part, arguments in self.expert_parts(weight, routing.experts):
-            self.recorder.call(
-                "expert_down",
-                grid,
-                **arguments,
-                **providers("input", x),
-                batch=self.batch,
-                x=x,
-                first_row=part.first_row,
-                ids=routing.ids,
-                shares=routing.shares,
-                y=out,
-                used=routing.used,
-                WHOLE=len(weight.parts) == 1,
-                **EXPERT_DOWN,
-            )
-
-    def matrix_slots(self, *weights: Weight) -> tuple[int, ...]:
-        """Return how many slots a tile may have on matrix units; none if they cannot multiply it.
-
-        One order serves all these products."""
-        if self.units is None or not all(map(can_be_halves, weights)):
-            return ()
-        tilings = [MatrixTiling.for_experts(self.units, slots) for slots in MATRIX_SLOTS]
-        return tuple(tiling.tokens for tiling in tilings if tiling.fits(self.limits))
-
-    def expert_input(self, order: SortedSlots, x: Tensor, *weights: Weight) -> Tensor:
-        """Return x in the form in which these experts multiply a sorted batch fastest."""
-        if order.on_units:
-            adapted = any(weight.name in self.lora for weight in weights)
-            return x if adapted else self.rounded(x)  # adapters read float32
-        integers = all(multiplies_integers(weight.format) for weight in weights)
-        return self.quantised(x, weights[0]) if integers and self.precision != "exact" else x
-
-    def expert_linear(
-        self,
-        order: SortedSlots,
-        weight: Weight,
-        experts: int,
-        ids: Tensor,
-        x: Tensor,
-        fan: int,
-        out: Columns,
-    ) -> None:
-        """Record each expert's rows times the x of its slots, into a slot's columns.
-
-        `fan` slots share a row of x. Adapters of the experts are added."""
-        tiling: MatmulTiling | MatrixTiling
-        h: Tensor
-        product: dict[str, Argument]
-        if self.units and order.on_units:
-            tiling = MatrixTiling.for_experts(self.units, order.tile_slots)
-            half = self.rounded(x, ids.shape[1] // fan)
-            h, product = half, half.arguments(weight.format)
-        else:
-            integers = isinstance(x, QuantisedTensor)
-            tiling = MatmulTiling.for_experts(order.tile_slots, integers, self.software)
-            h, product = x, {"x": x}
-        grid = (-(-weight.rows // experts // tiling.rows), order.tiles.shape[0])
-        for part, arguments in self.expert_parts(weight, experts):
-            self.recorder.call(
-                "expert_matmul",
-                grid,
-                **arguments,
-                **providers("tile", h),
-                tiles=order.tiles,
-                y=out.tensor,
-                slots=order.slots,
-                first_row=part.first_row,
-                stride=out.stride,
-                column=out.first,
-                fan=fan,
-                **tiling.constants | product,
-            )
-        lora = self.lora.get(weight.name)
-        if lora is not None:
-            self._expert_lora(lora, ids, x, fan, out, weight.rows // experts)
 
     def expert_parts(
         self, weight: Weight, experts: int

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from webgemma.gemma.matrices import Part, Weight
-from webgemma.gemma.record.matmul import THREADS, Columns, Matmul, SortedSlots, can_be_halves
+from webgemma.gemma.record.columns import Columns
+from webgemma.gemma.record.expert_matmul import SortedSlots
+from webgemma.gemma.record.matmul import THREADS, Matmul, can_be_halves
+from webgemma.gemma.record.matrix_tiling import MatrixTiling
 from webgemma.gemma.record.quantised import HalfTensor
 from webgemma.gemma.record.rounding import round_rows
-from webgemma.gemma.record.tiling import BUSY_GROUPS, NARROW, MatrixTiling, OuterTiling
+from webgemma.gemma.record.tiling import BUSY_GROUPS, NARROW, OuterTiling
 from webgemma.graph import Argument, Tensor
 
 # How much of k is worth a split.

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from webgemma.gemma.lora_weights import LoraWeights
 from webgemma.gemma.matrices import Matrices, Weight
-from webgemma.gemma.record.matmul import THREADS, UNBOUNDED, Clamp, Columns, Matmul
+from webgemma.gemma.record.columns import Columns
+from webgemma.gemma.record.matmul import THREADS, UNBOUNDED, Clamp, Matmul
 from webgemma.gemma.record.operands import (
     Branches,
     ForkedSum,

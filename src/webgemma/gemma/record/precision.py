@@ -2,7 +2,7 @@
 
 from webgemma.device import Device
 from webgemma.errors import InputError
-from webgemma.gemma.record.tiling import MatrixUnits
+from webgemma.gemma.record.matrix_tiling import MatrixUnits
 from webgemma.values import shown
 
 PRECISIONS = ("auto", "exact", "int16", "int8", "f16")

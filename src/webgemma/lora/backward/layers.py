@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from webgemma.gemma.config import Layer
 from webgemma.gemma.matrices import Weight
-from webgemma.gemma.record.matmul import Columns
+from webgemma.gemma.record.columns import Columns
 from webgemma.gemma.record.ops import ROW_THREADS
 from webgemma.gemma.text import Inputs
 from webgemma.gemma.weights import Model

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from webgemma.gemma.config import Layer
 from webgemma.gemma.moe import ExpertLayer
-from webgemma.gemma.record.matmul import THREADS, Columns, Routing, SortedSlots
+from webgemma.gemma.record.columns import Columns
+from webgemma.gemma.record.expert_matmul import Routing, SortedSlots
+from webgemma.gemma.record.matmul import THREADS
 from webgemma.gemma.record.ops import ROW_THREADS
 from webgemma.graph import Tensor
 from webgemma.lora.backward.matmul import Product
