@@ -1,8 +1,9 @@
 """Products of experts: slot by slot for a few tokens, or of a batch sorted by expert."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from webgemma.gemma.matrices import Weight
+from webgemma.gemma.matrices import Part, Weight
 from webgemma.gemma.record.columns import Columns
 from webgemma.gemma.record.matmul import Matmul, can_be_halves
 from webgemma.gemma.record.matrix_tiling import MatrixTiling
@@ -73,7 +74,7 @@ class ExpertMatmul:
         halves = [(gate, 0, ffn)] if fused else [(gate, 0, NO_ROW), (up, NO_ROW, 0)]
         forms = providers("input", x) | providers("store_row", out)
         for weight, gate_row, up_row in halves:
-            for part, arguments in self.matmul.expert_parts(weight, routing.experts):
+            for part, arguments in expert_parts(weight, routing.experts):
                 self.recorder.call(
                     "expert_up",
                     (-(-ffn // GROUP) + 1, routing.used, rows),
@@ -103,7 +104,7 @@ class ExpertMatmul:
         """Record the sum over slots of share * W_down x: [rows, width]."""
         at_once = EXPERT_DOWN["THREADS"] // EXPERT_DOWN["LANES"] * EXPERT_DOWN["EACH"]
         grid = (-(-out.shape[1] // at_once), 1, out.shape[0])
-        for part, arguments in self.matmul.expert_parts(weight, routing.experts):
+        for part, arguments in expert_parts(weight, routing.experts):
             self.recorder.call(
                 "expert_down",
                 grid,
@@ -164,7 +165,7 @@ class ExpertMatmul:
             tiling = MatmulTiling.for_experts(order.tile_slots, integers, self.matmul.software)
             h, product = x, {"x": x}
         grid = (-(-weight.rows // experts // tiling.rows), order.tiles.shape[0])
-        for part, arguments in self.matmul.expert_parts(weight, experts):
+        for part, arguments in expert_parts(weight, experts):
             self.recorder.call(
                 "expert_matmul",
                 grid,
@@ -182,3 +183,10 @@ class ExpertMatmul:
         lora = self.matmul.lora.get(weight.name)
         if lora is not None:
             self.matmul.adapters.add_experts(lora, ids, x, fan, out, weight.rows // experts)
+
+
+def expert_parts(weight: Weight, experts: int) -> Iterator[tuple[Part, dict[str, Argument]]]:
+    """Yield the parts of a stack of experts; each dispatch leaves the others' rows alone."""
+    for part in weight.parts:
+        shared = {"rows": part.rows, "expert_rows": weight.rows // experts}
+        yield part, {**weight.arguments(part), **shared}

@@ -5,7 +5,7 @@ expert_matmul.py, of adapters in lora_matmul.py; those that sum over the rows of
 matmul_backward.py."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -418,14 +418,6 @@ class Matmul:
             self.recorder.call("dequantise", flat(part.rows * weight.units), **arguments)
             parts.append(replace(part, data=out, planes=()))
         return replace(weight, format=FORMATS["F32"], parts=tuple(parts))
-
-    def expert_parts(
-        self, weight: Weight, experts: int
-    ) -> Iterator[tuple[Part, dict[str, Argument]]]:
-        """Yield the parts of a stack of experts; each dispatch leaves the others' rows alone."""
-        for part in weight.parts:
-            shared = {"rows": part.rows, "expert_rows": weight.rows // experts}
-            yield part, {**weight.arguments(part), **shared}
 
 
 def can_be_halves(weight: Weight) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from webgemma.gemma.matrices import Part, Weight
 from webgemma.gemma.record.columns import Columns
-from webgemma.gemma.record.expert_matmul import SortedSlots
+from webgemma.gemma.record.expert_matmul import SortedSlots, expert_parts
 from webgemma.gemma.record.matmul import THREADS, Matmul, can_be_halves
 from webgemma.gemma.record.matrix_tiling import MatrixTiling
 from webgemma.gemma.record.quantised import HalfTensor
@@ -196,7 +196,7 @@ class MatmulBackward:
         """Record dx (+)= dy W of each slot's expert; with `fan`, rows of one slot are together."""
         tiling = OuterTiling.for_experts(order.tile_slots, self.software)
         tokens = order.slots.shape[0]
-        for part, arguments in self.matmul.expert_parts(weight, experts):
+        for part, arguments in expert_parts(weight, experts):
             self.recorder.call(
                 "expert_matmul_backward",
                 (-(-weight.width // tiling.n), order.tiles.shape[0]),
