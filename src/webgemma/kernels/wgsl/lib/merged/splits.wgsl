@@ -1,5 +1,5 @@
-// merged_vec4: four values of a head, the splits of attention_decode put together: each scaled to the common maximum,
-// over the common sum.
+// merged_splits: four values of a head, put together from every `step`-th of the splits of attention_decode: each is
+// scaled to the maximum that is common to all. Divided by the total over all splits, their sum is attention's result.
 
 override HEAD_DIM: u32;
 override SPLITS: u32;
@@ -9,18 +9,22 @@ var<storage, read> sums: array<vec2<f32>>; // [head, split]: maximum, sum
 
 const HEAD_VEC4S: u32 = HEAD_DIM / 4u;
 
-fn merged_vec4(head: u32, column: u32) -> vec4<f32> {
-    let first = head * SPLITS;
+struct Merged {
+    values: vec4<f32>,
+    total: f32,
+}
+
+fn merged_splits(head: u32, column: u32, first: u32, step: u32) -> Merged {
+    let at = head * SPLITS;
     var best = -3.0e38;
     for (var i = 0u; i < SPLITS; i++) {
-        best = max(best, sums[first + i].x);
+        best = max(best, sums[at + i].x);
     }
-    var total = 0.0;
-    var sum = vec4(0.0);
-    for (var i = 0u; i < SPLITS; i++) {
-        let weight = exp(sums[first + i].x - best);
-        total += sums[first + i].y * weight;
-        sum += parts[(first + i) * HEAD_VEC4S + column] * weight;
+    var merged: Merged;
+    for (var i = first; i < SPLITS; i += step) {
+        let weight = exp(sums[at + i].x - best);
+        merged.total += sums[at + i].y * weight;
+        merged.values += parts[(at + i) * HEAD_VEC4S + column] * weight;
     }
-    return sum / total;
+    return merged;
 }

@@ -15,8 +15,8 @@ fn prepare(group: u32, thread: u32) {
     for (var begin = 0u; begin < WIDTH / 4u; begin += THREADS) {
         let index = begin + thread;
         let column = min(index, WIDTH / 4u - 1u);
-        let values = merged_vec4(column / HEAD_VEC4S, column % HEAD_VEC4S);
-        keep(index, values, index < WIDTH / 4u, thread);
+        let merged = merged_splits(column / HEAD_VEC4S, column % HEAD_VEC4S, 0u, 1u);
+        keep(index, merged.values / merged.total, index < WIDTH / 4u, thread);
     }
     workgroupBarrier();
 }
