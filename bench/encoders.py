@@ -91,7 +91,7 @@ def timed(what: str, device: Device, encode: Callable[[], Awaitable[Any]], runs:
     """Print the median time of some runs, each until its soft tokens are on the host."""
     seconds, first = [], b""
     begin = time.perf_counter()
-    while not seconds or time.perf_counter() < begin + WARM_UP_SECONDS or len(seconds) < runs:
+    while time.perf_counter() < begin + WARM_UP_SECONDS or len(seconds) < runs:
         start = time.perf_counter()
         encoded = run_sync(encode())  # type: ignore[arg-type]
         data = run_sync(device.read(encoded.tokens.buffer, 0, encoded.tokens.nbytes).bytes())

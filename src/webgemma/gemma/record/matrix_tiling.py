@@ -81,19 +81,19 @@ class MatrixTiling:
         None if no tile fits into a workgroup."""
         rows, width = shape
         y_nbytes = 4 * tokens * rows
-        found = list[tuple[float, MatrixTiling]]()
+        best, least = None, math.inf
         for *size, slice_microseconds in MATRIX_TILES:
             whole = cls.sized(units, *size)
             slices = whole.split_slices(width)
             most = min(most_splits, slices // FEWEST_SLICES, limits.binding_nbytes // y_nbytes)
             for splits in range(1, max(1, most) + 1 if whole.fits(limits) else 1):
-                tiling = replace(whole, splits=splits)
-                waves = -(-tiling.groups(rows, tokens) // CORES)
+                waves = -(-whole.groups(rows, tokens) * splits // CORES)
                 time = waves * (START_SLICES + -(-slices // splits)) * slice_microseconds
                 if splits > 1:
                     time += SUM_MICROSECONDS + (splits + 1) * y_nbytes / SUM_NBYTES
-                found.append((time, tiling))
-        return min(found, key=lambda each: each[0])[1] if found else None
+                if time < least:
+                    best, least = (whole, splits), time
+        return replace(best[0], splits=best[1]) if best else None
 
     @classmethod
     def for_backward(

@@ -3,6 +3,7 @@
 Every workgroup reads again what the row is made of, mostly from the GPU's cache, and keeps the row
 in its own memory. `can_make` decides where that is done; everything else follows from it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
@@ -63,7 +64,7 @@ class SumVectors:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class MadeRow:
+class MadeRow(ABC):
     """A row that a product makes, of so many bytes; `form` is a tensor like what it would read."""
 
     form: Tensor
@@ -81,9 +82,9 @@ class MadeRow:
         return most_groups(self.reread_nbytes)
 
     @property
+    @abstractmethod
     def arguments(self) -> dict[str, Argument]:
         """The arguments with which a kernel makes it."""
-        raise NotImplementedError
 
     def again(self) -> "MadeRow":
         """Return the same row, for a second product that makes it."""

@@ -63,7 +63,7 @@ class Ops:
         return self.matmul.input_for(self.rows, width, *weights)
 
     def row_input_for(self, width: int, *readers: str) -> Tensor:
-        """Return the like for an op that stores whole rows: also float16, for matrix units."""
+        """Return the same for an op that stores whole rows: float16 if matrix units read it."""
         weights = [w for name in readers if (w := self.weights.matrices.get(name))]
         if weights and all(self.matmul.reads_halves(weight, self.rows) for weight in weights):
             return HalfTensor.scratch(self.rows, width)

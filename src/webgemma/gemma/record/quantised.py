@@ -6,7 +6,7 @@ from typing import Literal
 from webgemma.gguf.formats import Format
 from webgemma.graph import Argument, Tensor
 
-HALVES = ("F16", "BF16")  # formats whose values float16 holds
+HALVES = ("F16", "BF16")  # formats with no more bits than float16 has; of weights, it has the range
 GROUP = 32  # values that share a scale
 VALUE_NBYTES = {"int16": 2, "int8": 1}
 GROUP_NBYTES = {name: GROUP * nbytes + 16 for name, nbytes in VALUE_NBYTES.items()}
