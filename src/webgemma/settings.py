@@ -110,6 +110,16 @@ class Settings(TypedDict, total=False):
         float,
         Setting("Above 0: avoid recent tokens, by a difference.", 0.0, -1e3, 1e3, on_page=True),
     ]
+    frequency_penalty: Annotated[
+        float,
+        Setting(
+            "Above 0: avoid recent tokens, by a difference for each time.",
+            0.0,
+            -1e3,
+            1e3,
+            on_page=True,
+        ),
+    ]
     recent: Annotated[
         int, Setting("Tokens back that the penalties cover; 0: none, -1: all.", 64, -1, 2**31)
     ]

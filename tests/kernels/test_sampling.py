@@ -155,6 +155,8 @@ SETTINGS = [
     {"repetition_penalty": 1.3, "temperature": 1.5},
     {"repetition_penalty": 0.5, "presence_penalty": -2.0, "recent": -1},
     {"presence_penalty": 3.0, "recent": 7, "temperature": 0.0},
+    {"frequency_penalty": 1.5, "recent": -1, "temperature": 0.0},
+    {"frequency_penalty": -0.7, "presence_penalty": 1.0, "repetition_penalty": 1.2},
     {"repetition_penalty": 5.0, "presence_penalty": 1.0, "recent": 0},
     {"logit_bias": {0: 9.0, 17: 12.5, 319: 11.0}, "repetition_penalty": 1.1},
     {"logit_bias": {3: 1e9, 5: 100.0, 6: -1e9}, "temperature": 2.0},

@@ -78,6 +78,14 @@ def test_the_repetition_penalty_divides_or_multiplies_by_sign() -> None:
     np.testing.assert_allclose(logits, [2.0, -2.0, 1.0])  # the input is unchanged
 
 
+def test_the_frequency_penalty_applies_each_time() -> None:
+    logits = np.float32([1, 2, 3])
+    settings = resolve({"frequency_penalty": 0.5, "presence_penalty": 1.0, "recent": -1})
+    np.testing.assert_array_equal(
+        penalise(logits, settings, [2, 1, 2, 2]), np.float32([1, 0.5, 0.5])
+    )
+
+
 def test_the_presence_penalty_applies_once_to_recent_tokens() -> None:
     logits = np.zeros(4, np.float32)
     settings = resolve({"presence_penalty": 0.5, "recent": 2})

@@ -103,7 +103,7 @@ def test_settings_are_sent_to_the_worker_and_stored(visitor: Visitor) -> None:
     page.get_by_label("System prompt").fill("Be brief.")
     values = {"temperature": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "seed": 7}
     values |= {"max_tokens": 100, "typical_p": 0.8}
-    values |= {"repetition_penalty": 1.1, "presence_penalty": -0.5}
+    values |= {"repetition_penalty": 1.1, "presence_penalty": -0.5, "frequency_penalty": 0.25}
     for name, value in values.items():
         page.locator(f"[name={name}]").fill(str(value))
     page.get_by_label("Think before answering").check()

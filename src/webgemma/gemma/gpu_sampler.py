@@ -78,7 +78,8 @@ class GpuSampler:
     def _table_values(self, settings: Settings, seed: int) -> dict[str, Value]:
         """Return the GPU's table: settings by their names, and some in another form."""
         greedy = is_greedy(settings)
-        penalties = settings["repetition_penalty"] != 1 or settings["presence_penalty"] != 0
+        differences = (settings["presence_penalty"], settings["frequency_penalty"])
+        penalties = settings["repetition_penalty"] != 1 or any(differences)
         special: dict[str, Value] = {
             "temperature": 1.0 if greedy else max(float(settings["temperature"]), COLDEST),
             "min_p_log": math.log(settings["min_p"]) if settings["min_p"] else LOWEST,

@@ -33,14 +33,16 @@ def likeliest(logprobs: Floats, count: int) -> tuple[tuple[int, float], ...]:
 
 
 def penalise(logits: Floats, settings: Settings, tokens: Sequence[int]) -> Floats:
-    """Return logits with repetition and presence penalties on recent tokens, and the bias added."""
+    """Return logits with the penalties on recent tokens, and the bias added."""
     changed = logits.astype(np.float32, copy=True)
     count = penalised_tokens(settings, len(tokens))
-    recent = np.unique(np.asarray(tokens[len(tokens) - count :], np.int64))
+    recent = np.asarray(tokens[len(tokens) - count :], np.int64)
+    recent, times = np.unique(recent, return_counts=True)
     penalised = changed[recent]
     penalty = np.float32(settings["repetition_penalty"])
     changed[recent] = np.where(penalised > 0, penalised / penalty, penalised * penalty)
     changed[recent] -= np.float32(settings["presence_penalty"])
+    changed[recent] -= times.astype(np.float32) * np.float32(settings["frequency_penalty"])
     for token, bias in settings["logit_bias"].items():
         changed[token] += np.float32(bias)
     return changed

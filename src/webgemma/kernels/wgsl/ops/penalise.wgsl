@@ -1,6 +1,6 @@
-// own = cap * tanh(logit / cap), suppressed tokens at LOWEST; penalised = own after the repetition and presence
-// penalties on the recent tokens, plus the bias. One workgroup for each CHUNK of tokens, which also finds the
-// best of both and the sum of exp(own). Logits that are not finite count as 0 and raise the alarm of partials.
+// own = cap * tanh(logit / cap), suppressed tokens at LOWEST; penalised = own after the repetition, presence and
+// frequency penalties on the recent tokens, plus the bias. One workgroup for each CHUNK of tokens, which also finds
+// the best of both and the sum of exp(own). Logits that are not finite count as 0 and raise the alarm of partials.
 // Leaves the bins of fill_bins empty.
 // uses: batch=tokens finite softcap workgroup_best workgroup_sum partials sampling_settings
 
@@ -28,7 +28,9 @@ var<storage, read_write> partials: array<Partial>;
 var<storage, read_write> bins: array<u32>;
 
 var<workgroup> chunk: array<f32, CHUNK>;
-var<workgroup> recent: array<atomic<u32>, CHUNK / 32u>;
+var<workgroup> times: array<atomic<u32>, CHUNK / 2u>; // that a token is among the recent ones, 16 bits each
+
+const MOST_TIMES: u32 = 0xffffu;
 
 fn capped(logit: f32) -> f32 {
     if (params.cap > 0.0) { // 0: none
@@ -38,22 +40,36 @@ fn capped(logit: f32) -> f32 {
 }
 
 fn penalised(value: f32, at: u32) -> f32 {
-    let is_recent = extractBits(atomicLoad(&recent[at / 32u]), at % 32u, 1u) == 1u;
-    if (!is_recent || value <= LOWEST) {
+    let count = extractBits(atomicLoad(&times[at / 2u]), 16u * (at % 2u), 16u);
+    if (count == 0u || value <= LOWEST) {
         return value;
     }
     let penalty = settings.repetition_penalty;
-    return select(value * penalty, value / penalty, value > 0.0) - settings.presence_penalty;
+    let difference = settings.presence_penalty + f32(count) * settings.frequency_penalty;
+    return select(value * penalty, value / penalty, value > 0.0) - difference;
 }
 
-// Marks every token of the chunk that is among the recent ones; ids below `first` wrap past `count`.
-fn mark_recent(first: u32, count: u32, thread: u32) {
+// One more time for a token of the chunk; what is full stays, so that it does not run over into its neighbour.
+fn count_token(at: u32) {
+    loop {
+        let old = atomicLoad(&times[at / 2u]);
+        if (extractBits(old, 16u * (at % 2u), 16u) == MOST_TIMES) {
+            break;
+        }
+        if (atomicCompareExchangeWeak(&times[at / 2u], old, old + (1u << (16u * (at % 2u)))).exchanged) {
+            break;
+        }
+    }
+}
+
+// Counts how often every token of the chunk is among the recent ones; ids below `first` wrap past `count`.
+fn count_recent(first: u32, count: u32, thread: u32) {
     let length = batch.first + batch.count;
     let window = min(min(settings.recent, length), params.ring);
     for (var i = thread; i < window; i += THREADS) {
         let at = tokens[(length - 1u - i) % params.ring] - first;
         if (at < count) {
-            atomicOr(&recent[at / 32u], 1u << (at % 32u));
+            count_token(at);
         }
     }
 }
@@ -79,8 +95,8 @@ fn main(
             alarm = ALARM;
         }
     }
-    if (thread < CHUNK / 32u) {
-        atomicStore(&recent[thread], 0u);
+    for (var i = thread; i < CHUNK / 2u; i += THREADS) {
+        atomicStore(&times[i], 0u);
     }
     workgroupBarrier();
     for (var i = thread; i < params.suppressed_count; i += THREADS) {
@@ -89,7 +105,7 @@ fn main(
             chunk[at] = LOWEST;
         }
     }
-    mark_recent(first, count, thread);
+    count_recent(first, count, thread);
     workgroupBarrier();
 
     var mine = Best(LOWEST, first);

@@ -7,6 +7,7 @@ struct Settings {
     min_p_log: f32, // log(min_p): how far below the best logit a candidate may be
     repetition_penalty: f32,
     presence_penalty: f32,
+    frequency_penalty: f32,
     top_k: u32, // 0: all
     recent: u32, // tokens that the penalties cover; 0 where there is no penalty
     bias_count: u32,
