@@ -1,0 +1,62 @@
+"""What a client asks for and what it gets, whichever API it speaks.
+
+Each API has a module that parses a body into a `Request` and turns the pieces of replies into its
+own answers and events. Those modules do no input or output: `app.py` does."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from webgemma.errors import InputError
+from webgemma.replies import Piece, Usage
+from webgemma.text.parser import ToolCall
+
+ToolChoice = Literal["auto", "none", "required"]
+
+
+class RequestError(InputError):
+    """A request that cannot be served as it is: a status and a sentence, for the client."""
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param  # the part of the body that is wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A conversation to answer, or a text to continue, with the settings for it."""
+
+    model: str
+    settings: Mapping[str, Any]  # by the names of webgemma.settings; checked when it is served
+    messages: Sequence[Mapping[str, Any]] = ()  # as `Gemma.chat` takes them
+    prompts: Sequence[str | Sequence[int]] = ()  # texts to continue instead, each on its own
+    choices: int = 1  # replies to each
+    stream: bool = False
+    tools: Sequence[Mapping[str, Any]] = ()  # as `Gemma.chat` takes them
+    tool_choice: ToolChoice | str = "auto"  # or the name of a tool
+    think: bool | None = None
+    logprobs: bool = False
+    own: Mapping[str, Any] = field(default_factory=dict)  # what only this API's answers need
+
+
+@dataclass(slots=True)
+class Reply:
+    """One choice of an answer, put together from its pieces."""
+
+    text: str = ""
+    thinking: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tokens: list[Piece] = field(default_factory=list)  # one for each token, if logprobs are wanted
+    finish: str = ""  # "stop" or "length"; empty while it is being written
+    usage: Usage | None = None
+
+    def add(self, piece: Piece, *, keep_tokens: bool = False) -> None:
+        """Add a piece."""
+        self.text += piece.text
+        self.thinking += piece.thinking
+        self.tool_calls += piece.tool_calls
+        self.finish = piece.finish or self.finish
+        self.usage = piece.usage or self.usage
+        if keep_tokens and piece.token >= 0:
+            self.tokens.append(piece)
