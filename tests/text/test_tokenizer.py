@@ -64,6 +64,17 @@ def test_text_is_split_into_pieces(text: str, expected: list[str]) -> None:
     assert SMALL.decode(SMALL.encode(text)) == text
 
 
+@pytest.mark.parametrize("text", ["the fox", "🦙 the", "> </\n"])
+def test_the_bytes_of_tokens_are_those_of_the_text(text: str) -> None:
+    assert b"".join(map(SMALL.token_bytes, SMALL.encode(text))) == text.encode()
+
+
+def test_special_tokens_have_no_bytes() -> None:
+    assert {SMALL.token_bytes(token) for token in SMALL.special_ids.values()} == {b""}
+    with pytest.raises(InputError, match="outside the vocabulary"):
+        SMALL.token_bytes(SMALL.size)
+
+
 @pytest.mark.parametrize(
     ("merges", "expected"),
     [

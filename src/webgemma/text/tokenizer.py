@@ -141,6 +141,14 @@ class Tokenizer:
             )
         return self._tokens[token]
 
+    def token_bytes(self, token: int) -> bytes:
+        """Return a token's text as UTF-8, of which it may be a part; nothing for a special one."""
+        byte = self._bytes.get(token)
+        if byte is not None:
+            return byte
+        piece = self.piece(token)
+        return b"" if token in self._special else piece.replace(SPACE, " ").encode()
+
     def _plain(self, text: str) -> list[int]:
         ids: list[int] = []
         for word in self._merges.words(text.replace(" ", SPACE)):
