@@ -46,10 +46,12 @@ class Reply:
 
     text: str = ""
     thinking: str = ""
+    thinking_tokens: int = 0  # with the tags around them
     tool_calls: list[ToolCall] = field(default_factory=list)
     tokens: list[Piece] = field(default_factory=list)  # one for each token, if logprobs are wanted
     finish: str = ""  # "stop" or "length"; empty while it is being written
     usage: Usage | None = None
+    _unassigned: int = 0  # tokens that are part of whatever comes next
 
     def add(self, piece: Piece, *, keep_tokens: bool = False) -> None:
         """Add a piece."""
@@ -58,5 +60,11 @@ class Reply:
         self.tool_calls += piece.tool_calls
         self.finish = piece.finish or self.finish
         self.usage = piece.usage or self.usage
-        if keep_tokens and piece.token >= 0:
-            self.tokens.append(piece)
+        if piece.token >= 0:
+            self._unassigned += 1
+            if keep_tokens:
+                self.tokens.append(piece)
+        if piece.thinking:
+            self.thinking_tokens += self._unassigned
+        if piece.thinking or piece.text or piece.tool_calls:
+            self._unassigned = 0
