@@ -35,9 +35,13 @@ def test_errors(status: int, param: str | None, kind: str, code: str | None) -> 
     }
 
 
-def test_an_event_is_one_line_of_utf8() -> None:
-    event = sse({"text": "é\n\u2028\ud800"}, "response.created")
-    assert event == 'event: response.created\ndata: {"text": "é\\n\u2028?"}\n\n'.encode()
+def test_an_event_is_one_line_to_every_client() -> None:
+    event = sse({"text": "é\n\u2028\x85\ud800"}, "response.created").decode()
+    assert event.splitlines() == [
+        "event: response.created",
+        'data: {"text": "é\\n\\u2028\\u0085?"}',
+        "",
+    ]
 
 
 def test_a_reply_counts_the_tokens_of_its_thoughts() -> None:

@@ -459,13 +459,15 @@ class TextOffsets:
 # Events and models
 
 DONE = b"data: [DONE]\n\n"  # the end of a stream of completions
+_LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}  # to Python's `splitlines`
 
 
 def sse(event: Event, name: str = "") -> bytes:
     """Return a server-sent event."""
     head = f"event: {name}\n" if name else ""
-    text = f"{head}data: {json.dumps(event, ensure_ascii=False)}\n\n"
-    return text.encode("utf-8", "replace")  # a name or a tool may hold half a surrogate pair
+    data = json.dumps(event, ensure_ascii=False).translate(_LINE_ENDS)
+    # A name or a tool may hold half a surrogate pair.
+    return f"{head}data: {data}\n\n".encode("utf-8", "replace")
 
 
 def model_entry(name: str, created: int) -> Event:
