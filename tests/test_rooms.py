@@ -19,7 +19,7 @@ ROOMS = (
     *("errors", "values", "turns", "sync", "progress", "javascript"),
     *("gguf", "text", "settings", "sampler", "denoising", "images", "device"),
     *("kernels", "graph", "gemma", "reference", "media", "engine", "lora"),
-    *("models", "replies", "api", "convert", "diagnostics", "web", "cli"),
+    *("models", "replies", "api", "convert", "diagnostics", "web", "server", "cli"),
 )
 LOOSE = {  # modules beside the folders
     *("__init__", "__main__", "api", "models", "settings", "replies", "sampler", "denoising"),

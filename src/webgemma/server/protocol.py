@@ -36,6 +36,9 @@ class Request:
     tools: Sequence[Mapping[str, Any]] = ()  # as `Gemma.chat` takes them
     tool_choice: ToolChoice | str = "auto"  # or the name of a tool
     think: bool | None = None
+    continue_last: bool = False  # the last message, instead of replying to it
+    special: bool = False  # tags in prompts are special tokens
+    overflow: Literal["drop", "error"] = "drop"  # a conversation that does not fit
     logprobs: bool = False
     own: Mapping[str, Any] = field(default_factory=dict)  # what only this API's answers need
 
