@@ -8,7 +8,10 @@ import pytest
 from webgemma import Gemma
 from webgemma.settings import SETTINGS, Settings
 
-PAIRS = ("load", "logits", "generate", "chat", "encode_image", "encode_audio", "save", "restore")
+PAIRS = (
+    *("load", "logits", "generate", "chat", "count_tokens", "encode_image", "encode_audio"),
+    *("save", "restore"),
+)
 
 
 @pytest.mark.parametrize("name", PAIRS)

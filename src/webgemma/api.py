@@ -34,6 +34,7 @@ from webgemma.media.encoders import EncodedMedia
 from webgemma.media.fitting import count_left_out, fit_turns
 from webgemma.media.prompt import encode_media, read_audio, read_image, read_turns
 from webgemma.models import (
+    FoundModel,
     Message,
     ModelDefaults,
     find_model,
@@ -76,6 +77,7 @@ class Gemma:
 
     - `chat(messages, tools=…, think=…, continue_last=…, …)` replies to a conversation, and
       `generate(prompt, …)` continues a text; both yield pieces as they are generated.
+    - `count_tokens(messages, …)` and `render(messages, …)` say what the prompt of a chat is.
     - `logits(ids)`, `encode_image(image)` and `encode_audio(audio)` return arrays.
     - `set_lora(lora)` applies adapters; `fork()`, `save(path)` and `restore(path)` are for
       conversations; `close()` frees what the model holds.
@@ -122,7 +124,7 @@ class Gemma:
     @classmethod
     async def _load(
         cls,
-        model: str | os.PathLike[str] | Source | None = None,
+        model: str | os.PathLike[str] | Source | FoundModel | None = None,
         device: DeviceName = "auto",
         *,
         context: int | None = None,
@@ -323,6 +325,38 @@ class Gemma:
 
     chat = plain_stream(_chat)
     achat = asynchronous_stream(_chat)
+
+    async def _count_tokens(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        think: bool = False,
+        continue_last: bool = False,
+    ) -> int:
+        """Return the tokens of a conversation's prompt, with its images and audio, as for `chat`.
+
+        Nothing is left out, whatever the context holds."""
+        parts = self._template.parts(
+            self._conversation(messages), tools, think, continue_last=continue_last
+        )
+        turns = await read_turns(parts, self.tokenizer, self._engine.encoders)
+        return sum(len(turn.ids) for turn in turns)
+
+    count_tokens = plain(_count_tokens)
+    acount_tokens = asynchronous(_count_tokens)
+
+    def render(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        think: bool = False,
+        continue_last: bool = False,
+    ) -> str:
+        """Return the prompt of a conversation as text, as for `chat`."""
+        conversation = self._conversation(messages)
+        return self._template.render(conversation, tools, think, continue_last=continue_last)
 
     def _resolve(self, settings: Settings) -> Settings:
         return resolve(settings, self.defaults, diffusion=self.config.diffusion is not None)

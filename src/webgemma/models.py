@@ -154,6 +154,8 @@ def find_model(
     """Return the model that a user names; ModelNotFoundError lists what there is instead."""
     if model is None:
         return FoundModel(BUNDLED, BUNDLED_PATH)
+    if isinstance(model, FoundModel):
+        return model
     if is_address(model):
         name = unquote(PurePosixPath(urlsplit(model).path).name) or model
         return FoundModel(name, None, source=lambda: _open_address(model))

@@ -16,6 +16,7 @@ from webgemma.cli import (
     kernels,
     merge,
     run,
+    serve,
     tokens,
     train,
     web,
@@ -49,6 +50,7 @@ app.command("train")(train.train)
 app.command("merge")(merge.merge_command)
 app.command("gpus")(gpus.gpus)
 app.command("kernels")(kernels.kernels)
+app.command("serve")(serve.serve)
 app.command("web")(web.web)
 
 

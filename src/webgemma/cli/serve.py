@@ -1,0 +1,151 @@
+"""`webgemma serve`: models for programs that speak OpenAI's, Ollama's or Anthropic's API."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from webgemma.cli.options import (
+    Device,
+    DeviceOption,
+    GpuOption,
+    JsonOption,
+    Kv,
+    KvOption,
+    LoraOption,
+    Precision,
+    PrecisionOption,
+)
+from webgemma.cli.stopping import StopSignals
+from webgemma.cli.terminal import err, out, reported_errors
+from webgemma.errors import InputError
+
+KEY_VARIABLE = "WEBGEMMA_API_KEY"
+HOST, PORT = "localhost", 11434  # of server/listening, which needs packages of an extra
+
+
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="Ollama names, paths to .gguf files, or - for the bundled model; without any, all "
+            "of Ollama's models and the bundled one, as demo.",
+        ),
+    ] = None,
+    *,
+    host: Annotated[
+        str, typer.Option(help="The address; one that other machines reach needs an API key.")
+    ] = HOST,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help=f"The port; if not given, Ollama's {PORT} or the next free one; 0 takes any.",
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"A file of API keys, one a line, of which clients need one; {KEY_VARIABLE} may "
+            "hold one, too."
+        ),
+    ] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Let pages of this origin use the server, such as https://chat.example.com; may "
+            "repeat.",
+        ),
+    ] = None,
+    keep_alive: Annotated[
+        float,
+        typer.Option(min=-1, help="Seconds that an idle model stays in memory; -1: for ever."),
+    ] = 300,
+    context: Annotated[
+        int | None, typer.Option(help="Positions of prompt and reply together, at most.")
+    ] = None,
+    device: DeviceOption = Device.auto,
+    gpu: GpuOption = None,
+    lora: LoraOption = None,
+    kv: KvOption = Kv.f16,
+    precision: PrecisionOption = Precision.auto,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve models to programs that speak OpenAI's, Ollama's or Anthropic's API.
+
+    Only this machine can reach it unless --host says otherwise. Models are loaded when they are
+    first asked for. Nothing is downloaded, and no request names a file.
+
+    Examples:
+      webgemma serve
+      webgemma serve gemma4:e2b --port 8080
+      webgemma serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+    """
+    with reported_errors():
+        try:
+            from webgemma.server.listening import Server
+            from webgemma.server.registry import Registry
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn"):
+                raise
+            raise InputError(
+                "The server needs two packages more: run `pip install 'webgemma[server]'`."
+            ) from None
+        registry = Registry(
+            models or (),
+            keep_seconds=float("inf") if keep_alive < 0 else keep_alive,
+            device=device.value,
+            gpu=gpu,
+            lora=lora,
+            kv=kv.value,
+            precision=precision.value,
+            context=context,
+        )
+        keys = _keys(api_key_file)
+        server = Server(registry, host, port, keys=keys, origins=origin or ())
+        names = [entry.name for entry in registry.entries()]
+        try:
+            with StopSignals():
+                _announce(server.url, server.port, names, bool(keys), as_json)
+                server.run()
+        except KeyboardInterrupt:  # the usual end, also by SIGTERM
+            err.print("stopped")
+        finally:
+            server.close()
+
+
+def _keys(path: Path | None) -> list[str]:
+    """Return the API keys of a file and of the environment."""
+    keys = [os.environ.get(KEY_VARIABLE, "").strip()]
+    if path is not None:
+        try:
+            lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+        except UnicodeDecodeError:
+            raise InputError(f"{path} is not UTF-8 text.") from None
+        if not any(lines):
+            raise InputError(f"{path} has no API key: write one into it.")
+        keys += lines
+    return [key for key in keys if key]
+
+
+def _announce(url: str, port: int, names: list[str], has_keys: bool, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"url": url, "models": names}))
+        return
+    key = "one of your API keys" if has_keys else "anything"
+    lines = [
+        f"webgemma serves {', '.join(names[:8])}{', …' if len(names) > 8 else ''} at {url}",
+        f"  OpenAI     OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=… ({key})",
+        f"  Anthropic  ANTHROPIC_BASE_URL={url} ANTHROPIC_API_KEY=… ({key})",
+        f"  Ollama     OLLAMA_HOST={url}"
+        + (" (its clients' default)" if port == PORT else "")
+        + (f", OLLAMA_API_KEY=… ({key})" if has_keys else ""),
+        "Ctrl-C stops it.",
+    ]
+    for line in lines:
+        out.print(line, markup=False, soft_wrap=True)

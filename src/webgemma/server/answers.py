@@ -1,0 +1,188 @@
+"""Answers to requests for replies, in any API: whole, or streamed as they are written."""
+
+import asyncio
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from webgemma.replies import Piece
+from webgemma.server.ahead import Ahead
+from webgemma.server.engine import Indexed
+from webgemma.server.http import as_request_error, respond
+from webgemma.server.protocol import Reply, Request, RequestError
+from webgemma.server.registry import Registry
+
+SEND_SECONDS = 30.0  # that a client may leave its connection full
+
+ErrorBody = Callable[[RequestError], dict[str, Any]]
+
+
+@dataclass(slots=True)
+class Facts:
+    """What an answer says about itself."""
+
+    created: float = field(default_factory=time.time)  # seconds since 1970
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    model: str = ""  # its name
+    token_bytes: Callable[[int], bytes] | None = None
+    started: int = field(default_factory=time.perf_counter_ns)
+    loaded: int = 0
+    first: int = 0  # when the first piece was there
+    ended: int = 0
+
+
+class Dialect(ABC):
+    """How one route of an API writes its answer."""
+
+    media_type: ClassVar[str] = "text/event-stream"
+
+    def __init__(self, request: Request, facts: Facts) -> None:
+        self.request = request
+        self.facts = facts
+
+    @staticmethod
+    @abstractmethod
+    def parse(body: Any, /) -> Request:
+        """Return what a body asks for."""
+
+    @staticmethod
+    @abstractmethod
+    def error(error: RequestError, /) -> dict[str, Any]:
+        """Return the body of an error."""
+
+    @abstractmethod
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Return the whole answer."""
+
+    @abstractmethod
+    def begin(self, first: Piece | None) -> Iterable[bytes]:
+        """Return the beginning of a stream, of which the first piece is known."""
+
+    @abstractmethod
+    def piece(self, index: int, piece: Piece) -> Iterable[bytes]:
+        """Return what a piece adds to a stream."""
+
+    @abstractmethod
+    def end(self) -> Iterable[bytes]:
+        """Return the end of a stream."""
+
+    @abstractmethod
+    def failed(self, error: RequestError) -> Iterable[bytes]:
+        """Return the end of a stream that cannot be continued."""
+
+
+class Answer:
+    """The answer to a request, as an ASGI application."""
+
+    def __init__(
+        self, registry: Registry, ahead: Ahead, dialect: type[Dialect], request: Request
+    ) -> None:
+        self.registry, self.ahead = registry, ahead
+        self.dialect, self.request = dialect, request
+        self.facts = Facts()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer, unless the client leaves: then the reply ends at its next step."""
+        serving = asyncio.create_task(self._serve(scope, receive, send))
+        left = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({serving, left}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            serving.cancel()
+            left.cancel()
+            await asyncio.wait({serving, left})
+        if not serving.cancelled():
+            with suppress(TimeoutError):  # without an end, the connection is closed
+                serving.result()
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        async with aclosing(self.ahead.iterate(self._pieces())) as pieces:
+            try:
+                # Until the first piece is there, an error has a status of its own.
+                first = await anext(pieces, None)
+                if not self.request.stream:
+                    response = respond(await self._whole(first, pieces))
+            except Exception as caught:
+                error = as_request_error(caught)
+                response = respond(self.dialect.error(error), error.status)
+            else:
+                if self.request.stream:
+                    await self._stream(first, pieces, _patient(send))
+                    return
+        await response(scope, receive, _patient(send))
+
+    async def _pieces(self) -> AsyncGenerator[Indexed, None]:
+        """Yield all pieces; the model is free when the last is written, whoever reads them when."""
+        facts, request = self.facts, self.request
+        async with self.registry.use(request.model, request.own.get("keep_alive")) as engine:
+            facts.loaded = time.perf_counter_ns()
+            facts.model = request.model or self.registry.find("").name
+            facts.token_bytes = engine.model.tokenizer.token_bytes
+            async with aclosing(engine.replies(request)) as replies:
+                async for item in replies:
+                    facts.first = facts.first or time.perf_counter_ns()
+                    yield item
+            facts.ended = time.perf_counter_ns()
+
+    async def _whole(
+        self, first: Indexed | None, pieces: AsyncGenerator[Indexed, None]
+    ) -> dict[str, Any]:
+        count = max(1, len(self.request.prompts)) * self.request.choices
+        replies = [Reply() for _ in range(count)]
+        keep = self.request.logprobs
+        if first is not None:
+            replies[first[0]].add(first[1], keep_tokens=keep)
+            async for index, piece in pieces:
+                replies[index].add(piece, keep_tokens=keep)
+        return self.dialect(self.request, self.facts).whole(replies)
+
+    async def _stream(
+        self, first: Indexed | None, pieces: AsyncGenerator[Indexed, None], send: Any
+    ) -> None:
+        dialect = self.dialect(self.request, self.facts)
+        headers = {
+            "content-type": dialect.media_type,
+            "cache-control": "no-store",
+            "x-accel-buffering": "no",  # proxies pass each piece on at once
+            "x-content-type-options": "nosniff",
+        }
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+
+        async def write(parts: Iterable[bytes], more: bool = True) -> None:
+            body = b"".join(parts)
+            if body or not more:
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        try:
+            await write(dialect.begin(first and first[1]))
+            if first is not None:
+                await write(dialect.piece(*first))
+                async for index, piece in pieces:
+                    await write(dialect.piece(index, piece))
+            last = list(dialect.end())
+        except TimeoutError:
+            raise
+        except Exception as caught:
+            last = list(dialect.failed(as_request_error(caught)))
+        await write(last, more=False)
+
+
+async def _disconnected(receive: Any) -> None:
+    """Return when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _patient(send: Any) -> Any:
+    """Return a `send` that waits only so long for a client; TimeoutError then."""
+
+    async def sent(message: Any) -> None:
+        async with asyncio.timeout(SEND_SECONDS):
+            await send(message)
+
+    return sent

@@ -1,0 +1,271 @@
+"""The server as an ASGI application: OpenAI's, Ollama's and Anthropic's routes, and its own."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, closing
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from webgemma.server import anthropic, ollama, ollama_models
+from webgemma.server.access import Guard, Keys
+from webgemma.server.ahead import Ahead
+from webgemma.server.answers import Answer, Dialect, ErrorBody, Facts
+from webgemma.server.bodies import Body, check_conversation
+from webgemma.server.dialects import (
+    Anthropic,
+    OllamaChat,
+    OllamaGenerate,
+    OpenAiChat,
+    OpenAiCompletions,
+    OpenAiResponses,
+)
+from webgemma.server.http import as_request_error, read, respond
+from webgemma.server.openai_common import error_body, model_entry, model_list
+from webgemma.server.openai_messages import read_messages
+from webgemma.server.protocol import RequestError
+from webgemma.server.registry import Registry
+
+Endpoint = Callable[[HttpRequest], Awaitable[Any]]
+
+ANSWERED: dict[str, type[Dialect]] = {
+    "/v1/chat/completions": OpenAiChat,
+    "/v1/completions": OpenAiCompletions,
+    "/v1/responses": OpenAiResponses,
+    "/v1/messages": Anthropic,
+    "/api/chat": OllamaChat,
+    "/api/generate": OllamaGenerate,
+}
+
+
+def make_app(
+    registry: Registry,
+    *,
+    loopback: bool = True,
+    keys: Sequence[str] = (),
+    origins: Sequence[str] = (),
+    ahead: Ahead | None = None,
+) -> Starlette:
+    """Return the application; `origins` are the pages that may use and read it."""
+    middleware = [Middleware(Guard, refuse=_refuse, loopback=loopback, origins=origins)]
+    if origins:
+        cors: Any = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
+        middleware.append(Middleware(CORSMiddleware, **cors))
+    middleware.append(Middleware(Keys, refuse=_refuse, keys=keys))
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await registry.close()
+
+    return Starlette(
+        routes=Routes(registry, ahead or Ahead()).all(),
+        middleware=middleware,
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _http_error, Exception: _error},
+    )
+
+
+def _error_form(path: str) -> ErrorBody:
+    """Return how the API of a path writes errors."""
+    if path.startswith("/api/"):
+        return ollama.error
+    return anthropic.error if path.startswith("/v1/messages") else error_body
+
+
+def _refuse(scope: Any, error: RequestError) -> Response:
+    return respond(_error_form(scope["path"])(error), error.status)
+
+
+def _http_error(request: HttpRequest, error: Exception) -> Response:
+    """Return what there is to say of a route that does not exist, or not with this method."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    sentence = f"There is nothing at {path[:200]}."
+    if error.status_code == 405:
+        sentence = f"{path[:200]} does not answer {request.method[:20]}."
+    response = _refuse(request.scope, RequestError(sentence, error.status_code))
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _error(request: HttpRequest, error: Exception) -> Response:
+    return _refuse(request.scope, as_request_error(error))
+
+
+class Routes:
+    """All routes of the server."""
+
+    def __init__(self, registry: Registry, ahead: Ahead) -> None:
+        self.registry, self.ahead = registry, ahead
+
+    def all(self) -> list[Route]:
+        """Return the routes."""
+        got: dict[str, Endpoint] = {
+            "/": self.root,
+            "/health": self.health,
+            "/api/version": self.version,
+            "/api/tags": self.tags,
+            "/api/ps": self.processes,
+            "/v1/models": self.models,
+            "/v1/models/{name:path}": self.model,
+        }
+        posted: dict[str, Endpoint] = {
+            "/api/show": self.show,
+            "/v1/messages/count_tokens": self.count_tokens,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+            "/apply-template": self.apply_template,
+            **{path: self.answering(dialect) for path, dialect in ANSWERED.items()},
+        }
+        refused = [
+            Route(f"/api/{route}{rest}", _reported(_refusing(route)), methods=methods)
+            for route in ollama_models.REFUSED
+            for rest, methods in [("/{digest}", ["HEAD", "POST"])]
+            + [("", ["POST", "DELETE"])] * (route != "blobs")
+        ]
+        return [
+            *(Route(path, _reported(endpoint), methods=["GET"]) for path, endpoint in got.items()),
+            *(Route(path, _reported(point), methods=["POST"]) for path, point in posted.items()),
+            *refused,
+        ]
+
+    def answering(self, dialect: type[Dialect]) -> Endpoint:
+        """Return the endpoint of a route that answers with replies."""
+
+        async def endpoint(request: HttpRequest) -> Any:
+            asked = await read(request, dialect.parse)
+            if asked.own.get("task", "reply") == "reply":
+                return Answer(self.registry, self.ahead, dialect, asked)
+            if asked.own["task"] == "unload":  # Ollama's empty prompt
+                await self.registry.unload(asked.model)
+            else:
+                async with self.registry.use(asked.model, asked.own["keep_alive"]):
+                    pass
+            chat = dialect is OllamaChat
+            return respond(ollama.loaded(asked, created=Facts().created, chat=chat))
+
+        return endpoint
+
+    # Models
+
+    async def root(self, _: HttpRequest) -> Response:
+        """Answer as Ollama does, by which its clients know it."""
+        return PlainTextResponse("Ollama is running")
+
+    async def health(self, _: HttpRequest) -> Response:
+        """Say whether requests are answered now."""
+        if self.registry.is_loading:
+            return respond(error_body(RequestError("A model is being loaded.", 503)), 503)
+        return respond({"status": "ok"})
+
+    async def version(self, _: HttpRequest) -> Response:
+        """Say which version of Ollama's API this is."""
+        return respond(ollama_models.version())
+
+    async def tags(self, _: HttpRequest) -> Response:
+        """List the models for Ollama's clients."""
+        return respond(ollama_models.tags(await asyncio.to_thread(self.registry.entries)))
+
+    async def processes(self, _: HttpRequest) -> Response:
+        """List the models in memory."""
+        return respond(ollama_models.processes(self.registry.running()))
+
+    async def show(self, request: HttpRequest) -> Response:
+        """Describe a model."""
+        name, verbose = await read(request, ollama_models.parse_show)
+
+        def describe() -> dict[str, Any]:
+            entry, gguf, capabilities = self.registry.describe(name)
+            with closing(gguf):
+                return ollama_models.show(entry, gguf, capabilities, verbose=verbose)
+
+        return respond(await asyncio.to_thread(describe))
+
+    async def models(self, _: HttpRequest) -> Response:
+        """List the models for OpenAI's clients."""
+        entries = await asyncio.to_thread(self.registry.entries)
+        listed = [model_entry(entry.name, int(entry.modified)) for entry in entries]
+        return respond(model_list([], 0) | {"data": listed})
+
+    async def model(self, request: HttpRequest) -> Response:
+        """Describe one model for OpenAI's clients."""
+        name = request.path_params["name"]
+        entry = (await asyncio.to_thread(self.registry.find, name)).entry
+        return respond(model_entry(entry.name, int(entry.modified)))
+
+    # Prompts and tokens
+
+    async def count_tokens(self, request: HttpRequest) -> Response:
+        """Count the tokens of a prompt for Anthropic's clients."""
+        asked = await read(request, anthropic.parse_count)
+        async with self.registry.use(asked.model) as engine:
+            tokens = await engine.model.acount_tokens(
+                asked.messages,
+                tools=() if asked.tool_choice == "none" else asked.tools,
+                think=bool(asked.think),
+                continue_last=asked.continue_last,
+            )
+        return respond(anthropic.count_answer(tokens))
+
+    async def tokenize(self, request: HttpRequest) -> Response:
+        """Return the tokens of a text, as llama.cpp's server does."""
+        body = await read(request, Body)
+        text, add_bos = body.text("content"), body.flag("add_special")
+        special = body.flag("parse_special", True)
+        async with self.registry.use(body.text("model")) as engine:
+            tokenizer = engine.model.tokenizer
+            ids = await asyncio.to_thread(tokenizer.encode, text, special=special)
+            ids = [tokenizer.bos, *ids] if add_bos and ids[:1] != [tokenizer.bos] else ids
+            if not body.flag("with_pieces"):
+                return respond({"tokens": ids})
+            pieces = [{"id": token, "piece": tokenizer.decode([token])} for token in ids]
+            return respond({"tokens": pieces})
+
+    async def detokenize(self, request: HttpRequest) -> Response:
+        """Return the text of tokens."""
+        body = await read(request, Body)
+        ids = body.items("tokens")
+        async with self.registry.use(body.text("model")) as engine:
+            vocab = engine.model.config.vocab
+            for token in ids:
+                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+                    raise body.wrong("tokens", f"a list of token ids from 0 to {vocab - 1}")
+            text = await asyncio.to_thread(engine.model.tokenizer.decode, ids)
+        return respond({"content": text})
+
+    async def apply_template(self, request: HttpRequest) -> Response:
+        """Return the prompt of a conversation."""
+        body = await read(request, Body)
+        messages = read_messages(body.given.get("messages"))
+        tools = [tool.given for tool in body.objects("tools")]
+        check_conversation(messages, tools)
+        think = body.object("chat_template_kwargs").flag("enable_thinking")
+        async with self.registry.use(body.text("model")) as engine:
+            prompt = engine.model.render(messages, tools=tools, think=think)
+        return respond({"prompt": prompt})
+
+
+def _refusing(route: str) -> Endpoint:
+    async def endpoint(_: HttpRequest) -> Response:
+        raise ollama_models.refusal(route)
+
+    return endpoint
+
+
+def _reported(endpoint: Endpoint) -> Endpoint:
+    """Return an endpoint whose errors are answers of its API."""
+
+    async def reported(request: HttpRequest) -> Any:
+        try:
+            return await endpoint(request)
+        except Exception as error:
+            return _error(request, error)
+
+    return reported

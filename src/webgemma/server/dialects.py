@@ -1,0 +1,226 @@
+"""The routes that answer with replies: each API's bodies, answers and streams."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
+from typing import Any, Literal
+
+from webgemma.replies import Piece
+from webgemma.server import (
+    anthropic,
+    ollama,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+)
+from webgemma.server.answers import Dialect, Facts
+from webgemma.server.openai_common import DONE, Event, error_body, sse
+from webgemma.server.protocol import Reply, Request, RequestError
+
+
+class _OpenAi(Dialect):
+    """One of OpenAI's APIs, which differ in their modules."""
+
+    prefix = ""  # of ids
+    api: Any  # with `parse` and `answer`
+    stream: Callable[..., Any]
+    error = staticmethod(error_body)
+
+    def __init__(self, request: Request, facts: Facts) -> None:
+        super().__init__(request, facts)
+        self._named = {
+            "id": self.prefix + facts.id,
+            "created": int(facts.created),
+            "model": facts.model,
+            "token_bytes": facts.token_bytes,
+        }
+        self._stream = self.stream(request, **self._named)
+
+    def whole(self, replies: Sequence[Reply]) -> Event:
+        """Return the whole answer."""
+        answer: Event = self.api.answer(self.request, replies, **self._named)
+        return answer
+
+    def begin(self, _first: Piece | None) -> Iterator[bytes]:
+        """Return the first events."""
+        return self._written(self._stream.begin())
+
+    def piece(self, index: int, piece: Piece) -> Iterator[bytes]:
+        """Return the events of a piece."""
+        return self._written(self._stream.piece(index, piece))
+
+    def end(self) -> Iterator[bytes]:
+        """Return the last events."""
+        yield from self._written(self._stream.end())
+        yield DONE
+
+    def failed(self, error: RequestError) -> Iterator[bytes]:
+        """Return the event of an error."""
+        return self._written(self._stream.error(error))
+
+    def _written(self, events: Iterable[Event]) -> Iterator[bytes]:
+        return (sse(event) for event in events)
+
+
+class OpenAiChat(_OpenAi):
+    """`/v1/chat/completions`."""
+
+    prefix = "chatcmpl-"
+    api = openai_chat
+    stream = openai_chat.ChatStream
+    parse = staticmethod(openai_chat.parse)
+
+
+class OpenAiCompletions(_OpenAi):
+    """`/v1/completions`."""
+
+    prefix = "cmpl-"
+    api = openai_completions
+    stream = openai_completions.CompletionStream
+    parse = staticmethod(openai_completions.parse)
+
+
+class OpenAiResponses(_OpenAi):
+    """`/v1/responses`, whose events have names, and whose streams have no DONE."""
+
+    prefix = "resp_"
+    api = openai_responses
+    stream = openai_responses.ResponseStream
+    parse = staticmethod(openai_responses.parse)
+
+    def end(self) -> Iterator[bytes]:
+        """Return the last events."""
+        return self._written(self._stream.end())
+
+    def _written(self, events: Iterable[Event]) -> Iterator[bytes]:
+        return (sse(event, event["type"]) for event in events)
+
+
+class _Ollama(Dialect):
+    """Ollama's API, whose streams are lines of JSON."""
+
+    media_type = "application/x-ndjson"
+    route: Literal["chat", "generate"]
+    error = staticmethod(ollama.error)
+
+    def __init__(self, request: Request, facts: Facts) -> None:
+        super().__init__(request, facts)
+        self._stream = ollama.Stream(
+            request,
+            self.route,
+            created=facts.created,
+            call_ids=_call_ids("call_", facts.id),
+            token_bytes=facts.token_bytes,
+        )
+
+    def begin(self, _first: Piece | None) -> Iterator[bytes]:
+        """Return nothing: lines begin with the first piece."""
+        return map(ollama.line, self._stream.begin())
+
+    def piece(self, index: int, piece: Piece) -> Iterator[bytes]:
+        """Return the line of a piece."""
+        return map(ollama.line, self._stream.piece(index, piece))
+
+    def end(self) -> Iterator[bytes]:
+        """Return the last line."""
+        return map(ollama.line, self._stream.end(self._durations()))
+
+    def failed(self, error: RequestError) -> Iterator[bytes]:
+        """Return the line of an error."""
+        yield ollama.line(self._stream.error(error))
+
+    def _durations(self) -> ollama.Durations:
+        facts = self.facts
+        first = facts.first or facts.ended
+        return ollama.Durations(
+            total=facts.ended - facts.started,
+            load=facts.loaded - facts.started,
+            prompt=first - facts.loaded,
+            reply=facts.ended - first,
+        )
+
+
+class OllamaChat(_Ollama):
+    """`/api/chat`."""
+
+    route = "chat"
+    parse = staticmethod(ollama.parse_chat)
+
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Return the whole answer."""
+        return ollama.chat_answer(
+            self.request,
+            replies,
+            created=self.facts.created,
+            durations=self._durations(),
+            call_ids=_call_ids("call_", self.facts.id),
+            token_bytes=self.facts.token_bytes,
+        )
+
+
+class OllamaGenerate(_Ollama):
+    """`/api/generate`."""
+
+    route = "generate"
+
+    @staticmethod
+    def parse(body: Any) -> Request:
+        """Return what a body asks for; the ids of an earlier answer cannot be continued yet."""
+        request = ollama.parse_generate(body)
+        if request.own["context"]:
+            raise RequestError(
+                "context is not supported: send the conversation's messages to /api/chat instead.",
+                param="context",
+            )
+        return request
+
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Return the whole answer."""
+        return ollama.generate_answer(
+            self.request,
+            replies,
+            created=self.facts.created,
+            durations=self._durations(),
+            token_bytes=self.facts.token_bytes,
+        )
+
+
+class Anthropic(Dialect):
+    """`/v1/messages`."""
+
+    parse = staticmethod(anthropic.parse)
+    error = staticmethod(anthropic.error)
+
+    def __init__(self, request: Request, facts: Facts) -> None:
+        super().__init__(request, facts)
+        self._named: dict[str, Any] = {
+            "id": f"msg_{facts.id}",
+            "call_ids": _call_ids("toolu_", facts.id),
+        }
+        self._stream = anthropic.Stream(request, **self._named)
+
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Return the whole answer."""
+        return anthropic.answer(self.request, replies, **self._named)
+
+    def begin(self, first: Piece | None) -> Iterator[bytes]:
+        """Return the first events, with the prompt's tokens."""
+        prompt = first.usage.prompt if first and first.usage else 0
+        return map(anthropic.frame, self._stream.begin(prompt))
+
+    def piece(self, index: int, piece: Piece) -> Iterator[bytes]:
+        """Return the events of a piece."""
+        return map(anthropic.frame, self._stream.piece(index, piece))
+
+    def end(self) -> Iterator[bytes]:
+        """Return the last events."""
+        return map(anthropic.frame, self._stream.end())
+
+    def failed(self, error: RequestError) -> Iterator[bytes]:
+        """Return the event of an error."""
+        yield anthropic.frame(self._stream.error(error))
+
+
+def _call_ids(prefix: str, answer_id: str) -> Callable[[], str]:
+    """Return a function that gives the id of the next tool call of an answer."""
+    numbers = count()
+    return lambda: f"{prefix}{answer_id}_{next(numbers)}"

@@ -1,0 +1,86 @@
+"""HTTP without the APIs: bodies of requests within limits, and JSON answers."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from webgemma.errors import DeviceMemoryError, InputError, ModelNotFoundError, WebgemmaError
+from webgemma.server.bodies import json_text
+from webgemma.server.protocol import RequestError
+
+MAX_BODY_NBYTES = 64 << 20  # a conversation with pictures and sounds
+BODY_SECONDS = 60.0  # until a body must be complete
+SHORT_NBYTES = 1 << 16  # longer bodies are parsed in a thread, so that streams go on
+
+log = logging.getLogger("webgemma.server")
+T = TypeVar("T")
+
+
+async def read(request: HttpRequest, parse: Callable[[Any], T], most: int = MAX_BODY_NBYTES) -> T:
+    """Return what a body of JSON means; RequestError if it is too long, too slow or no JSON."""
+    data = await _body(request, most)
+    if len(data) > SHORT_NBYTES:
+        return await asyncio.to_thread(lambda: parse(_loads(data)))
+    return parse(_loads(data))
+
+
+async def _body(request: HttpRequest, most: int) -> bytes:
+    too_long = RequestError(f"The body is longer than {most >> 20} MiB.", 413)
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdecimal() and (len(length) > 18 or int(length) > most):
+        raise too_long
+    chunks, nbytes = [], 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                nbytes += len(chunk)
+                if nbytes > most:
+                    raise too_long
+                chunks.append(chunk)
+    except TimeoutError:
+        raise RequestError("The body did not arrive in time.", 408) from None
+    except ClientDisconnect:
+        raise RequestError("The client left before its request was complete.", 400) from None
+    return b"".join(chunks)
+
+
+def _loads(data: bytes) -> Any:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        return json.loads(data, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:  # also for bytes that are not UTF-8
+        raise RequestError(f"The body is not JSON: {error}.") from None
+
+
+def respond(body: Mapping[str, Any], status: int = 200) -> Response:
+    """Return an answer of JSON."""
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if status == 503:
+        headers["Retry-After"] = "1"
+    return Response(json_text(body), status, headers, "application/json")
+
+
+def as_request_error(error: Exception) -> RequestError:
+    """Return any error as one that a client may see; what nobody expected is logged instead."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, ModelNotFoundError):
+        return RequestError(str(error), 404, "model")
+    if isinstance(error, InputError):
+        return RequestError(str(error))
+    if isinstance(error, DeviceMemoryError | MemoryError):
+        return RequestError("There is not enough memory for this request.", 503)
+    if isinstance(error, WebgemmaError):
+        return RequestError(str(error), 500)
+    log.error("A request failed.", exc_info=error)
+    return RequestError("The server failed at this request; its log says more.", 500)

@@ -1,0 +1,143 @@
+"""The server on its port, until it is stopped."""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import uvicorn
+
+from webgemma.errors import InputError
+from webgemma.server.access import check_keys, check_origin, is_loopback
+from webgemma.server.ahead import Ahead
+from webgemma.server.app import make_app
+from webgemma.server.registry import Registry
+
+DEFAULT_HOST = "localhost"
+DEFAULT_PORT = 11434  # Ollama's: its clients need no setting
+NEXT_PORTS = range(DEFAULT_PORT + 1, DEFAULT_PORT + 20)
+GRACE_SECONDS = 5.0  # that replies have to end by themselves when the server stops
+MAX_CONNECTIONS = 1024
+BACKLOG = 128
+
+
+class Server:
+    """A server of models, listening."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        host: str = DEFAULT_HOST,
+        port: int | None = None,
+        *,
+        keys: Sequence[str] = (),
+        origins: Sequence[str] = (),
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        """Listen on `port` (0: any), by default on DEFAULT_PORT or the next free one.
+
+        InputError if that is not possible, or would be open to other machines without a key."""
+        check_keys(keys, host)
+        allowed = [check_origin(origin) for origin in origins]
+        self._sockets = _listen(host, port)
+        self.port: int = self._sockets[0].getsockname()[1]
+        shown = f"[{host.strip('[]')}]" if ":" in host else host
+        self.url = f"http://{shown}:{self.port}"
+        ahead = Ahead()
+        app = make_app(
+            registry, loopback=is_loopback(host), keys=keys, origins=allowed, ahead=ahead
+        )
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            proxy_headers=False,  # nobody but the peer itself says who it is
+            server_header=False,
+            ws="none",
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=round(grace_seconds) + 5,
+        )
+        self._server = _Uvicorn(config, ahead, grace_seconds)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether requests are answered by now."""
+        return self._server.started
+
+    def run(self) -> None:
+        """Serve until `stop`, an interrupt or a SIGTERM, which is raised again at the end."""
+        try:
+            self._server.run(sockets=self._sockets)
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """End `run`, which runs in another thread; replies have some seconds to end."""
+        self._server.should_exit = True
+
+    def close(self) -> None:
+        """Close the port."""
+        for listener in self._sockets:
+            listener.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Ends replies that take too long when the server stops, so that their clients are told."""
+
+    def __init__(self, config: uvicorn.Config, ahead: Ahead, grace_seconds: float) -> None:
+        super().__init__(config)
+        self._ahead, self._grace_seconds = ahead, grace_seconds
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Wait for replies, then end them."""
+        timer = asyncio.get_running_loop().call_later(self._grace_seconds, self._ahead.stop)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+
+def _listen(host: str, port: int | None) -> list[socket.socket]:
+    """Return sockets on the first candidate port that is free."""
+    candidates = [DEFAULT_PORT, *NEXT_PORTS, 0] if port is None else [port]
+    for candidate in candidates:
+        try:
+            return _bind(host, candidate)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and candidate != candidates[-1]:
+                continue
+            reason = error.strerror or str(error)
+            raise InputError(
+                f"The server cannot listen on {host}, port {candidate}: {reason}."
+            ) from None
+    raise AssertionError("the last candidate is either used or refused")
+
+
+def _bind(host: str, port: int) -> list[socket.socket]:
+    """Return sockets on one port of all addresses of a host."""
+    if host == DEFAULT_HOST:  # some clients try only one of them
+        first = _socket(socket.AF_INET, "127.0.0.1", port)
+        with suppress(OSError):  # this machine has no IPv6
+            return [first, _socket(socket.AF_INET6, "::1", first.getsockname()[1])]
+        return [first]
+    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    family, _, _, _, address = found[0]
+    return [_socket(family, str(address[0]), port)]
+
+
+def _socket(family: int, address: str, port: int) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):  # Windows would share the port
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind((address, port))
+        made.listen(BACKLOG)
+    except BaseException:
+        made.close()
+        raise
+    return made
