@@ -30,6 +30,7 @@ class Ahead:
                 if isinstance(item, Exception):
                     raise item
                 yield item
+                await asyncio.sleep(0)  # a reader that catches up lets others run, and can be ended
         finally:
             writer.cancel()
             await asyncio.wait([writer])

@@ -1,0 +1,101 @@
+"""`webgemma serve`: what it prints, how it ends, and what it refuses in one sentence."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.command import refused, webgemma
+from helpers.live_server import PATIENCE, tiny_model
+
+
+def start(*args: object, **env: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "webgemma", "serve", *map(str, args), "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | env,
+    )
+
+
+def ask(url: str, body: Any) -> list[Any]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"{url}/api/chat", json.dumps(body).encode(), timeout=PATIENCE) as answer:
+        return [json.loads(line) for line in answer]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_it_is_told_to_stop(tmp_path: Path, number: int) -> None:
+    with start(tiny_model(tmp_path), "--port", 0, "--json") as process:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
+        assert said["models"] == ["small"]
+        messages = [{"role": "user", "content": "hello"}]
+        lines = ask(said["url"], {"model": "small", "messages": messages})
+        assert lines[-1]["done"]
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out, err) == (0, "", "stopped\n")
+
+
+def test_it_says_what_to_set_in_clients(tmp_path: Path) -> None:
+    """It takes Ollama's port, or the next one that is free."""
+    with start(tiny_model(tmp_path), WEBGEMMA_API_KEY="0123456789abcdef") as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(5)]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE)
+    url = lines[0].split()[-1]
+    assert lines[0] == f"webgemma serves small at {url}\n"
+    assert f"OPENAI_BASE_URL={url}/v1 " in lines[1]
+    assert f"ANTHROPIC_BASE_URL={url} " in lines[2]
+    assert f"OLLAMA_HOST={url}" in lines[3]
+    assert int(url.rpartition(":")[2]) >= 11434
+    assert "0123456789abcdef" not in "".join(lines)
+
+
+def test_what_it_refuses(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    assert "need an API key" in refused("serve", model, "--host", "0.0.0.0")
+    assert "There is no file" in refused("serve", tmp_path / "missing.gguf")
+    assert "is no origin" in refused("serve", model, "--origin", "*")
+    assert "No such file" in refused("serve", model, "--api-key-file", tmp_path / "none")
+    keys = tmp_path / "keys.txt"
+    keys.write_text("\n\n")
+    assert "has no API key" in refused("serve", model, "--api-key-file", keys)
+    keys.write_text("short\n")
+    assert "at least 16" in refused("serve", model, "--api-key-file", keys)
+    keys.write_bytes(b"\xff")
+    assert "not UTF-8" in refused("serve", model, "--api-key-file", keys)
+    keys.write_text("0123456789abcdef\n")
+    elsewhere = ("--host", "192.0.2.1", "--api-key-file", keys)
+    assert "cannot listen" in refused("serve", model, *elsewhere)
+
+
+def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        sentence = refused("serve", tiny_model(tmp_path), "--port", port)
+    assert f"port {port}" in sentence
+    assert "in use" in sentence
+
+
+def test_without_its_packages_it_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("webgemma.server.listening", "uvicorn"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "webgemma[server]" in refused("serve", tiny_model(tmp_path))
+
+
+def test_help_has_examples() -> None:
+    text = webgemma("serve", "--help").stdout
+    assert "webgemma serve gemma4:e2b --port 8080" in text
