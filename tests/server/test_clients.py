@@ -230,6 +230,14 @@ def test_anthropic_errors(to_anthropic: Any, stream: bool) -> None:
         )
 
 
+def test_anthropic_models(to_anthropic: Any) -> None:
+    assert [model.id for model in to_anthropic.models.list()] == ["small"]
+    assert to_anthropic.models.retrieve("small").type == "model"
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        to_anthropic.models.retrieve("other")
+    assert missing.value.body["error"]["type"] == "not_found_error"
+
+
 # The server's own, and what is not there
 
 

@@ -10,7 +10,9 @@ from webgemma.server.protocol import Reply, RequestError
 
 
 def test_models() -> None:
-    listed = SyncPage[Model].model_validate(model_list(["a", "b"], 5), strict=True)
+    listed = SyncPage[Model].model_validate(
+        model_list([model_entry(name, 5) for name in "ab"]), strict=True
+    )
     assert [model.id for model in listed.data] == ["a", "b"]
     assert Model.model_validate(model_entry("a", 5), strict=True).created == 5
 

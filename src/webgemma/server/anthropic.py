@@ -289,6 +289,17 @@ def count_answer(tokens: int) -> dict[str, Any]:
     return {"input_tokens": tokens}
 
 
+def model_entry(name: str, created: str) -> dict[str, Any]:
+    """Return what `/v1/models/NAME` answers; `created` as RFC 3339 has it."""
+    return {"type": "model", "id": name, "display_name": name, "created_at": created}
+
+
+def model_list(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what `/v1/models` answers: all on one page."""
+    ids = [model["id"] for model in models] or [None]
+    return {"data": list(models), "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+
+
 def error(given: RequestError) -> dict[str, Any]:
     """Return an error as a body, or as the data of an event."""
     kind = ERROR_TYPES.get(given.status, "api_error")

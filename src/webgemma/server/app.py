@@ -1,11 +1,12 @@
 """The server as an ASGI application: OpenAI's, Ollama's and Anthropic's routes, and its own."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -72,15 +73,21 @@ def make_app(
     )
 
 
-def _error_form(path: str) -> ErrorBody:
-    """Return how the API of a path writes errors."""
+def _is_anthropic(headers: Mapping[str, str]) -> bool:
+    return "anthropic-version" in headers  # its clients always send it
+
+
+def _error_form(scope: Any) -> ErrorBody:
+    """Return how the client's API writes errors."""
+    path = scope["path"]
     if path.startswith("/api/"):
         return ollama.error
-    return anthropic.error if path.startswith("/v1/messages") else error_body
+    is_anthropic = path.startswith("/v1/messages") or _is_anthropic(Headers(scope=scope))
+    return anthropic.error if is_anthropic else error_body
 
 
 def _refuse(scope: Any, error: RequestError) -> Response:
-    return respond(_error_form(scope["path"])(error), error.status)
+    return respond(_error_form(scope)(error), error.status)
 
 
 def _http_error(request: HttpRequest, error: Exception) -> Response:
@@ -188,17 +195,17 @@ class Routes:
 
         return respond(await asyncio.to_thread(describe))
 
-    async def models(self, _: HttpRequest) -> Response:
-        """List the models for OpenAI's clients."""
+    async def models(self, request: HttpRequest) -> Response:
+        """List the models for OpenAI's and Anthropic's clients."""
         entries = await asyncio.to_thread(self.registry.entries)
-        listed = [model_entry(entry.name, int(entry.modified)) for entry in entries]
-        return respond(model_list([], 0) | {"data": listed})
+        listed = [_model(request, entry) for entry in entries]
+        list_all = anthropic.model_list if _is_anthropic(request.headers) else model_list
+        return respond(list_all(listed))
 
     async def model(self, request: HttpRequest) -> Response:
-        """Describe one model for OpenAI's clients."""
+        """Describe one model for OpenAI's and Anthropic's clients."""
         name = request.path_params["name"]
-        entry = (await asyncio.to_thread(self.registry.find, name)).entry
-        return respond(model_entry(entry.name, int(entry.modified)))
+        return respond(_model(request, (await asyncio.to_thread(self.registry.find, name)).entry))
 
     # Prompts and tokens
 
@@ -250,6 +257,13 @@ class Routes:
         async with self.registry.use(body.text("model")) as engine:
             prompt = engine.model.render(messages, tools=tools, think=think)
         return respond({"prompt": prompt})
+
+
+def _model(request: HttpRequest, entry: ollama_models.ModelEntry) -> dict[str, Any]:
+    """Return a model as the client's API describes it: two have the same route."""
+    if _is_anthropic(request.headers):
+        return anthropic.model_entry(entry.name, ollama.timestamp(entry.modified))
+    return model_entry(entry.name, int(entry.modified))
 
 
 def _refusing(route: str) -> Endpoint:

@@ -475,6 +475,6 @@ def model_entry(name: str, created: int) -> Event:
     return {"id": name, "object": "model", "created": created, "owned_by": "webgemma"}
 
 
-def model_list(names: Sequence[str], created: int) -> Event:
+def model_list(models: Sequence[Event]) -> Event:
     """Return what `/v1/models` answers."""
-    return {"object": "list", "data": [model_entry(name, created) for name in names]}
+    return {"object": "list", "data": list(models)}
