@@ -77,6 +77,9 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     keys.write_text("0123456789abcdef\n")
     elsewhere = ("--host", "192.0.2.1", "--api-key-file", keys)
     assert "cannot listen" in refused("serve", model, *elsewhere)
+    for host in ("no..name", "x" * 300):
+        sentence = refused("serve", model, "--host", host, "--api-key-file", keys)
+        assert "cannot listen" in sentence
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:

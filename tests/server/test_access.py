@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from webgemma.errors import InputError
-from webgemma.server import http
+from webgemma.server import http, listening
 from webgemma.server.access import (
     check_keys,
     check_origin,
@@ -240,3 +240,21 @@ def test_a_slow_body_is_refused(open_to_all: Live, monkeypatch: pytest.MonkeyPat
         )
         status = connection.makefile("rb").readline()
     assert status.split()[1] == b"408"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "])
+def test_a_slow_head_ends_the_connection(
+    open_to_all: Live, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """Also after a request that was complete."""
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.3)
+    with open_to_all.connect() as connection:
+        connection.sendall(sent)
+        assert connection.recv(1) == b""
+    with open_to_all.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = b""
+        while b'"ok"}' not in answer:
+            answer += connection.recv(1000)
+        connection.sendall(sent or b"G")
+        assert connection.recv(1) == b""

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from webgemma.errors import InputError
 from webgemma.server.access import check_keys, check_origin, is_loopback
@@ -21,6 +22,7 @@ NEXT_PORTS = range(DEFAULT_PORT + 1, DEFAULT_PORT + 20)
 GRACE_SECONDS = 5.0  # that replies have to end by themselves when the server stops
 MAX_CONNECTIONS = 1024
 BACKLOG = 128
+HEAD_SECONDS = 15.0  # until a request's head must be complete
 
 
 class Server:
@@ -51,6 +53,7 @@ class Server:
         )
         config = uvicorn.Config(
             app,
+            http=_Connection,
             access_log=False,
             log_config=None,
             log_level="warning",
@@ -84,6 +87,36 @@ class Server:
             listener.close()
 
 
+class _Connection(H11Protocol):
+    """A connection that is closed if a request's head does not come in time."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        super().connection_lost(exc)
+        if self._late:
+            self._late.cancel()
+
+    def _watch(self) -> None:
+        is_waiting = self.cycle is None or self.cycle.response_complete
+        if is_waiting and self._late is None:
+            self._late = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        elif not is_waiting and self._late:
+            self._late.cancel()
+            self._late = None
+
+
 class _Uvicorn(uvicorn.Server):
     """Ends replies that take too long when the server stops, so that their clients are told."""
 
@@ -104,10 +137,11 @@ def _listen(host: str, port: int | None) -> list[socket.socket]:
     for candidate in candidates:
         try:
             return _bind(host, candidate)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE and candidate != candidates[-1]:
+        except (OSError, UnicodeError) as error:
+            number = error.errno if isinstance(error, OSError) else None
+            if number == errno.EADDRINUSE and candidate != candidates[-1]:
                 continue
-            reason = error.strerror or str(error)
+            reason = getattr(error, "strerror", None) or "that is no address"
             raise InputError(
                 f"The server cannot listen on {host}, port {candidate}: {reason}."
             ) from None
@@ -116,7 +150,7 @@ def _listen(host: str, port: int | None) -> list[socket.socket]:
 
 def _bind(host: str, port: int) -> list[socket.socket]:
     """Return sockets on one port of all addresses of a host."""
-    if host == DEFAULT_HOST:  # some clients try only one of them
+    if host.lower() == DEFAULT_HOST:  # some clients try only one of them
         first = _socket(socket.AF_INET, "127.0.0.1", port)
         with suppress(OSError):  # this machine has no IPv6
             return [first, _socket(socket.AF_INET6, "::1", first.getsockname()[1])]
