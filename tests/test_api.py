@@ -50,6 +50,18 @@ def test_a_model_says_what_it_is(small: Gemma) -> None:
     assert repr(small) == "<Gemma 'small.gguf' on CPU (numpy), context 512>"
 
 
+def test_the_tokens_of_a_prompt_are_counted(small: Gemma) -> None:
+    messages = [{"role": "user", "content": "hello there"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for options in ({}, {"tools": tools}, {"think": True}):
+        first = next(iter(small.chat(messages, max_tokens=1, **options)))
+        assert first.usage is not None
+        assert small.count_tokens(messages, **options) == first.usage.prompt
+        ids = small.tokenizer.encode(small.render(messages, **options), special=True)
+        assert len(ids) == first.usage.prompt
+    assert small.count_tokens("x " * 3000) > small.context
+
+
 @pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_loaded_model_cannot_be_pickled(small: Gemma, way: Callable[[Gemma], object]) -> None:
     with pytest.raises(InputError, match="cannot be pickled or copied: load it in each process"):

@@ -39,8 +39,8 @@ THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
 class Served:
     """Anthropic's client at a server that gives one reply; keeps the requests it read."""
 
-    def __init__(self, pieces: list[Piece], reused: int = 0, stop: str | None = None) -> None:
-        self.pieces, self.reused, self.stop = pieces, reused, stop
+    def __init__(self, pieces: list[Piece], cached: int = 0, stop: str | None = None) -> None:
+        self.pieces, self.cached, self.stop = pieces, cached, stop
         self.requests: list[Request] = []
         self.ids = (f"toolu_{n}" for n in count())
         self.client = client.Anthropic(
@@ -71,7 +71,7 @@ class Served:
             [whole(self.pieces)],
             id="msg_1",
             call_ids=lambda: next(self.ids),
-            reused=self.reused,
+            cached=self.cached,
             stop_sequence=self.stop,
         )
         Message.model_validate(answer, strict=True)
@@ -79,10 +79,10 @@ class Served:
 
     def events(self, request: Request) -> list[anthropic.Event]:
         stream = anthropic.Stream(request, id="msg_1", call_ids=lambda: next(self.ids))
-        events = stream.begin(7, self.reused)
+        events = stream.begin(7, self.cached)
         for piece in self.pieces:
             events += stream.piece(0, piece)
-        events += stream.end(self.reused, self.stop)
+        events += stream.end(self.cached, self.stop)
         for name, data in events:
             assert data["type"] == name
             if name != "ping":
@@ -94,7 +94,7 @@ class Served:
 
 
 def test_an_answer_as_a_whole():
-    served = Served(reply(Thought("Hm."), "Hello", " you", WEATHER), reused=3)
+    served = Served(reply(Thought("Hm."), "Hello", " you", WEATHER), cached=3)
     answer = served.create(tools=[TOOL], thinking=THINKING)
     thinking, text, use = answer.content
     assert (thinking.type, thinking.thinking) == ("thinking", "Hm.")
@@ -111,7 +111,7 @@ def test_an_answer_as_a_whole():
 
 def test_a_stream_gives_the_same():
     pieces = reply(Thought("H"), Thought("m."), "Hello", " you", WEATHER, WEATHER)
-    served = Served(pieces, reused=3)
+    served = Served(pieces, cached=3)
     with served.client.messages.stream(
         **BODY, tools=[TOOL], thinking={"type": "enabled", "budget_tokens": 1024}
     ) as stream:
