@@ -77,8 +77,8 @@ def test_a_client_that_leaves_before_a_whole_answer(live: Live, endless: Endless
     wait_until(lambda: endless.ended == 1 and is_free(live))
 
 
-def test_the_model_itself_stops_at_its_next_step(live: Live) -> None:
-    """Not a stand-in: what was written when the client left is less than all of it."""
+def test_the_model_itself_is_free_for_the_next(live: Live) -> None:
+    """Not a stand-in for its replies."""
     with live.http.stream("POST", "/api/generate", json={"model": "small", "prompt": "x"}) as got:
         next(got.iter_lines())
     wait_until(lambda: is_free(live))
