@@ -264,7 +264,7 @@ def test_options_become_settings():
         "repeat_last_n": 32,
         "presence_penalty": 0.2,
         "seed": 7,
-        "frequency_penalty": 0.0,
+        "frequency_penalty": 0.3,
         "stop": ["\n", "User:"],
         "num_predict": 10,
         "num_ctx": 4096,
@@ -282,6 +282,7 @@ def test_options_become_settings():
         "repetition_penalty": 1.1,
         "recent": 32,
         "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
         "seed": 7,
         "stop": ("\n", "User:"),
         "max_tokens": 10,
@@ -418,7 +419,7 @@ CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "argument
         wrong({"options": {"num_predict": "x"}}, "options.num_predict", "options.num_predict is"),
         wrong({"options": {"stop": [""]}}, "options.stop", "at least one character"),
         wrong({"options": {"num_ctx": "big"}}, "options.num_ctx", "options.num_ctx is 'big'"),
-        wrong({"options": {"frequency_penalty": 1}}, "options.frequency_penalty", "send 0"),
+        wrong({"options": {"frequency_penalty": "x"}}, "options.frequency_penalty", "it must be"),
         wrong({"top_logprobs": 21}, "top_logprobs", "between 0 and 20"),
         wrong({"logprobs": 1}, "logprobs", "must be true or false"),
     ],
@@ -467,7 +468,7 @@ BODIES = (
     )
     | st.builds(
         lambda more: {"model": "m", "prompt": "x", "messages": [USER], "options": more},
-        fields(" ".join([*ollama.OPTIONS, "frequency_penalty", "num_ctx"])),
+        fields(" ".join([*ollama.OPTIONS, "num_ctx"])),
     )
 )
 

@@ -14,7 +14,7 @@ from webgemma.models import OLLAMA_NAMES
 from webgemma.replies import Piece, Usage
 from webgemma.server.bodies import Body, check_conversation, finite_logprob, json_text
 from webgemma.server.protocol import Reply, Request, RequestError
-from webgemma.settings import MAX_TOP_LOGPROBS, SETTINGS
+from webgemma.settings import MAX_TOP_LOGPROBS
 from webgemma.text.parser import ToolCall
 from webgemma.values import real_number
 
@@ -40,7 +40,7 @@ IGNORED = {
 # The options that are settings, by Ollama's names.
 OPTIONS: Mapping[str, str] = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p")},
-    **{name: name for name in ("presence_penalty", "seed", "stop")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty", "seed", "stop")},
     **OLLAMA_NAMES,
 }
 
@@ -159,17 +159,6 @@ def _settings(options: Body) -> dict[str, Any]:
             settings[setting] = None  # any seed; no limit (-1), or as the context holds (-2)
         else:
             settings[setting] = options.setting(name, setting, nearest=True)
-    if options.has("frequency_penalty"):
-        if "frequency_penalty" in SETTINGS:
-            settings["frequency_penalty"] = options.setting(
-                "frequency_penalty", "frequency_penalty", nearest=True
-            )
-        elif real_number(options.given["frequency_penalty"]) is None:
-            raise options.wrong("frequency_penalty", "a number")
-        elif options.given["frequency_penalty"] != 0:
-            raise options.refused(
-                "frequency_penalty", "send 0, and presence_penalty or repeat_penalty instead."
-            )
     return settings
 
 

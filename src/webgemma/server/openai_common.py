@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from webgemma.errors import InputError
 from webgemma.replies import Piece
 from webgemma.server.protocol import Reply, Request, RequestError
-from webgemma.settings import MAX_TOP_LOGPROBS, SETTINGS, Setting
+from webgemma.settings import MAX_TOP_LOGPROBS, SETTINGS
 from webgemma.text import inputs
 from webgemma.text.calls import ToolCall
 from webgemma.values import shown, whole_number
@@ -24,7 +24,7 @@ TokenBytes = Callable[[int], bytes]  # `Tokenizer.token_bytes`
 T = TypeVar("T")
 
 # Settings that OpenAI's APIs have too, and those that clients of llama.cpp and vLLM send besides.
-OPENAI_SETTINGS = ("temperature", "top_p", "presence_penalty")
+OPENAI_SETTINGS = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 OTHER_SETTINGS = {
     "top_k": "top_k",
     "min_p": "min_p",
@@ -42,7 +42,6 @@ IGNORED: Mapping[str, str] = {
     "cache_prompt": "prompts are always cached",
     "context_management": "the whole conversation is in the request",
     "detail": "of an image: all are read at the same resolution",
-    "frequency_penalty": "the sampler has no such penalty, and many clients always send it",
     "functions": "the old form of `tools`, with `function_call` 'none'",
     "include": "results of tools that are not here; log-probabilities are taken from it",
     "include_obfuscation": "padding against eavesdroppers",
@@ -82,7 +81,6 @@ REFUSED: Mapping[str, str] = {
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 NO_EFFORT = EFFORTS[:2]  # for which the model does not think first
 
-FREQUENCY_PENALTY = Setting("", low=-2, high=2, name="frequency_penalty")
 SEEDS = range(-(2**63), 2**64)
 
 
@@ -173,8 +171,6 @@ def read_settings(body: Mapping[str, Any], limits: Sequence[str]) -> dict[str, A
     for name in OPENAI_SETTINGS:
         if body.get(name) is not None:
             settings[name] = _value(SETTINGS[name].check, body[name], name)
-    if body.get("frequency_penalty") is not None:  # the sampler has none
-        _value(FREQUENCY_PENALTY.check, body["frequency_penalty"], "frequency_penalty")
     if body.get("seed") is not None:
         seed = whole(body["seed"], "seed", SEEDS.start, SEEDS.stop - 1)
         settings["seed"] = seed % 2**64

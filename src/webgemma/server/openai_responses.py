@@ -194,7 +194,7 @@ def _response(
         "temperature": settings.get("temperature", SETTINGS["temperature"].default),
         "top_p": settings.get("top_p", SETTINGS["top_p"].default),
         "presence_penalty": settings.get("presence_penalty", 0.0),
-        "frequency_penalty": 0.0,
+        "frequency_penalty": settings.get("frequency_penalty", 0.0),
         "text": {"format": {"type": "text"}},
         "background": False,
         "max_tool_calls": None,
