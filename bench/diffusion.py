@@ -147,9 +147,9 @@ async def stage_seconds(session: DiffusionSession) -> dict[str, float]:
     h: Tensor | None = None
     for stage in ("layers", "head", "canvas_stats", "expected_embedding"):
         recorder = Recorder(device)
-        state = session._state
+        state = session.state
         canvas = CanvasRecorder(
-            session.model, recorder, session._canvas, state, session.kv, session.precision
+            session.model, recorder, session.canvas_inputs, state, session.kv, session.precision
         )
         if stage == "layers":
             h = canvas.body()

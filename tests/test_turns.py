@@ -85,11 +85,16 @@ def test_a_reply_that_is_left_does_not_hold_others_up(gemma: Gemma, alone: list[
 def test_the_next_reply_of_the_same_caller_ends_the_one_before(
     gemma: Gemma, alone: list[list[int]]
 ) -> None:
-    first = gemma.chat(QUESTIONS[0], **SETTINGS)
-    next(first)
-    assert reply(gemma, QUESTIONS[1]) == alone[1]
+    """Where all slots of a model are those of one caller, it would wait for itself."""
+    slots = gemma.worker.turns.capacity
+    assert slots == (1 if gemma.device.startswith("CPU") else 4)
+    streams = [gemma.chat(question, **SETTINGS) for question in QUESTIONS[: slots + 1]]
+    begun = [[next(stream).token] for stream in streams]
     with pytest.raises(InputError, match="same caller has begun another one on this model"):
-        next(first)
+        next(streams[0])
+    for tokens, stream in zip(begun[1:], streams[1:], strict=True):
+        tokens += [piece.token for piece in stream]
+    assert begun[1:] == alone[1 : slots + 1]
     assert reply(gemma, QUESTIONS[0]) == alone[0]
 
 
@@ -101,7 +106,7 @@ def test_a_reply_that_broke_does_not_change_the_next(
     if gemma.device.startswith("CPU"):
         target, name = gemma._engine.model, "layer_output"  # type: ignore[attr-defined]
     else:
-        target, name = gemma._engine._session, "submit"  # type: ignore[attr-defined]
+        target, name = gemma._engine._session.device, "run"  # type: ignore[attr-defined]
     original = getattr(target, name)
     for steps in (0, 1, 3, 9):
         left = [steps]

@@ -23,7 +23,7 @@ from typing import (
 from webgemma.engine.gpu import GpuEngine
 from webgemma.engine.interface import DeviceName, Engine, EngineOptions, KvName, PrecisionName
 from webgemma.engine.opening import open_engine
-from webgemma.engine.session import not_finite
+from webgemma.engine.batching import not_finite
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gguf.sources import Source
@@ -103,12 +103,24 @@ class Gemma:
         self.defaults = defaults.settings
         self.opening = defaults.opening  # messages before every chat: Ollama's system and messages
         self.device = engine.name  # what computes
-        self.worker = worker or Worker()
+        self._worker = worker or Worker()
         self._model_defaults = defaults
         self._tokenizer = tokenizer
         self._engine = engine
         self._replies = Replies(config, tokenizer, engine, context)
         self._template = chat
+        self.worker = self._worker
+
+    @property
+    def worker(self) -> Worker:
+        """What drives the coroutines of this model."""
+        return self._worker
+
+    @worker.setter
+    def worker(self, worker: Worker) -> None:
+        self._worker = worker
+        if isinstance(self._engine, GpuEngine):
+            self._engine.attach(worker)
 
     def __repr__(self) -> str:
         return f"<Gemma {self.name!r} on {self.device}, context {self.context}>"
@@ -321,7 +333,8 @@ class Gemma:
                 async for piece in pieces:
                     yield piece
         finally:
-            encoders.release(*(span.media for span in media))
+            if media:
+                await self.worker.call(lambda: encoders.release(*(span.media for span in media)))
 
     chat = plain_stream(_chat)
     achat = asynchronous_stream(_chat)
@@ -343,8 +356,8 @@ class Gemma:
         turns = await read_turns(parts, self.tokenizer, self._engine.encoders)
         return sum(len(turn.ids) for turn in turns)
 
-    count_tokens = plain(_count_tokens)
-    acount_tokens = asynchronous(_count_tokens)
+    count_tokens = plain(_count_tokens, brief=True)
+    acount_tokens = asynchronous(_count_tokens, brief=True)
 
     def render(
         self,
@@ -411,8 +424,8 @@ class Gemma:
         media = await self._engine.encoders.encode_image(decoded, limit, report)
         return await self._soft_tokens(media)
 
-    encode_image = plain(_encode_image)
-    aencode_image = asynchronous(_encode_image)
+    encode_image = plain(_encode_image, brief=True)
+    aencode_image = asynchronous(_encode_image, brief=True)
 
     async def _encode_audio(
         self, audio: Any, progress: Progress | None = None
@@ -426,8 +439,8 @@ class Gemma:
         media = await self._engine.encoders.encode_audio(samples, report)
         return await self._soft_tokens(media)
 
-    encode_audio = plain(_encode_audio)
-    aencode_audio = asynchronous(_encode_audio)
+    encode_audio = plain(_encode_audio, brief=True)
+    aencode_audio = asynchronous(_encode_audio, brief=True)
 
     def free_encoders(self) -> None:
         """Free the memory of the encoders; the next image or audio loads them again."""

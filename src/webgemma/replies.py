@@ -8,7 +8,7 @@ from operator import index
 from typing import Any, Literal
 
 from webgemma.denoising import Canvas, Denoising, canvas_capacity, tokens_of
-from webgemma.engine.interface import Engine
+from webgemma.engine.interface import Engine, Started
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.media.encoders import MediaSpan
@@ -50,6 +50,7 @@ class Usage:
     reply: int  # written so far
     context: int  # of which there is room for both
     left_out: int = 0  # messages at the beginning that did not fit, system messages not counted
+    cached: int = 0  # tokens of the prompt that had been read before
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,10 @@ class Replies:
         settings: Settings,
         media: Sequence[MediaSpan] = (),
         left_out: int = 0,
-    ) -> AsyncGenerator[Piece, None]:
-        """Yield the reply to a prompt, as the reader makes pieces of it."""
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the reply to a prompt, as the reader makes pieces of it.
+
+        Before the first one may come what its driver reads: see `sync.Detached`."""
         prompt = self.check_prompt(ids)
         limit = self._limit(len(prompt), settings)
         if limit == 0:
@@ -115,6 +118,10 @@ class Replies:
         usage = Usage(len(prompt), 0, self.context, left_out)
         async with aclosing(self._stream(prompt, settings, media)) as stream:
             async for item in stream:
+                if isinstance(item, Started):
+                    usage = replace(usage, cached=item.cached)
+                    yield item
+                    continue
                 if isinstance(item, Canvas):
                     yield Piece(-1, "", 0.0, canvas=item, usage=usage)
                     continue
@@ -141,7 +148,7 @@ class Replies:
 
     def _stream(
         self, ids: list[int], settings: Settings, media: Sequence[MediaSpan]
-    ) -> AsyncGenerator[SampledToken | Canvas, None]:
+    ) -> AsyncGenerator[SampledToken | Canvas | Started, None]:
         """Return the sampled tokens, or those of canvas after canvas."""
         seed = settings["seed"]
         seed = secrets.randbits(32) if seed is None else seed

@@ -13,13 +13,15 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from functools import update_wrapper
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_args, get_type_hints
 from weakref import WeakSet
 
 from webgemma.errors import InputError
-from webgemma.turns import Turns
+from webgemma.fair_lock import FairLock
+from webgemma.turns import Turn, Turns
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,16 +30,28 @@ T = TypeVar("T")
 IN_BROWSER = sys.platform == "emscripten"
 NEEDS_AWAIT = "This has to be awaited here: use the method whose name begins with 'a'."
 
-_running = threading.local()  # .job: the _Job that this thread drives, if any
+_running = threading.local()  # .job: the _Job that this thread drives, if any; .depth: of run_sync
+
+
+_turn: ContextVar[Turn | None] = ContextVar("turn", default=None)  # of the stream that is driven
+
+
+class Detached:
+    """The first item of a stream that needs neither the worker's thread nor its lock for the rest.
+
+    From then on it is driven by the event loop that reads it. Readers never get this item."""
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine that never suspends; also inside a running event loop."""
+    _running.depth = getattr(_running, "depth", 0) + 1
     try:
         coroutine.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
+    finally:
+        _running.depth -= 1
     coroutine.close()
     raise InputError(NEEDS_AWAIT)
 
@@ -45,6 +59,16 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 def iterate_sync(stream: AsyncGenerator[T, None]) -> Iterator[T]:
     """Yield the items of an asynchronous generator that never suspends; closing this closes it."""
     return Worker().iterate(stream)
+
+
+def is_driven() -> bool:
+    """Return whether `run_sync` drives the running code, which therefore has to block."""
+    return getattr(_running, "depth", 0) > 0
+
+
+def current_turn() -> Turn | None:
+    """Return the turn of the stream that the running code is a part of, if it has one."""
+    return _turn.get()
 
 
 def checkpoint() -> None:
@@ -92,7 +116,7 @@ def for_caller(callback: Callable[P, T]) -> Callable[P, T]:
 class _Job:
     """A coroutine that a worker's thread drives while an event loop waits for it."""
 
-    def __init__(self, lock: threading.RLock) -> None:
+    def __init__(self, lock: FairLock) -> None:
         self.loop = asyncio.get_running_loop()
         self.cancelled = False
         self._lock = lock  # held by the thread while it runs
@@ -130,16 +154,21 @@ class Worker:
     """Drives coroutines, in the caller's thread or in a thread of its own.
 
     Any number of threads and tasks may call it: they take turns, and a stream keeps its turn until
-    it ends. A lock keeps the steps apart, also those of workers that share it."""
+    it ends; some streams may have theirs at the same time (see `Turns`). A lock keeps the steps
+    apart, also those of workers that share it."""
 
-    def __init__(self, lock: "threading.RLock | None" = None) -> None:
-        self.lock = lock or threading.RLock()
+    def __init__(self, lock: FairLock | None = None) -> None:
+        self.lock = lock or FairLock()
         self.turns = Turns()
         self._thread: ThreadPoolExecutor | None = None
         _workers.add(self)
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine; the caller blocks."""
+    def run(self, coroutine: Coroutine[Any, Any, T], *, brief: bool = False) -> T:
+        """Return the result of a coroutine; the caller blocks.
+
+        A `brief` one waits for no turn: streams may have theirs meanwhile."""
+        if brief:
+            return self._run(coroutine)
         try:
             turn = self.turns.wait(is_stream=False)
         except BaseException:
@@ -153,50 +182,66 @@ class Worker:
     def iterate(self, stream: AsyncGenerator[T, None]) -> Iterator[T]:
         """Yield the items of an asynchronous generator; the caller blocks for each."""
         turn = self.turns.wait(is_stream=True)
+        context = copy_context()
+        context.run(_turn.set, turn)
         try:
             while True:
                 self.turns.check(turn)
                 try:
-                    item = self._run(_next(stream))
+                    item = context.run(self._run, _next(stream))
                 except StopAsyncIteration:
                     return
-                yield item
+                if not isinstance(item, Detached):
+                    yield item
         finally:
             try:
                 self._run(_close(stream))
             finally:
                 self.turns.end(turn)
 
-    async def arun(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def arun(self, coroutine: Coroutine[Any, Any, T], *, brief: bool = False) -> T:
         """Await the result of a coroutine; the event loop never blocks.
 
-        Cancelling takes effect at the coroutine's next `checkpoint`."""
+        Cancelling takes effect at the coroutine's next `checkpoint`. A `brief` one waits for no
+        turn."""
+        if brief:
+            return await self.drive(coroutine)
         try:
             turn = await self.turns.await_turn(is_stream=False)
         except BaseException:
             coroutine.close()
             raise
         try:
-            return await self._arun(coroutine)
+            return await self.drive(coroutine)
         finally:
             self.turns.end(turn)
 
     async def aiterate(self, stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         """Yield the items of an asynchronous generator; the event loop never blocks."""
         turn = await self.turns.await_turn(is_stream=True)
+        _turn.set(turn)
+        detached = False
         try:
             while True:
                 self.turns.check(turn)
                 try:
-                    item = await self._arun(_next(stream))
+                    item = await (anext(stream) if detached else self.drive(_next(stream)))
                 except StopAsyncIteration:
                     return
-                yield item
+                if isinstance(item, Detached):
+                    detached = True
+                else:
+                    yield item
         finally:
             try:
-                await self._arun(_close(stream))
+                await self.drive(_close(stream))
             finally:
                 self.turns.end(turn)
+
+    def breathe(self) -> None:
+        """Let others have the lock that the running code has, where somebody waits for it."""
+        if not IN_BROWSER:
+            self.lock.breathe()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -212,19 +257,30 @@ class Worker:
 
     def after_fork(self) -> None:
         """Start anew in the child of a fork, which has none of the parent's other threads."""
-        self.lock = threading.RLock()
+        self.lock = FairLock()
         self._thread = None
         self.turns.after_fork()
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Return what a function returns that needs the lock, also inside a detached stream."""
+
+        async def called() -> T:
+            return function()
+
+        return function() if is_driven() else await self.drive(called())
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         with self.lock:
             return run_sync(coroutine)
 
-    async def _arun(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine that this worker's thread drives, whoever has the turn."""
         if IN_BROWSER:
             return await coroutine
         job = _Job(self.lock)
-        outcome: Future[Callable[[], T]] = self._submit(self._outcome, coroutine, job)
+        outcome: Future[Callable[[], T]] = self._submit(
+            copy_context().run, self._outcome, coroutine, job
+        )
         try:
             return (await asyncio.shield(asyncio.wrap_future(outcome)))()
         except asyncio.CancelledError:
@@ -304,23 +360,23 @@ W = TypeVar("W", bound=HasWorker)
 
 
 def plain(
-    method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]], *, brief: bool = False
 ) -> Callable[Concatenate[S, P], T]:
-    """Return a coroutine method's plain face."""
+    """Return a coroutine method's plain face; a `brief` one runs between the steps of streams."""
 
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.worker.run(method(self, *args, **kwargs))
+        return self.worker.run(method(self, *args, **kwargs), brief=brief)
 
     return _named(call, method, "")
 
 
 def asynchronous(
-    method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]], *, brief: bool = False
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Return a coroutine method's asynchronous face."""
+    """Return a coroutine method's asynchronous face; see `plain`."""
 
     async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.worker.arun(method(self, *args, **kwargs))
+        return await self.worker.arun(method(self, *args, **kwargs), brief=brief)
 
     return _named(call, method, "a")
 

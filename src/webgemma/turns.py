@@ -1,7 +1,8 @@
 """Turns: threads and tasks that share a model take it one after another.
 
 A stream keeps its turn from its first step to its last, so that no other call changes what it works
-with in between."""
+with in between. Where a model computes several streams side by side, so many of them have their
+turns at once."""
 
 import asyncio
 import threading
@@ -27,10 +28,11 @@ REPLACED = (
 class Turn:
     """A caller's place in the queue."""
 
-    __slots__ = ("has_loop", "is_stream", "ready", "task", "thread")
+    __slots__ = ("ended", "has_loop", "is_stream", "ready", "task", "thread")
 
     def __init__(self, is_stream: bool) -> None:
         self.is_stream = is_stream
+        self.ended = False
         self.ready: Future[None] = Future()  # done when the turn has come
         self.thread = threading.current_thread()
         self.task: asyncio.Task[Any] | None = None
@@ -45,6 +47,11 @@ class Turn:
         return (self.task, self.thread) == (other.task, other.thread)
 
     @property
+    def is_ended(self) -> bool:
+        """Whether it has ended, by its caller or by the next turn of the same one."""
+        return self.ended or self.is_gone
+
+    @property
     def is_gone(self) -> bool:
         """Whether its caller has ended, or waits no longer."""
         ended = self.task.done() if self.task else not self.thread.is_alive()
@@ -52,9 +59,10 @@ class Turn:
 
 
 class Turns:
-    """A queue of callers; the first one's turn it is."""
+    """A queue of callers; it is the first one's turn or, of streams, the first `capacity` ones'."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int = 1) -> None:
+        self.capacity = capacity
         self._mutex = threading.Lock()
         self._queue: deque[Turn] = deque()
 
@@ -96,12 +104,12 @@ class Turns:
         """End a turn, or leave the queue."""
         with self._mutex:
             if turn is not None and turn in self._queue:
-                self._queue.remove(turn)
+                self._remove(turn)
         self._advance()
 
     def check(self, turn: Turn | None) -> None:
         """Raise InputError if a stream's turn was ended by its caller's next one."""
-        if turn is not None and (not self._queue or self._queue[0] is not turn):
+        if turn is not None and turn not in self._queue:
             raise InputError(REPLACED)
 
     @contextmanager
@@ -124,25 +132,42 @@ class Turns:
         turn = Turn(is_stream)
         blocks_loop = blocking and turn.has_loop
         with self._mutex:
-            first = self._queue[0] if self._queue else None
-            if first is not None and first.is_of(turn):
-                if not (is_stream and first.is_stream):
-                    return None
-                self._queue.popleft()
-            elif first is not None and blocks_loop and first.thread is turn.thread:
-                if first.is_stream and not interrupts:
+            active = self._active()
+            own = [each for each in active if each.is_of(turn)]
+            if own and not (is_stream and all(each.is_stream for each in own)):
+                return None
+            waits = bool(self._queue) and not (is_stream and len(active) == len(self._queue))
+            waits |= len(active) >= self.capacity or not all(each.is_stream for each in active)
+            beside = [each for each in active if each.thread is turn.thread]
+            if waits and own and len(own) == len(active):  # it would wait for itself
+                self._remove(own[0])
+            elif waits and blocks_loop and beside:
+                if any(each.is_stream for each in beside) and not interrupts:
                     raise InputError(BUSY)
                 return None  # a short call: its lock is enough
             # Who blocks a loop cannot wait for tasks of that loop, which may be queued.
-            at = min(1, len(self._queue)) if blocks_loop else len(self._queue)
+            at = min(len(active), len(self._queue)) if blocks_loop else len(self._queue)
             self._queue.insert(at, turn)
         self._advance()
         return turn
 
+    def _remove(self, turn: Turn) -> None:
+        turn.ended = True
+        self._queue.remove(turn)
+
+    def _active(self) -> list[Turn]:
+        """Return the turns that have come: that of a call, or those of streams."""
+        queue = list(self._queue)
+        if queue and not queue[0].is_stream:
+            return queue[:1]
+        calls = [at for at, turn in enumerate(queue) if not turn.is_stream]
+        return queue[: min([self.capacity, *calls])]
+
     def _advance(self) -> None:
-        """Drop callers that are gone; tell the first that it has its turn."""
+        """Drop callers that are gone; tell those whose turn has come."""
         with self._mutex:
-            while self._queue and self._queue[0].is_gone:
-                self._queue.popleft()
-            if self._queue and not self._queue[0].ready.done():
-                self._queue[0].ready.set_result(None)
+            for turn in [turn for turn in self._queue if turn.is_gone]:
+                self._remove(turn)
+            for turn in self._active():
+                if not turn.ready.done():
+                    turn.ready.set_result(None)

@@ -108,7 +108,7 @@ class Replay:
     def recorder(self) -> CanvasRecorder:
         """Return a recorder of the session's canvas."""
         session, recorder = self.session, Recorder(device())
-        return CanvasRecorder(session.model, recorder, session._canvas, session._state, "f32")
+        return CanvasRecorder(session.model, recorder, session.canvas_inputs, session.state, "f32")
 
     def begin(self, ids: Sequence[int], noise: np.ndarray) -> None:
         """Read the tokens that are not read yet, and write a canvas of this noise."""
@@ -121,7 +121,7 @@ class Replay:
 
     def write_canvas(self, ids: np.ndarray) -> None:
         """Write the tokens of the canvas."""
-        device().write(self.session._canvas.ids.buffer, ids.astype("<u4").tobytes())
+        device().write(self.session.canvas_inputs.ids.buffer, ids.astype("<u4").tobytes())
 
     def step(self, number: int, step: int, logits: np.ndarray) -> tuple[np.ndarray, Canvas]:
         """Return the step's own logits, and its result with those that are given."""
@@ -129,9 +129,9 @@ class Replay:
         own = get(self.logits).copy()
         device().write(self.logits.buffer, logits.astype("<f4").tobytes())
         packed = packed_denoising(DENOISING, 0, number, step)
-        device().write(self.session._state.denoising.buffer, packed)
+        device().write(self.session.state.denoising.buffer, packed)
         device().run(self.use_logits)
-        words = get(self.session._state.result, np.uint32)
+        words = get(self.session.state.result, np.uint32)
         result = parse_result(words.tobytes(), number, step)
         assert result is not None
         return own, result

@@ -14,7 +14,8 @@ from tolerance import GPU_LOGITS_OF_ITSELF
 from webgemma.device import Device, Limits
 from webgemma.device.native import NativeDevice
 from webgemma.device.null import DEFAULT_LIMITS, NullDevice
-from webgemma.engine.session import CHUNK, Session
+from webgemma.engine.session import Session
+from webgemma.engine.slots import CHUNK
 from webgemma.errors import DeviceError, InputError
 from webgemma.gemma import matrices
 from webgemma.gemma.config import Config

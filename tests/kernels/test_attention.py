@@ -170,6 +170,7 @@ class OneToken:
         recorder.call(
             "attention_decode",
             (case.heads, splits + own),
+            place="chunk",
             batch=self.batch,
             raw=self.raw_tensor,
             norms=self.norms_tensor,

@@ -41,6 +41,7 @@ EMBED = {
     "row_blocks": 1,
     "plane1": 0,
     "format": "Q8_0",
+    "token_ids": "buffer",
 }
 
 
@@ -182,7 +183,7 @@ def test_another_provider_than_the_op_insists_on() -> None:
 @pytest.mark.parametrize("format", ["", "Q9_9", "batch", "q4_k", 8], ids=str)
 def test_an_unknown_format(format: object) -> None:
     with pytest.raises(KernelError) as error:
-        link("embed", NO_FEATURES, providers={"format": format})
+        link("embed", NO_FEATURES, providers={"format": format, "token_ids": "buffer"})
     assert_named(error, "embed", "format")
     assert_named(error, "embed", str(format))
 
@@ -322,9 +323,9 @@ NAMES = {
         {"THREADS": 64, "QUERIES": 16, "KEYS": 64, "HEAD_DIM": 64, "ROUNDED": False, **MATRICES},
     ),
     # Without rope, which has one provider.
-    "qkv_heads kv=f32 workgroup_sum=memory": (
+    "qkv_heads kv=f32 place=rows workgroup_sum=memory": (
         "qkv_heads",
-        {"kv": "f32"},
+        {"kv": "f32", "place": "rows"},
         {"THREADS": 64, "HEAD_DIM": 64},
     ),
 }
@@ -337,7 +338,9 @@ def test_the_name_lists_op_format_and_providers(name: str) -> None:
 
 
 def test_only_what_main_reaches_is_linked() -> None:
-    wgsl = link("embed", NO_FEATURES, providers={"format": "Q8_0"}).kernel.wgsl
+    wgsl = link(
+        "embed", NO_FEATURES, providers={"format": "Q8_0", "token_ids": "buffer"}
+    ).kernel.wgsl
     assert "fn decode(" in wgsl
     assert "integer_unit" in {d.name for d in read_file("formats/q8_0").declarations}
     assert "fn integer_unit(" not in wgsl

@@ -1,7 +1,6 @@
 """Sampling on the device against the reference: every setting, ties, steps without the host."""
 
 import math
-import struct
 from collections.abc import Sequence
 from functools import cache
 
@@ -11,10 +10,10 @@ from helpers.gpu import device, get, put
 from tolerance import LOGPROB, QUANTILE
 
 from webgemma.device import Dispatch, Kernel, Plan
-from webgemma.engine.session import IMPOSSIBLE_LOGPROB
+from webgemma.engine.batching import IMPOSSIBLE_LOGPROB
 from webgemma.errors import InputError
-from webgemma.gemma.gpu_sampler import LOWEST, MAX_BIASES, RESULTS, GpuSampler
-from webgemma.graph import Recorder
+from webgemma.gemma.gpu_sampler import LOWEST, MAX_BIASES, MAX_SLOTS, Conversations, GpuSampler
+from webgemma.graph import BufferPool, Recorder
 from webgemma.kernels import read_file
 from webgemma.reference.sampling import penalise, sample
 from webgemma.sampler import SampledToken, draw
@@ -32,8 +31,8 @@ class Case:
         self.vocab = vocab
         self.sampler = GpuSampler(device(), vocab, CONTEXT, SUPPRESSED, softcap)
         self.logits = put(np.zeros((1, vocab), np.float32))
-        self.batch = put(np.zeros(4, np.uint32))
-        self.ids = put(np.zeros(4, np.uint32))
+        self.memory = BufferPool(device())
+        self.table = Conversations(device(), self.memory)
         self.plans = {
             (greedy, top): self._record(greedy, top)
             for greedy in (False, True)
@@ -43,22 +42,28 @@ class Case:
     def _record(self, greedy: bool, top: bool) -> Plan:
         recorder = Recorder(device())
         self.sampler.record(
-            recorder, self.logits, self.batch, self.ids, greedy=greedy, top_logprobs=top
+            recorder, self.logits, self.table.tensor, greedy=greedy, top_logprobs=top
         )
         return recorder.plan()
 
     def begin(self, logits: np.ndarray, settings: Settings, tokens: list[int], seed: int) -> None:
         device().write(self.logits.buffer, np.ascontiguousarray(logits, np.float32).tobytes())
-        first = len(tokens) // 2  # as if the second half had been the batch
-        device().write(self.batch.buffer, struct.pack("<2I", first, len(tokens) - first))
+        self.table.set_rows([0])
+        self.table.set_next(0, (len(tokens) - 1) % 2**32)  # the first one follows nothing
+        self.top_logprobs = settings["top_logprobs"]
         self.sampler.set(settings, seed)
         self.sampler.set_history(tokens)
 
-    def step(self, length: int, greedy: bool) -> SampledToken:
-        plan = self.plans[greedy, self.sampler.top_logprobs > 0]
-        reading = device().run(plan, self.sampler.result(length))
+    def next(self) -> tuple[int, int]:
+        """Return the position and the token that the conversation reads next."""
+        position, token = get(self.table.tensor, np.uint32)[4 + MAX_SLOTS :][:2].tolist()
+        return position, token
+
+    def step(self, greedy: bool) -> SampledToken:
+        top = self.top_logprobs
+        reading = device().run(self.plans[greedy, top > 0], self.sampler.result(1, top))
         assert reading is not None
-        return self.sampler.parse(run_sync(reading.bytes()))
+        return self.sampler.parse(run_sync(reading.bytes()), 1, [top])[0]
 
     def sample(
         self,
@@ -70,7 +75,7 @@ class Case:
         greedy: bool | None = None,
     ) -> SampledToken:
         self.begin(logits, settings, tokens, seed)
-        return self.step(len(tokens), is_greedy(settings) if greedy is None else greedy)
+        return self.step(is_greedy(settings) if greedy is None else greedy)
 
 
 @cache
@@ -252,18 +257,17 @@ def test_steps_follow_each_other_without_the_host(temperature: float) -> None:
     here.begin(logits, settings, tokens, 6)
     for _ in range(12):
         expected = sample(own(logits), settings, tokens, 6).token
-        assert here.step(len(tokens), is_greedy(settings)).token == expected
+        assert here.step(is_greedy(settings)).token == expected
         tokens.append(expected)
-        assert get(here.ids, np.uint32)[0] == expected
-        assert get(here.batch, np.uint32)[:2].tolist() == [len(tokens) - 1, 1]
-    assert get(here.sampler.tokens, np.uint32)[: len(tokens)].tolist() == tokens
+        assert here.next() == (len(tokens) - 1, expected)
+    assert get(here.sampler.tokens, np.uint32)[0, : len(tokens)].tolist() == tokens
 
 
 def test_the_last_token_of_the_context_is_stored() -> None:
     logits = np.arange(320, dtype=np.float32)
     tokens = [7] * CONTEXT
     check(logits, {"temperature": 0, "presence_penalty": 900.0, "recent": -1}, tokens, 1)
-    assert get(case(320, 0.0).sampler.tokens, np.uint32)[CONTEXT] == 319
+    assert get(case(320, 0.0).sampler.tokens, np.uint32)[0, CONTEXT] == 319
 
 
 @pytest.mark.parametrize("vocab", [320, 262144])
@@ -345,12 +349,12 @@ def test_a_flat_distribution_is_drawn_evenly() -> None:
     settings = resolve({"top_k": 0, "top_p": 0.95})
     order, p = shares(logits, settings)
     here = case(4096, 0.0)
-    steps = Plan(here.plans[False, False].dispatches * RESULTS)
+    steps = Plan(here.plans[False, False].dispatches * 64)
     tokens: list[int] = []
     for seed in range(24):
-        here.begin(logits, settings, [1] * RESULTS, seed)  # the results begin at the first again
+        here.begin(logits, settings, [1] * 64, seed)
         device().run(steps)
-        tokens += get(here.sampler.results, np.uint32)[:, 0, 0].tolist()
+        tokens += get(here.sampler.tokens, np.uint32)[0, 64:128].tolist()
     probability = np.zeros(4096)
     probability[order] = p
     assert probability[tokens].min() > 0

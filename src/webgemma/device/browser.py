@@ -122,10 +122,12 @@ class BrowserDevice:
         with self.errors():
             return BrowserReading(self, self._gpu.run(to_js([]), buffer.raw, offset, size))
 
-    def copy(self, source: Buffer, target: Buffer, nbytes: int) -> None:
-        """Copy the first bytes of a buffer to the beginning of another."""
+    def copy(
+        self, source: Buffer, target: Buffer, nbytes: int, at: int = 0, target_at: int = 0
+    ) -> None:
+        """Copy bytes of a buffer, from `at` on, into another one, to `target_at`."""
         with self.errors():
-            self._gpu.copy(source.raw, target.raw, nbytes)
+            self._gpu.copy(source.raw, at, target.raw, target_at, nbytes)
 
     def pipeline(self, kernel: Kernel) -> BrowserPipeline:
         """Compile a kernel in the background, the same one only once."""

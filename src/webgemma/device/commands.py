@@ -104,11 +104,13 @@ class Commands:
         assert reading is not None
         return reading
 
-    def copy(self, source: Handle, at: int, target: Handle, nbytes: int) -> Any:
+    def copy(
+        self, source: Handle, at: int, target: Handle, nbytes: int, target_at: int = 0
+    ) -> Any:
         """Return a command buffer that copies between buffers; within `raised`."""
         encoder = self._lib.wgpuDeviceCreateCommandEncoder(self._device, ffi.NULL)
         self._lib.wgpuCommandEncoderCopyBufferToBuffer(
-            encoder, source.raw, at, target.raw, 0, nbytes
+            encoder, source.raw, at, target.raw, target_at, nbytes
         )
         return self._finish(encoder)
 

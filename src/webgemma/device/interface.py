@@ -110,8 +110,10 @@ class Device(Protocol):
         """Start reading bytes as they are when all submitted work is done."""
         ...
 
-    def copy(self, source: Buffer, target: Buffer, nbytes: int) -> None:
-        """Copy the first bytes of a buffer to the beginning of another."""
+    def copy(
+        self, source: Buffer, target: Buffer, nbytes: int, at: int = 0, target_at: int = 0
+    ) -> None:
+        """Copy bytes of a buffer, from `at` on, into another one, to `target_at`."""
         ...
 
     def pipeline(self, kernel: Kernel) -> Any:

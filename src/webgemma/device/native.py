@@ -118,10 +118,13 @@ class NativeDevice:
         size = buffer.nbytes - offset if nbytes is None else nbytes
         return self._commands.read(buffer, offset, size)
 
-    def copy(self, source: Buffer, target: Buffer, nbytes: int) -> None:
-        """Copy the first bytes of a buffer to the beginning of another."""
+    def copy(
+        self, source: Buffer, target: Buffer, nbytes: int, at: int = 0, target_at: int = 0
+    ) -> None:
+        """Copy bytes of a buffer, from `at` on, into another one, to `target_at`."""
         with self._errors.raised():
-            self._commands.submit([self._commands.copy(source.raw, 0, target.raw, nbytes)])
+            copied = self._commands.copy(source.raw, at, target.raw, nbytes, target_at)
+            self._commands.submit([copied])
 
     def pipeline(self, kernel: Kernel) -> NativePipeline:
         """Compile a kernel; the same one only once."""

@@ -84,10 +84,13 @@ class NullDevice:
         self._check_range(buffer, offset, size)
         return NullReading(size)
 
-    def copy(self, source: Buffer, target: Buffer, nbytes: int) -> None:
+    def copy(
+        self, source: Buffer, target: Buffer, nbytes: int, at: int = 0, target_at: int = 0
+    ) -> None:
         """Check that both have so many bytes."""
-        self._check_range(source, 0, nbytes)
-        self._check_range(target, 0, nbytes)
+        assert source is not target  # as WebGPU demands
+        self._check_range(source, at, nbytes)
+        self._check_range(target, target_at, nbytes)
 
     def pipeline(self, kernel: Kernel) -> Kernel:
         """Return the kernel itself, if it binds few enough buffers."""

@@ -80,10 +80,10 @@ class Gpu {
     }
   }
 
-  copy(source, target, nbytes) {
+  copy(source, at, target, targetAt, nbytes) {
     this.check();
     const encoder = this.device.createCommandEncoder();
-    encoder.copyBufferToBuffer(source, 0, target, 0, nbytes);
+    encoder.copyBufferToBuffer(source, at, target, targetAt, nbytes);
     this.queue.submit([encoder.finish()]);
   }
 

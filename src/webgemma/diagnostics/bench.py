@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from webgemma.device import Buffer, Device, Plan, Reading
-from webgemma.engine.session import STEPS_AHEAD, Session
+from webgemma.engine.batching import STEPS_AHEAD
+from webgemma.engine.session import Session
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model
@@ -84,7 +85,7 @@ async def time_gpu(
     context = len(ids) + 1 + task.decode + STEPS_AHEAD
     writer = Session(model, context, kv=kv, precision=precision)
     counter = _CountingDevice(model.device)
-    writer.device = cast(Device, counter)
+    writer.device = writer.batch.device = cast(Device, counter)
     try:
         await _prompt_seconds(reader, ids, task.depth)
         await _decode_seconds(writer, ids, min(WARM_UP_TOKENS, task.decode))

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from webgemma.device import Device
-from webgemma.engine.session import CHUNK, PLAN_ROWS
+from webgemma.engine.session import PLAN_ROWS
+from webgemma.engine.slots import CHUNK
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.kv_cache import KvCache

@@ -5,8 +5,10 @@ from collections.abc import AsyncGenerator, Sequence
 
 from webgemma.denoising import Canvas, Denoising, canvas_capacity, position_bits
 from webgemma.device import Plan
+from webgemma.engine.batching import not_finite
 from webgemma.engine.plans import PlanKey, Plans
-from webgemma.engine.session import Session, not_finite
+from webgemma.engine.session import Session
+from webgemma.engine.slots import Slots
 from webgemma.gemma.diffusion import (
     NO_TOKEN,
     POSITION_WORDS,
@@ -21,7 +23,7 @@ from webgemma.gemma.diffusion import (
 )
 from webgemma.gemma.soft_tokens import SoftTokens
 from webgemma.gemma.text import Inputs
-from webgemma.graph import Recorder, Tensor
+from webgemma.graph import Recorder
 from webgemma.kernels import host_struct
 
 
@@ -40,18 +42,23 @@ class CanvasPlans(Plans):
         CanvasRecorder(self.model, recorder, self.canvas, self.state, kv, precision).step()
 
 
-class DiffusionSession(Session):
-    """A session whose replies come canvas by canvas. The cache holds what the encoder has read."""
+class CanvasSlots(Slots):
+    """Slots with a canvas."""
 
-    def make_plans(self, inputs: Inputs, hidden: Tensor) -> CanvasPlans:
+    plans: CanvasPlans
+
+    def make_plans(self, chunk: Inputs, rows: Inputs) -> CanvasPlans:
+        """Return the plans over these inputs and a canvas."""
         config, tensor = self.model.config, self.memory.tensor
         canvas, suppressed = canvas_length(config), config.suppressed
-        self.canvas = canvas
-        plans = CanvasPlans(self.model, self.kv, self.precision, inputs, hidden, self.sampler)
+        hidden = tensor(self.chunk, config.width, label="session")
+        plans = CanvasPlans(
+            self.model, self.kv, self.precision, chunk, rows, hidden, self.sampler
+        )
         batch, ids = (tensor(n, label="canvas") for n in (4, canvas))
-        self._canvas = plans.canvas = Inputs(batch, ids, self.cache.layers)
+        plans.canvas = Inputs(batch, ids, self.cache.layers)
         denoising = host_struct("lib/denoising/schedule", "Denoising")
-        self._state = plans.state = CanvasState(
+        plans.state = CanvasState(
             denoising=tensor(denoising.nbytes // 4, label="canvas"),
             expected=tensor(canvas, config.width, label="canvas"),
             stats=tensor(canvas, STATS_WORDS, label="canvas"),
@@ -60,8 +67,30 @@ class DiffusionSession(Session):
         )
         if suppressed:
             packed = struct.pack(f"<{len(suppressed)}I", *suppressed)
-            self.device.write(self._state.suppressed.buffer, packed)
+            self.device.write(plans.state.suppressed.buffer, packed)
         return plans
+
+
+class DiffusionSession(Session):
+    """A session whose replies come canvas by canvas. The cache holds what the encoder has read."""
+
+    slots_type = CanvasSlots
+    slots: CanvasSlots
+
+    @property
+    def canvas(self) -> int:
+        """Positions of a canvas."""
+        return canvas_length(self.model.config)
+
+    @property
+    def canvas_inputs(self) -> Inputs:
+        """What a denoising step reads and leaves."""
+        return self.slots.plans.canvas
+
+    @property
+    def state(self) -> CanvasState:
+        """What the canvas keeps from step to step."""
+        return self.slots.plans.state
 
     def prepare(self) -> None:
         """Start compiling the kernels of a short prompt and of a step, before they are needed."""
@@ -88,7 +117,7 @@ class DiffusionSession(Session):
             self._reset_canvas(seed, number)
             for step in range(1, denoising.steps + 1):
                 packed = packed_denoising(denoising, seed, number, step)
-                self.device.write(self._state.denoising.buffer, packed)
+                self.device.write(self.state.denoising.buffer, packed)
                 canvas = await self._step(plan, number, step, epoch)
                 yield canvas
                 self.check_current(epoch)
@@ -103,7 +132,7 @@ class DiffusionSession(Session):
 
     async def _step(self, plan: Plan, number: int, step: int, epoch: int) -> Canvas:
         """Return what a step leaves; GgufError if its logits were not finite."""
-        result = self._state.result
+        result = self.state.result
         data = await self.submit(plan, (result.buffer, 0, result.nbytes)).bytes()
         self.check_current(epoch)
         canvas = parse_result(data, number, step)
@@ -118,7 +147,7 @@ class DiffusionSession(Session):
         first = len(self.tokens)
         self.cache.advance(first + canvas)
         noise = [position_bits(seed, number, 0, p, sampling=False) % vocab for p in range(canvas)]
-        write(self._canvas.batch.buffer, struct.pack("<4I", first, canvas, 0, 0))
-        write(self._canvas.ids.buffer, struct.pack(f"<{canvas}I", *noise))
-        write(self._state.expected.buffer, bytes(self._state.expected.nbytes))
-        write(self._state.result.buffer, blank_result(canvas))
+        write(self.canvas_inputs.batch.buffer, struct.pack("<4I", first, canvas, 0, 0))
+        write(self.canvas_inputs.chunk_ids.buffer, struct.pack(f"<{canvas}I", *noise))
+        write(self.state.expected.buffer, bytes(self.state.expected.nbytes))
+        write(self.state.result.buffer, blank_result(canvas))

@@ -1,4 +1,4 @@
-"""The engine on the GPU: opened within a memory budget, one session, shared weights."""
+"""The engine on the GPU: opened within a memory budget, several sessions, shared weights."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
@@ -6,25 +6,32 @@ from contextlib import ExitStack
 from webgemma.denoising import Canvas, Denoising
 from webgemma.device import Device
 from webgemma.engine.diffusion_session import DiffusionSession
-from webgemma.engine.interface import EngineOptions
+from webgemma.engine.interface import EngineOptions, Started
 from webgemma.engine.memory_budget import MemoryBudget, free_host_nbytes, gigabytes
 from webgemma.engine.saved_session import SavedPath
 from webgemma.engine.selftest import check_matrix_units, selftest
 from webgemma.engine.session import Session
-from webgemma.errors import DeviceMemoryError
+from webgemma.errors import DeviceError, DeviceMemoryError, InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.lora_weights import ScaledAdapter
-from webgemma.gemma.soft_tokens import SoftTokens
+from webgemma.gemma.soft_tokens import SoftTokens, marked
 from webgemma.gemma.weights import Model, TableLocation
 from webgemma.gguf.reader import Gguf
 from webgemma.media.encoders import Encoders, MediaSpan, gpu_encoders
 from webgemma.sampler import SampledToken
 from webgemma.settings import Settings
-from webgemma.sync import IN_BROWSER, checkpoint
+from webgemma.sync import IN_BROWSER, Worker, checkpoint
+
+DEFAULT_SLOTS = 4  # conversations that may be computed at once
+FEWEST_COPIED = 32  # tokens of another conversation that are worth a copy
+BUSY = (
+    "Every slot of this model has a conversation that is being written, and there is no memory for "
+    "another: finish one first, or load the model with a shorter context."
+)
 
 
 class GpuEngine:
-    """A session with the model it runs on; forks share the model."""
+    """Sessions with the model they run on; forks share the model."""
 
     def __init__(
         self,
@@ -32,13 +39,22 @@ class GpuEngine:
         session: Session,
         encoders: Encoders,
         sharing: "list[GpuEngine] | None" = None,
+        slots: int = 1,
     ) -> None:
+        """Compute up to `slots` conversations at once; memory for them is taken when needed."""
         self.name = session.device.name
         self.encoders = encoders  # shared too
         self.gguf = gguf
-        self._session = session
+        self.slots = 1 if isinstance(session, DiffusionSession) else slots
+        self._session = session  # the one that was used last
+        self._sessions = [session]
         self._sharing = [] if sharing is None else sharing  # every open engine on this model
         self._sharing.append(self)
+
+    def attach(self, worker: Worker) -> None:
+        """Let a worker drive the steps of conversations that are computed at once."""
+        self._session.batch.worker = worker
+        worker.turns.capacity = self.slots
 
     @property
     def nbytes(self) -> int:
@@ -54,11 +70,55 @@ class GpuEngine:
         """Return float32 logits after each of the ids: [len(ids), vocab]."""
         return await self._session.logits(ids)
 
-    def generate(
+    async def generate(
         self, ids: Sequence[int], settings: Settings, seed: int, media: Sequence[MediaSpan] = ()
-    ) -> AsyncGenerator[SampledToken, None]:
-        """Yield token after token with its log-probability."""
-        return self._session.generate(ids, settings, seed, self._soft_tokens(media))
+    ) -> AsyncGenerator[SampledToken | Started, None]:
+        """Yield token after token with its log-probability.
+
+        The conversation gets an idle slot, and begins with the longest prefix that any slot holds.
+        It is computed together with all others."""
+        soft = self._soft_tokens(media)
+        session = await self._take_session(ids, soft)
+        generation = await session.begin(ids, settings, seed, soft)
+        self._session = session
+        try:
+            yield Started(generation.cached)
+            while (sampled := await generation.next()) is not None:
+                yield sampled
+        finally:
+            generation.leave()
+
+    async def _take_session(self, ids: Sequence[int], soft: Sequence[SoftTokens]) -> Session:
+        """Return an idle session that begins as the prompt does, as far as any session does."""
+        batch = self._session.batch
+        if all(map(batch.is_busy, self._sessions)) and len(self._sessions) < self.slots:
+            await self._grow()
+        idle = [each for each in self._sessions if not batch.is_busy(each)]
+        if not idle:
+            raise InputError(BUSY)
+        marks = marked(ids, soft)
+        best = max(self._sessions, key=lambda each: each.reusable(marks, soft))
+        length = best.reusable(marks, soft)
+        if best in idle and (length == len(best.tokens) or len(idle) == 1):
+            return best
+        # The conversation of the session that was used longest ago is dropped.
+        oldest = min(idle, key=lambda each: (len(each.tokens) > 0, each.used))
+        if oldest is not best and length >= FEWEST_COPIED and best.cache.covers_window(length):
+            oldest.copy_prefix(best, length)
+        return oldest
+
+    async def _grow(self) -> None:
+        """Get memory for all conversations that may be computed at once, if there is enough."""
+        batch = self._session.batch
+        try:
+            await batch.grow(self.slots, self._sessions)
+        except (DeviceMemoryError, DeviceError):
+            self.slots = len(self._sessions)
+            if batch.worker is not None:
+                batch.worker.turns.capacity = self.slots
+            return
+        for index in range(len(self._sessions), self.slots):
+            self._sessions.append(type(self._session).in_slot(batch, index))
 
     def denoise(
         self, ids: Sequence[int], denoising: Denoising, seed: int, media: Sequence[MediaSpan] = ()
@@ -84,7 +144,8 @@ class GpuEngine:
 
     def fork(self) -> "GpuEngine":
         """Return an engine on the same model whose session continues from here."""
-        return GpuEngine(self.gguf, self._session.fork(), self.encoders, self._sharing)
+        fork = self._session.fork()
+        return GpuEngine(self.gguf, fork, self.encoders, self._sharing, self.slots)
 
     async def save(self, path: SavedPath) -> None:
         """Write the session to a file."""
@@ -100,7 +161,8 @@ class GpuEngine:
         if self not in self._sharing:
             return
         self._sharing.remove(self)
-        self._session.close()
+        for session in reversed(self._sessions):  # the first one owns the memory
+            session.close()
         if not self._sharing:
             self.encoders.close()
             self._session.model.close()
@@ -132,7 +194,7 @@ async def open_gpu_engine(
         await session.model.load_all(gguf, advance)
         files = options.encoder_files(gguf, config)
         encoders = gpu_encoders(files, device, options.memory_gb, session.precision)
-        return GpuEngine(gguf, session, encoders)
+        return GpuEngine(gguf, session, encoders, slots=options.slots or DEFAULT_SLOTS)
     except BaseException:
         device.close()
         raise

@@ -15,11 +15,19 @@ from webgemma.media.encoders import EncoderFile, EncoderFiles, Encoders, MediaSp
 from webgemma.progress import Progress
 from webgemma.sampler import SampledToken
 from webgemma.settings import Settings
+from webgemma.sync import Detached
 from webgemma.values import real_number, shown
 
 DeviceName = Literal["auto", "gpu", "cpu"]
 KvName = Literal["f16", "f32"]
 PrecisionName = Literal["auto", "exact", "int16", "int8", "f16"]
+
+
+class Started(Detached):
+    """What a generation yields before its tokens, if it is computed together with others."""
+
+    def __init__(self, cached: int) -> None:
+        self.cached = cached  # tokens of the prompt that need not be read again
 
 
 class Engine(Protocol):
@@ -32,7 +40,7 @@ class Engine(Protocol):
 
     def generate(
         self, ids: Sequence[int], settings: Settings, seed: int, media: Sequence[MediaSpan] = ()
-    ) -> AsyncGenerator[SampledToken, None]: ...
+    ) -> "AsyncGenerator[SampledToken | Started, None]": ...
 
     def denoise(
         self, ids: Sequence[int], denoising: Denoising, seed: int, media: Sequence[MediaSpan] = ()
@@ -52,6 +60,7 @@ class EngineOptions:
     precision: PrecisionName = "auto"
     gpu: str | None = None  # a part of the GPU's name
     memory_gb: float | None = None
+    slots: int | None = None  # conversations that may be computed at once
     progress: Progress | None = None
     label: str = ""  # the model's name, where it is not that of its file
     projectors: Callable[[], Sequence[EncoderFile]] = tuple

@@ -1,4 +1,4 @@
-"""The plans of a session: typed keys, and how each plan is recorded."""
+"""The plans of a model's slots: typed keys, and how each plan is recorded."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -8,15 +8,15 @@ from webgemma.gemma.gpu_sampler import GpuSampler
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
-from webgemma.settings import Settings, is_greedy
 
 
 @dataclass(frozen=True, slots=True)
 class PlanKey:
     """Which plan: what it does, and for how many rows.
 
-    `read` computes the states of a chunk, `logits` those of its states, `sample` chooses the token
-    after it, `decode` reads one token and samples the next, `denoise` is a step of a canvas."""
+    `read` computes the states of a chunk of one conversation, `logits` those of its states,
+    `sample` chooses the token after it, `decode` reads one token each of several conversations and
+    samples the next ones, `denoise` is a step of a canvas."""
 
     kind: Literal["read", "logits", "sample", "decode", "denoise"]
     rows: int = 1
@@ -24,22 +24,17 @@ class PlanKey:
     greedy: bool = False
     top_logprobs: bool = False
 
-    @classmethod
-    def sampling(cls, kind: Literal["sample", "decode"], settings: Settings) -> "PlanKey":
-        """Return the plan that samples with these settings."""
-        report = settings["top_logprobs"] > 0
-        return cls(kind, greedy=is_greedy(settings), top_logprobs=report)
-
 
 class Plans:
-    """Records plans when they are first needed, over one session's tensors."""
+    """Records plans when they are first needed, over the tensors of some slots."""
 
     def __init__(
         self,
         model: Model,
         kv: str,
         precision: str,
-        inputs: Inputs,
+        chunk: Inputs,
+        rows: Inputs,
         hidden: Tensor,
         sampler: GpuSampler,
     ) -> None:
@@ -47,7 +42,8 @@ class Plans:
         self.device = model.device
         self.kv = kv
         self.precision = precision
-        self.inputs = inputs
+        self.chunk = chunk
+        self.rows = rows
         self.hidden = hidden  # [chunk, width], the states of the last chunk
         self.sampler = sampler
         self.logits: dict[int, Tensor] = {}  # of each `logits` plan, by its rows
@@ -73,7 +69,9 @@ class Plans:
 
     def record(self, recorder: Recorder, key: PlanKey) -> None:
         """Record the ops of a plan."""
-        inputs = self.inputs if key.soft else replace(self.inputs, soft=None)
+        inputs = self.chunk if key.soft else replace(self.chunk, soft=None)
+        if key.kind == "decode":
+            inputs = self.rows
         text = TextRecorder(self.model, recorder, inputs, key.rows, self.kv, self.precision)
         width = self.model.config.width
         states = Tensor((key.rows, width), 4 * key.rows * width, self.hidden.buffer)
@@ -86,8 +84,7 @@ class Plans:
             self.sampler.record(
                 recorder,
                 text.head(h),
-                self.inputs.batch,
-                self.inputs.ids,
+                self.rows.batch,
                 greedy=key.greedy,
                 top_logprobs=key.top_logprobs,
             )

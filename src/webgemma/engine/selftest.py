@@ -157,6 +157,7 @@ class _Prober:
             "attention_decode",
             (1, 1),
             kv="f16",
+            place="chunk",
             batch=self.upload(struct.pack("<4I", positions - 1, 1, 0, 0)),
             raw=self.upload(packed_floats(raw)),
             norms=self.upload(packed_floats([1 / 8] * 2 * size)),

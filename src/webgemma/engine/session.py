@@ -2,14 +2,12 @@
 
 import math
 import struct
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
 from itertools import takewhile
-from typing import Self
+from typing import ClassVar, Self
 
 from webgemma.device import Buffer, Device, Plan, Reading
+from webgemma.engine.batching import Batch, Generation
 from webgemma.engine.plans import PlanKey, Plans
 from webgemma.engine.saved_session import (
     SavedFile,
@@ -18,10 +16,10 @@ from webgemma.engine.saved_session import (
     check_saved,
     write_saved,
 )
-from webgemma.errors import GgufError, InputError
+from webgemma.engine.slots import CHUNK, LARGEST_CHUNK, Slots
+from webgemma.errors import InputError
 from webgemma.gemma.gpu_sampler import GpuSampler
-from webgemma.gemma.kv_cache import ELEMENT_NBYTES, KvCache, cache_shapes
-from webgemma.gemma.record.precision import choose_precision
+from webgemma.gemma.kv_cache import CacheSlot, cache_shapes
 from webgemma.gemma.soft_tokens import (
     SoftTokens,
     check_soft_tokens,
@@ -31,88 +29,84 @@ from webgemma.gemma.soft_tokens import (
     packed_ends,
     unmarked,
 )
-from webgemma.gemma.text import Inputs
 from webgemma.gemma.weights import Model
-from webgemma.graph import BufferPool, Tensor
 from webgemma.sampler import SampledToken
 from webgemma.settings import Settings
 
-CHUNK = 512  # tokens that are read at once, unless an image needs more
 PLAN_ROWS = (1, 8, 32, 128, CHUNK)  # a chunk runs on the smallest plan that holds it
-LARGEST_CHUNK = 1152  # holds the largest image
-CHUNKS_AHEAD = 1  # that are submitted before one is finished; a cancelled call ends after it
-STEPS_AHEAD = 2  # steps that are submitted before the host has the first one's result
-IMPOSSIBLE_LOGPROB = 1e30  # reported where a logit was not finite: see partials/chunks.wgsl
 LOGITS_NBYTES = 1 << 27  # of the logits that are computed at once
 
 
 class Session:
-    """Tokens read so far, their keys and values on the device, and how to continue.
+    """Tokens read so far, their keys and values in a slot on the device, and how to continue.
 
-    Sessions of one model share only its weights. One session does one thing at a time: what changes
-    its cache ends a generation that is under way."""
+    Sessions of one model share its weights, and those on the same `Slots` decode together. One
+    session does one thing at a time: what changes its cache ends a generation that is under way."""
+
+    slots_type: ClassVar[type[Slots]] = Slots
 
     def __init__(
         self, model: Model, context: int, *, kv: str = "f16", precision: str = "auto"
     ) -> None:
-        if kv not in ELEMENT_NBYTES:
-            raise InputError(f"The KV cache cannot be {kv!r}; use f16 or f32.")
-        self.precision = choose_precision(precision, model.device)
-        self.model = model
-        self.device: Device = model.device
-        self.context = context
-        self.kv = kv
+        """Make a session with slots of its own."""
+        slots = self.slots_type(model, context, kv=kv, precision=precision)
+        self._join(Batch(slots), 0, owns=True)
+
+    @classmethod
+    def in_slot(cls, batch: Batch, index: int) -> Self:
+        """Return a session in one of the slots of a batch, which others own."""
+        session = cls.__new__(cls)
+        session._join(batch, index, owns=False)
+        return session
+
+    def _join(self, batch: Batch, index: int, *, owns: bool) -> None:
+        self.batch = batch
+        self.slots = batch.slots
+        self.index = index
+        self.model = self.slots.model
+        self.device: Device = self.slots.device
+        self.context = self.slots.context
+        self.cache = CacheSlot(self.slots.cache, index)
         self.tokens: list[int] = []  # whose keys and values the cache holds
         self.closed = False
+        self.used = 0  # when, in generations of the batch
+        self._owns = owns
         self._epoch = 0  # counts what changes the cache
-        self._unawaited: deque[Reading] = deque()  # results of steps that are not waited for
-        self._lora = model.lora  # with which plans and cache were made
+        self._lora = self.model.lora  # with which plans and cache were made
         self._check_open()
-        self._allocate(CHUNK)
+
+    @property
+    def kv(self) -> str:
+        """How keys and values are stored."""
+        return self.slots.kv
+
+    @property
+    def precision(self) -> str:
+        """The precision of activations."""
+        return self.slots.precision
+
+    @property
+    def plans(self) -> Plans:
+        """The plans of its slots."""
+        return self.slots.plans
+
+    @property
+    def sampler(self) -> GpuSampler:
+        """The sampler of its slots."""
+        return self.slots.sampler
 
     # Memory
-
-    def _allocate(self, chunk: int) -> None:
-        """Allocate everything for reading so many tokens at once, or nothing."""
-        with ExitStack() as owned:
-            self.memory = BufferPool(self.device)
-            owned.callback(self.memory.close)
-            self._chunk = chunk
-            self._allocate_tensors(owned)
-            self._owned = owned.pop_all()
-
-    def _allocate_tensors(self, owned: ExitStack) -> None:
-        config, chunk = self.model.config, self._chunk
-        self.cache = KvCache(self.device, config, self.context, self.kv, chunk)
-        owned.callback(self.cache.close)
-        batch, ids = (self.memory.tensor(n, label="session") for n in (4 + chunk, chunk))
-        hidden = self.memory.tensor(chunk, config.width, label="session")
-        self.sampler = GpuSampler(
-            self.device, config.vocab, self.context, config.suppressed, config.softcap
-        )
-        owned.callback(self.sampler.close)
-        inputs = Inputs(batch, ids, self.cache.layers)
-        self.plans = self.make_plans(inputs, hidden)
-        owned.callback(self.plans.close)
-
-    def make_plans(self, inputs: Inputs, hidden: Tensor) -> Plans:
-        return Plans(self.model, self.kv, self.precision, inputs, hidden, self.sampler)
 
     def _enlarge_chunk(self) -> None:
         """Reallocate for images that are read whole; what was read before is dropped."""
         self.tokens.clear()
-        self._owned.close()
-        try:
-            self._allocate(LARGEST_CHUNK)
-        except BaseException:
-            self.closed = True  # there is no cache any more
-            raise
+        self.slots.enlarge_chunk()
+        self.cache = CacheSlot(self.slots.cache, self.index)
 
-    def _allocate_soft_tokens(self) -> None:
-        """Allocate the rows of a chunk's soft tokens, when there are some for the first time."""
-        if self.plans.inputs.soft is None:
-            soft = self.memory.tensor(self._chunk, self.model.config.width, label="soft tokens")
-            self.plans.inputs = replace(self.plans.inputs, soft=soft)
+    def moved(self, lost: int) -> None:
+        """Follow the slots to another cache, which holds the same."""
+        self.cache = CacheSlot(self.slots.cache, self.index)
+        self.cache.lost = lost
 
     def close(self) -> None:
         """Free the memory."""
@@ -121,8 +115,8 @@ class Session:
         self.closed = True
         self._epoch += 1
         self.tokens.clear()
-        self._owned.close()
-        self._unawaited.clear()
+        if self._owns:
+            self.batch.close()
 
     # Generation
 
@@ -148,44 +142,29 @@ class Session:
             self.check_current(epoch)
         return b"".join(chunks)
 
+    async def begin(
+        self, ids: Sequence[int], settings: Settings, seed: int, soft: Sequence[SoftTokens] = ()
+    ) -> Generation:
+        """Return a generation of the tokens after the ids, which has joined the batch.
+
+        What the cache holds of the ids is not read again. `soft` tokens are read instead of the ids
+        at their positions."""
+        self.sampler.check(settings)
+        marks, epoch = await self.start(ids, soft)
+        return self.batch.join(self, marks, epoch, settings, seed, soft)
+
     async def generate(
         self, ids: Sequence[int], settings: Settings, seed: int, soft: Sequence[SoftTokens] = ()
     ) -> AsyncGenerator[SampledToken, None]:
         """Yield token after token with its log-probability, until the context is full.
 
-        What the cache holds of the ids is not read again. The caller may stop at any token; the
-        few steps that are under way by then are dropped. `soft` tokens are read instead of the ids
-        at their positions."""
-        marks, epoch = await self.start(ids, soft)
-        self.sampler.set(settings, seed)
-        self.sampler.set_history(unmarked(marks))
-        for rows, count in self.chunks(marks, soft=soft):
-            await self.read_chunk(rows, marks, count, epoch, soft)
-        decode = PlanKey.sampling("decode", settings)
-        ahead = 0 if self.model.table else STEPS_AHEAD  # the host uploads a row for each token
-        written = len(marks)  # tokens whose keys and values are written, or about to be
-        pending: deque[Reading] = deque()
-        if written < self.context:
-            plan = await self.compiled(PlanKey.sampling("sample", settings), epoch)
-            pending.append(self.submit(plan, self.sampler.result(written)))
+        The caller may stop at any token; the few steps that are under way by then are dropped."""
+        generation = await self.begin(ids, settings, seed, soft)
         try:
-            while True:
-                while len(pending) <= ahead and written + 1 < self.context:
-                    written += 1
-                    pending.append(await self._decode(decode, written, marks[-1], epoch))
-                if not pending:
-                    return
-                sampled = self.sampler.parse(await pending.popleft().bytes())
-                self.check_current(epoch)
-                if sampled.logprob > IMPOSSIBLE_LOGPROB:
-                    self.truncate(0)
-                    raise not_finite(self.model.name, self.device.name)
-                marks.append(sampled.token)
-                self.tokens += marks[len(self.tokens) : written]
+            while (sampled := await generation.next()) is not None:
                 yield sampled
-                self.check_current(epoch)
         finally:
-            self._unawaited += pending
+            generation.leave()
 
     def rewind(self, length: int) -> None:
         """Drop every token from `length` on; all of them if the rings do not reach so far back."""
@@ -198,15 +177,21 @@ class Session:
         self.truncate(length)
 
     def fork(self) -> Self:
-        """Return another session that continues from here, with a cache of its own."""
+        """Return another session that continues from here, with slots of its own."""
         self._check_open()
         self._follow_adapters()
         other = type(self)(self.model, self.context, kv=self.kv, precision=self.precision)
-        if other._chunk != self._chunk:
+        if other.slots.chunk != self.slots.chunk:
             other._enlarge_chunk()
         other.cache.copy_from(self.cache, len(self.tokens))
         other.tokens = list(self.tokens)
         return other
+
+    def copy_prefix(self, other: "Session", length: int) -> None:
+        """Begin with the first tokens of another session on the same slots."""
+        self._epoch += 1
+        self.cache.copy_from(other.cache, length)
+        self.tokens = other.tokens[:length]
 
     # Files
 
@@ -266,7 +251,7 @@ class Session:
             )
         epoch = await self._next_epoch()
         self.truncate(0)
-        if length - saved.lost > self.cache.ring and self._chunk < LARGEST_CHUNK:
+        if length - saved.lost > self.cache.ring and self.slots.chunk < LARGEST_CHUNK:
             self._enlarge_chunk()
         self.cache.lost = saved.lost
         try:
@@ -287,7 +272,7 @@ class Session:
         check_soft_tokens(soft, len(ids), self.model.config.width, LARGEST_CHUNK)
         marks = marked(ids, soft)
         epoch = await self._begin(marks)
-        if any(each.bidirectional and each.rows.shape[0] > self._chunk for each in soft):
+        if any(each.bidirectional and each.rows.shape[0] > self.slots.chunk for each in soft):
             self._enlarge_chunk()
         self.truncate(self.reusable(marks, soft))
         return marks, epoch
@@ -305,7 +290,7 @@ class Session:
 
     async def _next_epoch(self) -> int:
         """End what is under way; return the number of the epoch that begins."""
-        await self._wait_for_steps(0)
+        await self.batch.wait_for_chunks(0)
         self._check_open()
         self._follow_adapters()
         self._epoch += 1
@@ -316,15 +301,10 @@ class Session:
         if self._lora is not self.model.lora:
             self._lora = self.model.lora
             self.truncate(0)
-            self.plans.close()
-
-    async def _wait_for_steps(self, count: int) -> None:
-        """Wait until at most so many submitted steps are unfinished."""
-        while len(self._unawaited) > count:
-            await self._unawaited.popleft().bytes()
+            self.batch.follow_adapters()
 
     def _check_open(self) -> None:
-        if self.closed:
+        if self.closed or self.slots.closed:
             raise InputError("This session is closed: make another one.")
         if self.model.closed:
             raise InputError("The model of this session is closed: load it again.")
@@ -363,20 +343,29 @@ class Session:
         self, marks: list[int], at_once: int | None = None, soft: Sequence[SoftTokens] = ()
     ) -> Iterator[tuple[int, int]]:
         """Upload what is not read yet, chunk by chunk; yield (rows of the plan, tokens)."""
-        while (at := len(self.tokens)) < len(marks):
-            end = chunk_end(at, min(at + (at_once or self._chunk), len(marks)), soft)
-            chunk = marks[at:end]
-            ends = packed_ends(at, end, soft)
-            batch = struct.pack("<2I", at, len(chunk)) + (ends or bytes(8))
-            self.device.write(self.plans.inputs.batch.buffer, batch)
-            ids = struct.pack(f"<{len(chunk)}I", *unmarked(chunk))
-            self.device.write(self.plans.inputs.ids.buffer, ids)
-            self.cache.advance(end)
-            # Soft tokens are read as many rows are, even one.
-            needed = max(len(chunk), 2 if len(batch) > 16 else 1)
-            sizes = sorted({*PLAN_ROWS, self._chunk})
-            yield next(rows for rows in sizes if rows >= needed), len(chunk)
-            self.tokens += chunk
+        while len(self.tokens) < len(marks):
+            rows, count = self.upload_chunk(marks, at_once, soft)
+            yield rows, count
+            self.tokens += marks[len(self.tokens) : len(self.tokens) + count]
+
+    def upload_chunk(
+        self, marks: list[int], at_once: int | None = None, soft: Sequence[SoftTokens] = ()
+    ) -> tuple[int, int]:
+        """Upload the next chunk of a prompt; return the rows of its plan, and its tokens."""
+        at = len(self.tokens)
+        end = chunk_end(at, min(at + (at_once or self.slots.chunk), len(marks)), soft)
+        chunk = marks[at:end]
+        ends = packed_ends(at, end, soft)
+        batch = struct.pack("<4I", at, len(chunk), self.index, 0) + ends
+        inputs = self.plans.chunk
+        self.device.write(inputs.batch.buffer, batch)
+        ids = struct.pack(f"<{len(chunk)}I", *unmarked(chunk))
+        self.device.write(inputs.chunk_ids.buffer, ids)
+        self.cache.advance(end)
+        # Soft tokens are read as many rows are, even one.
+        needed = max(len(chunk), 2 if ends else 1)
+        sizes = sorted({*PLAN_ROWS, self.slots.chunk})
+        return next(rows for rows in sizes if rows >= needed), len(chunk)
 
     async def read_chunk(
         self,
@@ -391,28 +380,16 @@ class Session:
         end = at + count
         has_soft = any(each.first < end and at < each.end for each in soft)
         if has_soft:
-            self._allocate_soft_tokens()
+            self.slots.allocate_soft_tokens()
         plan = await self.compiled(PlanKey("read", rows, soft=has_soft), epoch)
-        await self._upload_rows(unmarked(marks[at:end]), epoch)
-        inputs = self.plans.inputs
+        if self.model.table:
+            await self.model.table.upload(unmarked(marks[at:end]))
+            self.check_current(epoch)
+        inputs = self.plans.chunk
         if has_soft and inputs.soft is not None:
             copy_soft_tokens(self.device, inputs.soft, at, end, soft)
-        self._unawaited.append(self.submit(plan, (inputs.batch.buffer, 0, 4)))
-        await self._wait_for_steps(CHUNKS_AHEAD)
+        await self.batch.submit_chunk(plan)
         self.check_current(epoch)
-
-    async def _decode(self, key: PlanKey, length: int, last: int, epoch: int) -> Reading:
-        """Submit reading the token before `length` and sampling the one after it."""
-        plan = await self.compiled(key, epoch)
-        await self._upload_rows([last], epoch)
-        self.cache.advance(length)
-        return self.submit(plan, self.sampler.result(length))
-
-    async def _upload_rows(self, ids: list[int], epoch: int) -> None:
-        """Upload rows of a table that stays in the file; the plan must be submitted next."""
-        if self.model.table:
-            await self.model.table.upload(ids)
-            self.check_current(epoch)
 
     async def compiled(self, key: PlanKey, epoch: int) -> Plan:
         plan = await self.plans.compiled(key)
@@ -433,11 +410,3 @@ class Session:
             for token in self.model.config.suppressed:
                 values[row + token] = -math.inf
         return values.tobytes()
-
-
-def not_finite(name: str, device: str) -> GgufError:
-    """Return the error for a model whose logits are not finite."""
-    return GgufError(
-        f"{name} computes NaN or infinity on {device}: its weights are damaged, or the arithmetic "
-        "of this GPU is broken; `webgemma check` with this model shows which."
-    )

@@ -80,12 +80,21 @@ def attend(
 class Attention:
     """The attention of one layer, over a cache of its own or another layer's."""
 
-    def __init__(self, ops: Ops, model: Model, layer: Layer, cache: LayerCache, kv: str) -> None:
+    def __init__(
+        self,
+        ops: Ops,
+        model: Model,
+        layer: Layer,
+        cache: LayerCache,
+        kv: str,
+        place: str = "chunk",
+    ) -> None:
         self.ops = ops
         self.model = model
         self.layer = layer
         self.cache = cache
         self.kv = kv
+        self.place = place  # "rows": each row is of a conversation of its own
         self.name = f"blk.{layer.index}."
         self.window = model.config.window if layer.sliding else NO_WINDOW
 
@@ -93,7 +102,8 @@ class Attention:
         """Record what attention adds for the normed rows h: [rows, width]."""
         raw = self.project(h)
         out: Operand
-        out = self.decode(raw) if self.ops.rows == 1 else self.prefill(raw, mask)
+        one_each = self.ops.rows == 1 or self.place == "rows"
+        out = self.decode(raw) if one_each else self.prefill(raw, mask)
         return self.ops.linear(out, self.model.matrices[self.name + "attn_output.weight"])
 
     def project(self, h: Operand) -> Tensor:
@@ -112,7 +122,7 @@ class Attention:
         return raw
 
     def decode(self, raw: Tensor) -> Operand:
-        """Record attention of one token: positions are split among workgroups, then merged.
+        """Record attention of single tokens: positions are split among workgroups, then merged.
 
         The output product may be left to merge them."""
         ops, layer = self.ops, self.layer
@@ -124,11 +134,11 @@ class Attention:
             splits = max(splits, -(-min(self.cache.ring, self.window) // at_once))
         own = int(not layer.shares_kv)
         splits += own  # the token itself
-        parts = ops.scratch(1, layer.heads * splits * layer.head_dim)
-        sums = ops.scratch(1, layer.heads * splits * 2)
+        parts = ops.scratch(ops.rows, layer.heads * splits * layer.head_dim)
+        sums = ops.scratch(ops.rows, layer.heads * splits * 2)
         ops.recorder.call(
             "attention_decode",
-            (layer.heads, splits),
+            (layer.heads, splits, ops.rows),
             **self._raw_heads(raw),
             parts=parts,
             sums=sums,
@@ -137,7 +147,7 @@ class Attention:
             THREADS=threads,
         )
         width, reader = layer.heads * layer.head_dim, self.name + "attn_output.weight"
-        out = ops.scratch(1, width)
+        out = ops.scratch(ops.rows, width)
         if layer.head_dim % GROUP == 0:
             out = ops.input_for(width, reader)
         reread_nbytes = parts.nbytes + sums.nbytes
@@ -145,7 +155,7 @@ class Attention:
             return MergedSplits(out, reread_nbytes, parts, sums, layer.head_dim, splits)
         ops.recorder.call(
             "attention_merge",
-            (layer.heads, -(-layer.head_dim // (4 * MERGE_COLUMNS))),
+            (layer.heads, -(-layer.head_dim // (4 * MERGE_COLUMNS)), ops.rows),
             **providers("store", out),
             batch=ops.batch,
             parts=parts,
@@ -187,6 +197,7 @@ class Attention:
         layer = self.layer
         return {
             "batch": self.ops.batch,
+            "place": self.place,
             "raw": raw,
             "norms": self.model.head_norms[layer.index],
             "rotations": self.model.rotations[layer.sliding],

@@ -189,7 +189,7 @@ class CanvasRecorder(TextRecorder):
             denoising=state.denoising,
             stats=state.stats,
             result=state.result,
-            ids=self.inputs.ids,
+            ids=self.inputs.chunk_ids,
             canvas=self.rows,
             vocab=self.config.vocab,
             THREADS=MAX_CANVAS,

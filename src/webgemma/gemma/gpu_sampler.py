@@ -1,4 +1,4 @@
-"""Sampling the next token on the device, so that decoding does not wait for the host."""
+"""Sampling the next tokens on the device, so that decoding does not wait for the host."""
 
 import math
 import struct
@@ -13,15 +13,45 @@ from webgemma.settings import MAX_TOP_LOGPROBS, Settings, is_greedy
 
 THREADS = 256
 CHUNK = 2048  # tokens of the vocabulary that one workgroup covers
-RESULTS = 64  # steps whose results are kept for the host to read
+MAX_SLOTS = 64  # conversations that decode together: see conversations/table.wgsl
 MAX_BIASES = 1024
 LOWEST = -3.0e38  # -inf of workgroup_best
 COLDEST = 1e-6  # a temperature below it leaves only the likeliest token, in float32
-PARTIAL_WORDS, BIN_PARTS = 5, 6  # of a Partial; parts of the bins: see token_order
+PARTIAL_WORDS, BIN_PARTS = 5, 6  # of a Partial; parts of a row's bins: see token_order
+
+
+def plan_rows(count: int) -> int:
+    """Return the rows of the plan on which so many conversations decode: a power of two."""
+    return 1 << (count - 1).bit_length()
+
+
+class Conversations:
+    """The table of conversations that decode together: see lib/conversations/table.wgsl.
+
+    The host writes who takes part; tokens and positions are the sampler's."""
+
+    NBYTES = 4 * (4 + MAX_SLOTS + 2 * MAX_SLOTS)
+
+    def __init__(self, device: Device, memory: BufferPool) -> None:
+        self.device = device
+        self.tensor = memory.tensor(self.NBYTES // 4, label="conversations")
+        self._rows: list[int] | None = None  # as they were written last
+
+    def set_rows(self, slots: Sequence[int]) -> None:
+        """Let these slots take part, in this order."""
+        if self._rows != list(slots):
+            self._rows = list(slots)
+            header = struct.pack("<4I", 0, len(slots), 0, 0)
+            self.device.write(self.tensor.buffer, header + struct.pack(f"<{len(slots)}I", *slots))
+
+    def set_next(self, slot: int, position: int, token: int = 0) -> None:
+        """Set the token that a slot reads next, and its position."""
+        offset = 4 * (4 + MAX_SLOTS) + 8 * slot
+        self.device.write(self.tensor.buffer, struct.pack("<2I", position, token), offset)
 
 
 class GpuSampler:
-    """Settings, history and results of one conversation, and the kernels that use them.
+    """Settings and history of each slot's conversation, and the kernels that use them.
 
     They sample what `webgemma.reference.sampling` does, whatever the settings and however many
     tokens remain; only where float32 rounding decides may they differ.
@@ -34,6 +64,7 @@ class GpuSampler:
         context: int,
         suppressed: Sequence[int],
         softcap: float,
+        slots: int = 1,
     ) -> None:
         if vocab > CHUNK * THREADS:
             raise InputError(
@@ -42,15 +73,14 @@ class GpuSampler:
         self.device = device
         self.vocab = vocab
         self.softcap = softcap
-        self.top_logprobs = 0  # likeliest tokens that are reported with each sampled one
         self._table = host_struct("lib/sampling_settings/table", "Settings")
         self._memory = BufferPool(device)
         tensor = self._memory.tensor
         try:
-            self.tokens = tensor(context + 1, label="tokens")  # token p is at p % (context + 1)
-            self.results = tensor(RESULTS, 1 + MAX_TOP_LOGPROBS, 2, label="results")
-            self._settings = tensor(self._table.nbytes // 4, label="settings")
-            self._biases = tensor(MAX_BIASES, 2, label="biases")
+            self.tokens = tensor(slots, context + 1, label="tokens")  # p is at p % (context + 1)
+            self.results = tensor(1 + MAX_TOP_LOGPROBS, plan_rows(slots), 2, label="results")
+            self._settings = tensor(MAX_SLOTS, self._table.nbytes // 4, label="settings")
+            self._biases = tensor(slots, MAX_BIASES, 2, label="biases")
             self._suppressed = tensor(len(suppressed) or 1, label="suppressed")
         except BaseException:
             self.close()
@@ -58,8 +88,8 @@ class GpuSampler:
         self._suppressed_count = len(suppressed)
         self._write(self._suppressed, struct.pack(f"<{len(suppressed)}I", *suppressed))
 
-    def set(self, settings: Settings, seed: int) -> None:
-        """Sample with these settings from now on."""
+    def check(self, settings: Settings) -> None:
+        """Raise InputError for settings that the device cannot sample with."""
         biases = settings["logit_bias"]
         if len(biases) > MAX_BIASES:
             raise InputError(
@@ -70,10 +100,15 @@ class GpuSampler:
                 f"logit_bias has the token {max(biases)}; the last of this model is "
                 f"{self.vocab - 1}."
             )
-        self.top_logprobs = settings["top_logprobs"]
-        self._write(self._settings, self._table.pack(**self._table_values(settings, seed)))
-        pairs = b"".join(struct.pack("<If", token, bias) for token, bias in biases.items())
-        self._write(self._biases, pairs)
+
+    def set(self, settings: Settings, seed: int, slot: int = 0) -> None:
+        """Sample a slot's tokens with these settings from now on."""
+        self.check(settings)
+        packed = self._table.pack(**self._table_values(settings, seed))
+        self._write(self._settings, packed, slot * self._table.nbytes)
+        biases = settings["logit_bias"].items()
+        pairs = b"".join(struct.pack("<If", token, bias) for token, bias in biases)
+        self._write(self._biases, pairs, slot * 8 * MAX_BIASES)
 
     def _table_values(self, settings: Settings, seed: int) -> dict[str, Value]:
         """Return the GPU's table: settings by their names, and some in another form."""
@@ -87,65 +122,68 @@ class GpuSampler:
             "recent": settings["recent"] & MASK if penalties else 0,
             "bias_count": len(settings["logit_bias"]),
             "seed": (seed & MASK, seed >> 32 & MASK),
+            "reserved": 0,
+            "reserved2": (0, 0),
         }
         plain = {name: settings[name] for name, _ in self._table.fields if name not in special}  # type: ignore[literal-required]
         floats = {name for name, type_ in self._table.fields if type_ == "f32"}
         return special | {n: float(v) if n in floats else v for n, v in plain.items()}
 
-    def set_history(self, ids: Sequence[int]) -> None:
-        """Set the conversation so far, from its first token on, which the penalties read."""
-        if len(ids) > self.tokens.shape[0]:
+    def set_history(self, ids: Sequence[int], slot: int = 0) -> None:
+        """Set a slot's conversation from its first token on, which the penalties read."""
+        ring = self.tokens.shape[1]
+        if len(ids) > ring:
             raise InputError(
-                f"The conversation has {len(ids)} tokens; the context holds {self.tokens.shape[0]}."
+                f"The conversation has {len(ids)} tokens; the context holds {ring}."
             )
-        self._write(self.tokens, struct.pack(f"<{len(ids)}I", *ids))
+        self._write(self.tokens, struct.pack(f"<{len(ids)}I", *ids), 4 * slot * ring)
 
-    def result(self, length: int) -> tuple[Buffer, int, int]:
-        """Return where the token that follows `length` others is: buffer, offset and nbytes.
+    def result(self, rows: int, top_logprobs: int = 0) -> tuple[Buffer, int, int]:
+        """Return where the tokens of a plan of so many rows are: buffer, offset and nbytes.
 
         What is read there is for `parse`."""
-        nbytes = self.results.nbytes // RESULTS
-        return self.results.buffer, length % RESULTS * nbytes, 8 * (1 + self.top_logprobs)
+        return self.results.buffer, 0, 8 * rows * (1 + top_logprobs)
 
     @staticmethod
-    def parse(result: bytes) -> SampledToken:
-        """Parse a step's result: pairs of id and log-probability, the sampled and the likeliest."""
-        (token, logprob), *top = struct.iter_unpack("<If", result)
-        possible = tuple(pair for pair in top if pair[1] > LOWEST / 2)  # not the suppressed ones
-        return SampledToken(token, logprob, possible)
+    def parse(result: bytes, rows: int = 1, top_logprobs: Sequence[int] = (0,)) -> list[SampledToken]:
+        """Parse the tokens of a step, for as many rows as `top_logprobs` has entries.
+
+        These say how many of the likeliest each of them reports."""
+        pairs = list(struct.iter_unpack("<If", result))
+        sampled = []
+        for row, count in enumerate(top_logprobs):
+            (token, logprob), *top = pairs[row::rows][: 1 + count]
+            possible = tuple(pair for pair in top if pair[1] > LOWEST / 2)  # not the suppressed
+            sampled.append(SampledToken(token, logprob, possible))
+        return sampled
 
     def record(
         self,
         recorder: Recorder,
         logits: Tensor,
         batch: Tensor,
-        ids: Tensor,
         *,
         greedy: bool = False,
         top_logprobs: bool = False,
     ) -> None:
-        """Record sampling of the token that follows the batch, by raw logits [1, vocab].
+        """Record sampling of the next token of each conversation, by raw logits [rows, vocab].
 
-        It goes to `tokens`, `results` and ids[0], and becomes the batch. `greedy` takes the best
-        one whatever the temperature: two dispatches instead of four. `top_logprobs` reports the
-        likeliest, with one dispatch more."""
-        parts = -(-self.vocab // CHUNK)
-        values = recorder.scratch(self.vocab, 2)  # logits after penalties and bias, and before
-        partials = recorder.scratch(parts, PARTIAL_WORDS)
-        bins = recorder.scratch(BIN_PARTS, THREADS)
-        settings, vocab, ring = self._settings, self.vocab, self.tokens.shape[0]
+        `batch` is the table of conversations. `greedy` takes the best tokens whatever the
+        temperatures: two dispatches instead of four. `top_logprobs` reports the likeliest, with one
+        dispatch more."""
+        rows, vocab = logits.shape
+        parts = -(-vocab // CHUNK)
+        values = recorder.scratch(rows, vocab, 2)  # logits after penalties and bias, and before
+        partials = recorder.scratch(rows, parts, PARTIAL_WORDS)
+        bins = recorder.scratch(rows, BIN_PARTS, THREADS)
+        ring = self.tokens.shape[1]
         both: dict[str, Argument] = {"partials": partials, "values": values, "THREADS": THREADS}
-        chunked: dict[str, Argument] = {
-            **both,
-            "settings": settings,
-            "vocab": vocab,
-            "CHUNK": CHUNK,
-        }
+        both |= {"batch": batch, "vocab": vocab}
+        chunked: dict[str, Argument] = {**both, "settings_table": self._settings, "CHUNK": CHUNK}
         recorder.call(
             "penalise",
-            (parts,),
+            (parts, rows),
             **chunked,
-            batch=batch,
             logits=logits,
             tokens=self.tokens,
             bins=bins,
@@ -154,25 +192,29 @@ class GpuSampler:
             cap=float(self.softcap),
             suppressed_count=self._suppressed_count,
             ring=ring,
-            words=math.prod(bins.shape),
+            most_biases=MAX_BIASES,
         )
-        outputs: dict[str, Argument] = {"results": self.results, "parts": parts, "batch": batch}
-        outputs |= {"RESULTS": RESULTS, "TOP": MAX_TOP_LOGPROBS}
+        outputs: dict[str, Argument] = {"results": self.results, "parts": parts}
         if top_logprobs:
-            recorder.call("top_logprobs", (1,), **chunked, **outputs)
-        outputs |= {**both, "ids": ids, "tokens": self.tokens, "ring": ring}
+            top = {"rows": rows, "TOP": MAX_TOP_LOGPROBS}
+            recorder.call("top_logprobs", (rows,), **chunked, **outputs, **top)
+        outputs |= {**both, "tokens": self.tokens, "ring": ring}
         if greedy:
-            recorder.call("greedy", (1,), **outputs)
+            recorder.call("greedy", (rows,), **outputs)
             return
-        items = recorder.scratch(vocab, 2)
-        recorder.call("fill_bins", (parts,), **chunked, bins=bins, parts=parts)
-        recorder.call("sort_into_bins", (parts,), **chunked, bins=bins, items=items, parts=parts)
-        recorder.call("sample", (1,), **outputs, bins=bins, items=items, settings=settings)
+        items = recorder.scratch(rows, vocab, 2)
+        grid = (parts, rows)
+        recorder.call("fill_bins", grid, **chunked, bins=bins, parts=parts)
+        recorder.call("sort_into_bins", grid, **chunked, bins=bins, items=items, parts=parts)
+        settings = self._settings
+        recorder.call(
+            "sample", (rows,), **outputs, bins=bins, items=items, settings_table=settings
+        )
 
     def close(self) -> None:
         """Free the memory."""
         self._memory.close()
 
-    def _write(self, tensor: Tensor, data: bytes) -> None:
+    def _write(self, tensor: Tensor, data: bytes, offset: int = 0) -> None:
         if data:
-            self.device.write(tensor.buffer, data)
+            self.device.write(tensor.buffer, data, offset)

@@ -18,12 +18,25 @@ from webgemma.graph import Recorder, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a pass reads and leaves: the batch, token ids, and each layer's cache."""
+    """What a pass reads and leaves: the batch, token ids, and each layer's cache.
 
-    batch: Tensor  # first position, count: see lib/batch
-    ids: Tensor  # [rows]
+    The rows are tokens of one conversation or, without ids, one token each of several."""
+
+    batch: Tensor  # see lib/batch
+    ids: Tensor | None  # [rows]; None: the batch holds them
     caches: Mapping[int, LayerCache]  # of the layers that have their own
     soft: Tensor | None = None  # [rows, width], rows that replace embeddings
+
+    @property
+    def chunk_ids(self) -> Tensor:
+        """The ids of the tokens of one conversation."""
+        assert self.ids is not None
+        return self.ids
+
+    @property
+    def place(self) -> str:
+        """The provider of the slot `place`, which says where a row is in its conversation."""
+        return "rows" if self.ids is None else "chunk"
 
 
 class TextRecorder(Ops):
@@ -116,7 +129,7 @@ class TextRecorder(Ops):
             following_readers = self.layer_readers(following)
         out = out or (None if following_readers else self.layer_input(following))
         cache = self.inputs.caches[layer.kv_donor]
-        attention = Attention(self, self.model, layer, cache, self.kv)
+        attention = Attention(self, self.model, layer, cache, self.kv, self.inputs.place)
         attended = attention.record(h, self.mask(layer))
         forwarded: Tensor | Branches
         if layer.experts:
@@ -153,7 +166,7 @@ class TextRecorder(Ops):
                 scales=lora.scales,
                 x=x,
                 batch=self.batch,
-                ids=self.inputs.ids,
+                **self.token_ids(self.inputs.ids),
                 width=width,
                 rank_vec4s=lora.ranks // 4,
                 factor=math.sqrt(width),

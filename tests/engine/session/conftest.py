@@ -16,7 +16,7 @@ from webgemma.sync import run_sync
 def small_chunks() -> Iterator[None]:
     """Read a few tokens at once, so that a short prompt has several chunks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("webgemma.engine.session.CHUNK", CHUNK)
+        patch.setattr("webgemma.engine.slots.CHUNK", CHUNK)
         patch.setattr("webgemma.engine.session.PLAN_ROWS", (1, 4, CHUNK))
         yield
 
@@ -43,7 +43,7 @@ def read(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     write = session.device.write
 
     def count_and_write(buffer, data, offset: int = 0) -> None:
-        if buffer is session.plans.inputs.batch.buffer:
+        if buffer is session.plans.chunk.batch.buffer:
             counts.append(struct.unpack("<4I", data)[1])
         write(buffer, data, offset)
 

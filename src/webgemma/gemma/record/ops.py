@@ -82,7 +82,12 @@ class Ops:
         """Record x Wᵀ: see `Matmul.linear`."""
         return self.matmul.linear(x, weight, out, first, up=up, clamp=clamp)
 
-    def lookup(self, weight: Weight, ids: Tensor, scale: float = 1.0) -> Tensor:
+    @staticmethod
+    def token_ids(ids: Tensor | None) -> dict[str, Argument]:
+        """Return the arguments with which a kernel finds the id of a row; None: in the batch."""
+        return {"token_ids": "rows"} if ids is None else {"token_ids": "buffer", "ids": ids}
+
+    def lookup(self, weight: Weight, ids: Tensor | None, scale: float = 1.0) -> Tensor:
         """Record rows of a table, times a scale: [rows, width]."""
         x = self.scratch(self.rows, weight.width)
         for part in weight.parts:
@@ -91,7 +96,7 @@ class Ops:
                 (self.rows,),
                 **weight.arguments(part),
                 batch=self.batch,
-                ids=ids,
+                **self.token_ids(ids),
                 x=x,
                 first_row=part.first_row,
                 rows=part.rows,

@@ -103,6 +103,6 @@ class TrainingEmbedding:
         return trained.pair.scale * math.sqrt(self.ops.config.width)
 
     def _move_rows(self, op: str, x: Tensor, y: Tensor, width: int) -> None:
-        ops, ids = self.ops, self.ops.inputs.ids
+        ops, ids = self.ops, self.ops.inputs.chunk_ids
         grid = flat(ops.rows * width)
         ops.recorder.call(op, grid, ids=ids, x=x, y=y, width=width, tokens=ops.rows)

@@ -1,15 +1,15 @@
-// One token's attention, from the raw projections on: for each head, q = rope(rms(q) * q_norm) and
+// The attention of one token of each conversation, from the raw projections on: for each head, q = rope(rms(q) * q_norm) and
 // softmax(q k^T) v over the positions it attends to, with an online softmax. One workgroup for each (head,
-// split of the positions); a split leaves its maximum, its sum and its unnormalised values for
+// split of the positions, token); a split leaves its maximum, its sum and its unnormalised values for
 // attention_merge. With a cache of its own (OWN_CACHE 1), the layer's last split is the token itself:
 // k = rope(rms(k) * k_norm) and v = rms(v) are computed there and go into the cache.
-// uses: batch=tokens workgroup_sum rope kv
+// uses: place workgroup_sum rope kv
 
 struct Params {
     heads: u32,
     kv_heads: u32,
     raw_heads: u32, // heads in `raw`
-    ring: u32, // positions that the cache holds
+    ring: u32, // positions that a slot of the cache holds
     window: u32,
     eps: f32,
 }
@@ -18,13 +18,13 @@ override THREADS: u32;
 override HEAD_DIM: u32;
 override OWN_CACHE: u32;
 
-var<storage, read> raw: array<vec4<f32>>; // q, k and (unless k is v) v heads
+var<storage, read> raw: array<vec4<f32>>; // of a token: q, k and (unless k is v) v heads
 var<storage, read> norms: array<vec4<f32>>; // q_norm, then k_norm
 var<storage, read> rotations: array<vec2<u32>>; // see rope/fixed_point
 var<storage, read_write> k_cache: array<KvVec4>;
 var<storage, read_write> v_cache: array<KvVec4>;
-var<storage, read_write> parts: array<vec4<f32>>; // [head, split, VEC4S]
-var<storage, read_write> sums: array<vec2<f32>>; // [head, split]: maximum, sum
+var<storage, read_write> parts: array<vec4<f32>>; // [token, head, split, VEC4S]
+var<storage, read_write> sums: array<vec2<f32>>; // [token, head, split]: maximum, sum
 
 const VEC4S: u32 = HEAD_DIM / 4u;
 const LANES: u32 = 4u; // threads that share a key's score
@@ -55,23 +55,25 @@ fn inverse_rms(head: u32, thread: u32) -> f32 {
 }
 
 // Two vec4s of a raw head, HALF apart, normed and rotated; kind 0 is a query, 1 a key.
-fn rotated(head: u32, kind: u32, size: f32, i: u32) -> array<vec4<f32>, 2> {
+fn rotated(head: u32, kind: u32, size: f32, position: u32, i: u32) -> array<vec4<f32>, 2> {
     let a = raw[head * VEC4S + i] * size * norms[kind * VEC4S + i];
     let b = raw[head * VEC4S + HALF + i] * size * norms[kind * VEC4S + HALF + i];
-    return rotate(a, b, batch.first, i);
+    return rotate(a, b, position, i);
 }
 
 // The split of the token itself: one key, as the cache will hold it.
-fn attend_to_itself(head: u32, kv_head: u32, to: u32, thread: u32) {
-    let k_head = params.heads + kv_head;
-    let v_head = params.raw_heads - params.kv_heads + kv_head;
+fn attend_to_itself(t: u32, head: u32, kv_head: u32, to: u32, thread: u32) {
+    let k_head = t * params.raw_heads + params.heads + kv_head;
+    let v_head = (t + 1u) * params.raw_heads - params.kv_heads + kv_head;
+    let position = position_of(t);
     let k_size = inverse_rms(k_head, thread);
     let v_size = inverse_rms(v_head, thread);
-    let offset = (batch.first % params.ring * params.kv_heads + kv_head) * VEC4S;
+    let line = slot_of(t) * params.ring + position % params.ring;
+    let offset = (line * params.kv_heads + kv_head) * VEC4S;
     let writes = head % (params.heads / params.kv_heads) == 0u;
     var part = 0.0;
     for (var i = thread; i < HALF; i += THREADS) {
-        let pair = rotated(k_head, 1u, k_size, i);
+        let pair = rotated(k_head, 1u, k_size, position, i);
         let a = pack_kv(pair[0]);
         let b = pack_kv(pair[1]);
         part += dot(query[i], unpack_kv(a)) + dot(query[HALF + i], unpack_kv(b));
@@ -99,24 +101,30 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
+    let t = group.z;
+    if (t >= batch.count) {
+        return;
+    }
     let head = group.x;
     let kv_head = head / (params.heads / params.kv_heads);
-    let to = head * groups.y + group.y;
-    let q_size = inverse_rms(head, thread);
+    let to = (t * params.heads + head) * groups.y + group.y;
+    let q_head = t * params.raw_heads + head;
+    let position = position_of(t);
+    let q_size = inverse_rms(q_head, thread);
     for (var i = thread; i < HALF; i += THREADS) {
-        let pair = rotated(head, 0u, q_size, i);
+        let pair = rotated(q_head, 0u, q_size, position, i);
         query[i] = pair[0];
         query[HALF + i] = pair[1];
     }
     workgroupBarrier();
     let splits = groups.y - OWN_CACHE;
     if (group.y == splits) {
-        attend_to_itself(head, kv_head, to, thread);
+        attend_to_itself(t, head, kv_head, to, thread);
         return;
     }
-    let last = batch.first;
-    let cached = min(last + 1u, params.window) - OWN_CACHE; // positions attended to in the cache
-    let begin = last + 1u - OWN_CACHE - cached;
+    let cached = min(position + 1u, params.window) - OWN_CACHE; // positions attended to in the cache
+    let begin = position + 1u - OWN_CACHE - cached;
+    let first_line = slot_of(t) * params.ring;
     let split = (cached + splits * KEYS - 1u) / (splits * KEYS) * KEYS; // whole tiles
     let low = begin + min(cached, split * group.y);
     let high = begin + min(cached, split * (group.y + 1u));
@@ -129,7 +137,7 @@ fn main(
     for (var tile = low; tile < high; tile += KEYS) {
         // Beyond the last key, keys repeat it with a weight of zero: loops of fixed length unroll.
         let key = min(tile + thread / LANES, high - 1u);
-        let offset = (key % params.ring * params.kv_heads + kv_head) * VEC4S;
+        let offset = ((first_line + key % params.ring) * params.kv_heads + kv_head) * VEC4S;
         var part = 0.0;
         for (var step = 0u; step < STEPS; step++) {
             part += dot(query[step * LANES + lane], unpack_kv(k_cache[offset + step * LANES + lane]));

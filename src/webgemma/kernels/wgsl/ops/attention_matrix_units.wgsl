@@ -113,7 +113,8 @@ fn stage_queries(work: Work, slice: u32) {
 // Where in the cache an item of a slice begins, of the tile whose first position this is.
 fn cache_at(work: Work, tile_first: u32, slice: u32, item: u32) -> u32 {
     let position = min(tile_first + item / SLICE_VEC8S, work.high - 1u);
-    let at = (position % params.ring * params.kv_heads + work.kv_head) * HEAD_DIM + slice * SLICE;
+    let line = batch.slot * params.ring + position % params.ring;
+    let at = (line * params.kv_heads + work.kv_head) * HEAD_DIM + slice * SLICE;
     return at / 8u + item % SLICE_VEC8S;
 }
 

@@ -230,7 +230,7 @@ fn main(
         workgroupBarrier();
         if (thread < KEYS) {
             let position = min(tile_first + thread, high - 1u);
-            let line = sequence * params.ring + position % params.ring;
+            let line = (batch.slot + sequence) * params.ring + position % params.ring;
             offsets[thread] = (line * params.kv_heads + kv_head) * VEC4S;
         }
         score(first, kv_head, thread);

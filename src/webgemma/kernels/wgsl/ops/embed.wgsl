@@ -1,6 +1,6 @@
-// x[t] = E[ids[t]] * scale. One workgroup per token; rows outside this part of the table are left alone. Of a
-// table that stays on the host, E is the rows of the batch and ids[t] says which of them is t's.
-// uses: batch=tokens format
+// x[t] = E[id of t] * scale. One workgroup per token; rows outside this part of the table are left alone. Of a
+// table that stays on the host, E is the rows of the batch, and the id says which of them is t's.
+// uses: token_ids format
 
 struct Params {
     first_row: u32,
@@ -11,7 +11,6 @@ struct Params {
 
 override THREADS: u32 = 64u;
 
-var<storage, read> ids: array<u32>;
 var<storage, read_write> x: array<vec4<f32>>;
 
 @compute @workgroup_size(THREADS)
@@ -20,7 +19,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (t >= batch.count) {
         return;
     }
-    let row = ids[t] - params.first_row; // wraps below the first
+    let row = id_of(t) - params.first_row; // wraps below the first
     if (row >= params.rows) {
         return;
     }

@@ -1,6 +1,6 @@
-// x[t, i] += factor Σ_j B[i, j] scales[j] A[ids[t], j]: what LoRA adapters add to an embedding. A workgroup for
+// x[t, i] += factor Σ_j B[i, j] scales[j] A[id of t, j]: what LoRA adapters add to an embedding. A workgroup for
 // each token and THREADS of its values.
-// uses: batch=tokens
+// uses: token_ids
 
 struct Params {
     width: u32,
@@ -13,7 +13,6 @@ override THREADS: u32 = 64u;
 var<storage, read> A: array<vec4<f32>>;
 var<storage, read> B: array<vec4<f32>>;
 var<storage, read> scales: array<vec4<f32>>;
-var<storage, read> ids: array<u32>;
 var<storage, read_write> x: array<f32>;
 
 @compute @workgroup_size(THREADS)
@@ -23,7 +22,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (t >= batch.count || i >= params.width) {
         return;
     }
-    let token = ids[t] * params.rank_vec4s;
+    let token = id_of(t) * params.rank_vec4s;
     var sum = 0.0;
     for (var j = 0u; j < params.rank_vec4s; j++) {
         sum += dot(B[i * params.rank_vec4s + j], scales[j] * A[token + j]);

@@ -1,14 +1,14 @@
 // own = cap * tanh(logit / cap), suppressed tokens at LOWEST; penalised = own after the repetition, presence and
-// frequency penalties on the recent tokens, plus the bias. One workgroup for each CHUNK of tokens, which also finds
+// frequency penalties on the recent tokens, plus the bias. One workgroup for each CHUNK of a row, which also finds
 // the best of both and the sum of exp(own). Logits that are not finite count as 0 and raise the alarm of partials.
 // Leaves the bins of fill_bins empty.
-// uses: batch=tokens finite softcap workgroup_best workgroup_sum partials sampling_settings
+// uses: batch=rows finite softcap workgroup_best workgroup_sum partials token_order sampling_settings
 
 struct Params {
     vocab: u32,
     suppressed_count: u32,
-    ring: u32, // length of `tokens`
-    words: u32, // of `bins`
+    ring: u32, // length of `tokens` of a conversation
+    most_biases: u32, // of a conversation
 }
 
 struct Bias {
@@ -19,11 +19,11 @@ struct Bias {
 override THREADS: u32;
 override CHUNK: u32;
 
-var<storage, read> logits: array<f32>;
-var<storage, read> tokens: array<u32>;
+var<storage, read> logits: array<f32>; // [row, vocab]
+var<storage, read> tokens: array<u32>; // [slot, ring]
 var<storage, read> suppressed: array<u32>;
-var<storage, read> biases: array<Bias>;
-var<storage, read_write> values: array<f32>; // [penalised, own] of each token
+var<storage, read> biases: array<Bias>; // [slot, most_biases]
+var<storage, read_write> values: array<f32>; // of each token of a row: penalised, own
 var<storage, read_write> partials: array<Partial>;
 var<storage, read_write> bins: array<u32>;
 
@@ -63,11 +63,11 @@ fn count_token(at: u32) {
 }
 
 // Counts how often every token of the chunk is among the recent ones; ids below `first` wrap past `count`.
-fn count_recent(first: u32, count: u32, thread: u32) {
-    let length = batch.first + batch.count;
+fn count_recent(slot: u32, first: u32, count: u32, thread: u32) {
+    let length = batch.conversations[slot].position + 1u;
     let window = min(min(settings.recent, length), params.ring);
     for (var i = thread; i < window; i += THREADS) {
-        let at = tokens[(length - 1u - i) % params.ring] - first;
+        let at = tokens[slot * params.ring + (length - 1u - i) % params.ring] - first;
         if (at < count) {
             count_token(at);
         }
@@ -80,14 +80,17 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
+    row = group.y;
+    let slot = batch.slots[row];
+    settings = settings_table[slot];
     let first = group.x * CHUNK;
     let count = min(CHUNK, params.vocab - first);
-    for (var i = group.x * THREADS + thread; i < params.words; i += groups.x * THREADS) {
-        bins[i] = 0u;
+    for (var i = group.x * THREADS + thread; i < ROW_WORDS; i += groups.x * THREADS) {
+        bins[row * ROW_WORDS + i] = 0u;
     }
     var alarm = 0.0;
     for (var at = thread; at < count; at += THREADS) {
-        let logit = logits[first + at];
+        let logit = logits[row * params.vocab + first + at];
         if (is_finite(logit)) {
             chunk[at] = capped(logit);
         } else {
@@ -105,12 +108,12 @@ fn main(
             chunk[at] = LOWEST;
         }
     }
-    count_recent(first, count, thread);
+    count_recent(slot, first, count, thread);
     workgroupBarrier();
 
     var mine = Best(LOWEST, first);
     for (var at = thread; at < count; at += THREADS) {
-        values[2u * (first + at) + 1u] = chunk[at];
+        values[2u * (row * params.vocab + first + at) + 1u] = chunk[at];
         mine = better(mine, Best(chunk[at], first + at));
     }
     let own = workgroup_best(mine, thread);
@@ -121,20 +124,20 @@ fn main(
     }
     sum = workgroup_sum(sum, thread);
     for (var i = thread; i < settings.bias_count; i += THREADS) {
-        let at = biases[i].id - first;
-        if (at < count) {
-            chunk[at] += biases[i].value;
+        let bias = biases[slot * params.most_biases + i];
+        if (bias.id - first < count) {
+            chunk[bias.id - first] += bias.value;
         }
     }
     workgroupBarrier();
 
     mine = Best(LOWEST, first);
     for (var at = thread; at < count; at += THREADS) {
-        values[2u * (first + at)] = chunk[at];
+        values[2u * (row * params.vocab + first + at)] = chunk[at];
         mine = better(mine, Best(chunk[at], first + at));
     }
     let best = workgroup_best(mine, thread);
     if (thread == 0u) {
-        partials[group.x] = Partial(best, own, sum);
+        partials[row * groups.x + group.x] = Partial(best, own, sum);
     }
 }

@@ -1,13 +1,13 @@
 // What attention reads of the raw projections: q = rope(rms(q) * q_norm), and into the cache
 // k = rope(rms(k) * k_norm) and v = rms(v). One workgroup for each token and head: first the query heads, then
 // (with a cache of its own) the key heads, then the value heads.
-// uses: batch=tokens workgroup_sum rope kv
+// uses: place workgroup_sum rope kv
 
 struct Params {
     heads: u32,
     kv_heads: u32, // 0 on layers that read another layer's cache
     raw_heads: u32, // heads of a token in `raw`
-    ring: u32, // positions that the cache holds
+    ring: u32, // positions that a slot of the cache holds
     eps: f32,
 }
 
@@ -47,10 +47,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (t >= batch.count) {
         return;
     }
-    let p = batch.first + t;
+    let p = position_of(t);
     let half = VEC4S / 2u;
     let to = (t * params.heads + head) * VEC4S;
-    let offset = (p % params.ring * params.kv_heads + head) * VEC4S;
+    let line = slot_of(t) * params.ring + p % params.ring;
+    let offset = (line * params.kv_heads + head) * VEC4S;
     for (var i = thread; i < half; i += THREADS) {
         let a = raw[from_at + i] * scale;
         let b = raw[from_at + half + i] * scale;

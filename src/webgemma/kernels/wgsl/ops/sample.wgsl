@@ -1,4 +1,4 @@
-// The token at the fraction u of the remaining probability, the likeliest first. One workgroup in all.
+// The token at the fraction u of the remaining probability, the likeliest first. One workgroup for each row.
 // Every question (which is the k-th, how far does typical_p reach, where does top_p end, whose share holds u) is
 // the same one: which token holds `goal` of a running sum. The bins say in which bin it is; in a crowded bin, byte
 // after byte of its key, the tallies of 256 groups say in which group; the last few are counted one by one.
@@ -8,14 +8,15 @@
 
 struct Params {
     parts: u32, // chunks of the vocabulary
+    vocab: u32,
 }
 
 override THREADS: u32;
 
 var<storage, read> partials: array<Partial>;
-var<storage, read> values: array<vec2<f32>>; // penalised, own
+var<storage, read> values: array<vec2<f32>>; // of each token of a row: penalised, own
 var<storage, read> bins: array<u32>;
-var<storage, read> items: array<vec2<u32>>; // ordinal, id
+var<storage, read> items: array<vec2<u32>>; // of each token of a row: ordinal, id
 
 const COUNT: u32 = 0u;
 const MASS: u32 = 1u;
@@ -48,6 +49,7 @@ var<workgroup> narrowed: Group;
 var<workgroup> few: array<vec2<u32>, FEW>;
 var<workgroup> few_count: atomic<u32>;
 var<workgroup> found: vec2<u32>; // key, id
+var<workgroup> own_slot: u32;
 
 fn add(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
     let low = a.x + b.x;
@@ -108,6 +110,10 @@ fn narrow(kind: u32, goal: vec2<u32>, mine: Group, thread: u32) -> Group {
     return workgroupUniformLoad(&narrowed);
 }
 
+fn item_at(i: u32) -> vec2<u32> {
+    return items[row * params.vocab + i];
+}
+
 fn value_of(item: vec2<u32>) -> f32 {
     return bitcast<f32>(ordinal(item.x));
 }
@@ -157,9 +163,9 @@ fn by_byte(
     clear_sums(thread);
     workgroupBarrier();
     for (var i = first + thread; i < end; i += THREADS) {
-        let key = key_of(items[i], window);
-        if (agrees(key, known) && remains(items[i], window)) {
-            add_to_sums(byte_of(key, level), value_of(items[i]), best);
+        let key = key_of(item_at(i), window);
+        if (agrees(key, known) && remains(item_at(i), window)) {
+            add_to_sums(byte_of(key, level), value_of(item_at(i)), best);
         }
     }
     workgroupBarrier();
@@ -177,11 +183,11 @@ fn collect(known: Prefix, first: u32, end: u32, window: Window, best: f32, threa
     }
     workgroupBarrier();
     for (var i = first + thread; i < end; i += THREADS) {
-        let key = key_of(items[i], window);
-        if (agrees(key, known) && remains(items[i], window)) {
+        let key = key_of(item_at(i), window);
+        if (agrees(key, known) && remains(item_at(i), window)) {
             let at = min(atomicAdd(&few_count, 1u), FEW - 1u);
             few[at] = key;
-            running[at] = tally(value_of(items[i]), best);
+            running[at] = tally(value_of(item_at(i)), best);
         }
     }
     workgroupBarrier();
@@ -245,8 +251,8 @@ fn mean_logit(window: Window, best: f32, thread: u32) -> f32 {
     var mass = 0.0;
     var moment = 0.0;
     for (var i = thread; i < window.end; i += THREADS) {
-        if (remains(items[i], window)) {
-            let below = value_of(items[i]) - best;
+        if (remains(item_at(i), window)) {
+            let below = value_of(item_at(i)) - best;
             mass += exp(below);
             moment += exp(below) * below;
         }
@@ -267,31 +273,39 @@ fn joined(window: Window, best: f32, thread: u32) -> Group {
 }
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(local_invocation_index) thread: u32) {
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    row = group.x;
+    if (thread == 0u) {
+        own_slot = batch.slots[row];
+    }
+    let slot = workgroupUniformLoad(&own_slot); // the compiler has to see that all threads agree
+    let chosen = settings_table[slot];
+    settings = chosen;
     var best = best_penalised(params.parts, thread).value;
     let total = log_total(params.parts, thread);
+    let first = row * ROW_WORDS + thread;
     let own = Tally(
-        bins[thread],
-        vec2(bins[thread + BINS], bins[thread + 2u * BINS]),
-        vec2(bins[thread + 3u * BINS], bins[thread + 4u * BINS]),
+        bins[first],
+        vec2(bins[first + BINS], bins[first + 2u * BINS]),
+        vec2(bins[first + 3u * BINS], bins[first + 4u * BINS]),
     );
     var bin = lined_up(Tally(), own, thread);
     var kept = workgroupUniformLoad(&running[BINS - 1u]);
     var window = Window(0u, vec2(0xffffffffu), 0.0, 3.4e38, false);
     var last = window.last;
-    if (settings.top_k > 0u && settings.top_k < kept.count) {
-        let group = find(COUNT, vec2(settings.top_k - 1u, 0u), bin, window, best, thread);
+    if (chosen.top_k > 0u && chosen.top_k < kept.count) {
+        let group = find(COUNT, vec2(chosen.top_k - 1u, 0u), bin, window, best, thread);
         last = workgroupUniformLoad(&found);
         kept = plus(group.before, group.own);
     }
-    if (settings.typical_p < 1.0) {
+    if (chosen.typical_p < 1.0) {
         let last_bin = narrow(COUNT, vec2(kept.count - 1u, 0u), bin, thread);
         window.end = last_bin.before.count + last_bin.own.count;
         window.last = last;
         window.mean = mean_logit(window, best, thread);
         window.by_distance = true;
         bin = joined(window, best, thread);
-        find(MASS, decremented(scaled(kept.mass, settings.typical_p)), bin, window, best, thread);
+        find(MASS, decremented(scaled(kept.mass, chosen.typical_p)), bin, window, best, thread);
         window.distance = bitcast<f32>(workgroupUniformLoad(&found).x);
         window.by_distance = false;
         find(COUNT, vec2(0u), joined(window, best, thread), window, best, thread);
@@ -299,17 +313,17 @@ fn main(@builtin(local_invocation_index) thread: u32) {
         bin = joined(window, best, thread);
         kept = workgroupUniformLoad(&running[BINS - 1u]);
     }
-    if (settings.top_p < 1.0) {
-        let group = find(MASS, decremented(scaled(kept.mass, settings.top_p)), bin, window, best, thread);
+    if (chosen.top_p < 1.0) {
+        let group = find(MASS, decremented(scaled(kept.mass, chosen.top_p)), bin, window, best, thread);
         kept = plus(group.before, group.own);
     }
-    let u = f32(draw(settings.seed, batch.first + batch.count)) / 16777216.0;
+    let u = f32(draw(chosen.seed, batch.conversations[slot].position + 1u)) / 16777216.0;
     var goal = scaled(kept.share, u);
     if (!less(goal, kept.share)) { // rounded up
         goal = decremented(kept.share);
     }
     find(SHARE, goal, bin, window, best, thread);
     if (thread == 0u) {
-        output_token(found.y, values[found.y].y - total);
+        output_token(slot, found.y, values[row * params.vocab + found.y].y - total);
     }
 }

@@ -1,6 +1,6 @@
 // items = every token's (ordinal, id), those of a bin side by side, in any order within it; bins that top_k cuts off
-// are left out. One workgroup for each CHUNK of tokens reserves its items in each bin at once.
-// uses: partials token_order sampling_settings
+// are left out. One workgroup for each CHUNK of a row reserves its items in each bin at once.
+// uses: batch=rows partials token_order sampling_settings
 
 struct Params {
     vocab: u32,
@@ -11,7 +11,7 @@ override THREADS: u32;
 override CHUNK: u32;
 
 var<storage, read> partials: array<Partial>;
-var<storage, read> values: array<vec2<f32>>; // penalised, own
+var<storage, read> values: array<vec2<f32>>; // of each token of a row: penalised, own
 var<storage, read_write> bins: array<atomic<u32>>; // tallies, then items reserved
 var<storage, read_write> items: array<vec2<u32>>;
 
@@ -22,7 +22,7 @@ var<workgroup> counts: array<atomic<u32>, BINS>;
 
 // firsts[i] = how many tokens the bins below i have.
 fn find_firsts(thread: u32) {
-    let mine = atomicLoad(&bins[thread]);
+    let mine = atomicLoad(&bins[row * ROW_WORDS + thread]);
     firsts[thread] = mine;
     for (var step = 1u; step < BINS; step *= 2u) {
         workgroupBarrier();
@@ -38,6 +38,8 @@ fn find_firsts(thread: u32) {
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    row = group.y;
+    settings = settings_table[batch.slots[row]];
     atomicStore(&counts[thread], 0u);
     find_firsts(thread);
     let best = best_penalised(params.parts, thread).value;
@@ -48,7 +50,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let id = first + i * THREADS;
         indices[i] = LEFT_OUT;
         if (id < params.vocab) {
-            let bin = bin_of(values[id].x, best);
+            let bin = bin_of(values[row * params.vocab + id].x, best);
             if (firsts[bin] < needed) {
                 indices[i] = atomicAdd(&counts[bin], 1u);
             }
@@ -57,14 +59,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     workgroupBarrier();
     let count = atomicLoad(&counts[thread]);
     if (count > 0u) {
-        firsts[thread] += atomicAdd(&bins[WORDS + thread], count);
+        firsts[thread] += atomicAdd(&bins[row * ROW_WORDS + WORDS + thread], count);
     }
     workgroupBarrier();
     for (var i = 0u; i < CHUNK / THREADS; i++) {
         if (indices[i] != LEFT_OUT) {
             let id = first + i * THREADS;
-            let value = values[id].x;
-            items[firsts[bin_of(value, best)] + indices[i]] = vec2(ordinal(bitcast<u32>(value)), id);
+            let value = values[row * params.vocab + id].x;
+            items[row * params.vocab + firsts[bin_of(value, best)] + indices[i]] = vec2(ordinal(bitcast<u32>(value)), id);
         }
     }
 }

@@ -1,10 +1,11 @@
-// The likeliest tokens by the model's own logits, settings.top_logprobs of them, with log-probabilities, next to
-// where the chosen one goes. One workgroup: thread i keeps the best of chunk i that has not been reported yet.
-// uses: batch=tokens partials sampling_settings
+// The likeliest tokens by the model's own logits, settings.top_logprobs of them, with log-probabilities, after
+// where the chosen ones go. One workgroup for each row: thread i keeps the best of chunk i that has not been reported yet.
+// uses: batch=rows partials sampling_settings
 
 struct Params {
     vocab: u32,
     parts: u32, // chunks, at most THREADS
+    rows: u32, // of logits
 }
 
 struct TokenLogprob {
@@ -14,11 +15,10 @@ struct TokenLogprob {
 
 override THREADS: u32;
 override CHUNK: u32;
-override RESULTS: u32;
 override TOP: u32;
 
 var<storage, read> partials: array<Partial>;
-var<storage, read> values: array<vec2<f32>>; // penalised, own
+var<storage, read> values: array<vec2<f32>>; // of each token of a row: penalised, own
 var<storage, read_write> results: array<TokenLogprob>;
 
 // The best of a chunk after `last`.
@@ -26,7 +26,7 @@ fn next(chunk: u32, last: Best, thread: u32) -> Best {
     var mine = Best(LOWEST, NO_ID);
     let end = min((chunk + 1u) * CHUNK, params.vocab);
     for (var id = chunk * CHUNK + thread; id < end; id += THREADS) {
-        let value = values[id].y;
+        let value = values[row * params.vocab + id].y;
         if (value < last.value || (value == last.value && id > last.id)) {
             mine = better(mine, Best(value, id));
         }
@@ -35,17 +35,18 @@ fn next(chunk: u32, last: Best, thread: u32) -> Best {
 }
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(local_invocation_index) thread: u32) {
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    row = group.x;
+    let wanted = settings_table[batch.slots[group.x]].top_logprobs;
     let total = log_total(params.parts, thread);
-    let first = (batch.first + batch.count) % RESULTS * (1u + TOP) + 1u;
     var mine = Best(LOWEST, NO_ID);
     if (thread < params.parts) {
-        mine = partials[thread].own;
+        mine = partials[row * params.parts + thread].own;
     }
-    for (var i = 0u; i < min(settings.top_logprobs, TOP); i++) {
+    for (var i = 0u; i < min(wanted, TOP); i++) {
         let best = workgroup_best(mine, thread);
-        if (thread == 0u) {
-            results[first + i] = TokenLogprob(best.id, best.value - total);
+        if (thread == 0u && row < batch.count) {
+            results[(i + 1u) * params.rows + row] = TokenLogprob(best.id, best.value - total);
         }
         let chunk = best.id / CHUNK;
         let following = next(chunk, best, thread);

@@ -1,8 +1,4 @@
-// The batch as batch/tokens, for the kernel that makes the sampled token the next batch.
+// The batch as batch/rows, for the kernel that makes the sampled tokens the next ones to read.
+// uses: conversations
 
-struct Batch {
-    first: u32, // position of the first token
-    count: u32, // tokens
-}
-
-var<storage, read_write> batch: Batch;
+var<storage, read_write> batch: Rows;

@@ -1,5 +1,5 @@
-// What `penalise` leaves of each CHUNK of the vocabulary, and the whole put together from these partials.
-// uses: workgroup_best workgroup_sum
+// What `penalise` leaves of each CHUNK of the vocabulary, and the whole of a row put together from these partials.
+// uses: workgroup_best workgroup_sum sampling_settings
 
 override THREADS: u32;
 
@@ -14,7 +14,7 @@ const ALARM: f32 = -1.0e30; // outweighs every sum
 fn best_penalised(parts: u32, thread: u32) -> Best {
     var mine = Best(LOWEST, NO_ID);
     for (var i = thread; i < parts; i += THREADS) {
-        mine = better(mine, partials[i].best);
+        mine = better(mine, partials[row * parts + i].best);
     }
     return workgroup_best(mine, thread);
 }
@@ -24,13 +24,13 @@ fn best_penalised(parts: u32, thread: u32) -> Best {
 fn log_total(parts: u32, thread: u32) -> f32 {
     var mine = Best(LOWEST, NO_ID);
     for (var i = thread; i < parts; i += THREADS) {
-        mine = better(mine, partials[i].own);
+        mine = better(mine, partials[row * parts + i].own);
     }
     let highest = workgroup_best(mine, thread).value;
     var sum = 0.0;
     for (var i = thread; i < parts; i += THREADS) {
-        let part = partials[i].sum;
-        sum += select(part * exp(partials[i].own.value - highest), ALARM, part < 0.0);
+        let part = partials[row * parts + i].sum;
+        sum += select(part * exp(partials[row * parts + i].own.value - highest), ALARM, part < 0.0);
     }
     let total = workgroup_sum(sum, thread);
     if (total < 0.0) {

@@ -1,4 +1,6 @@
-// How the next token is chosen: the settings as the kernels read them, written once for a generation.
+// How the next token of each conversation is chosen: the settings as the kernels read them, written once for a
+// generation. A workgroup samples from one row of logits, with the settings of its conversation.
+// uses: conversations
 
 struct Settings {
     temperature: f32,
@@ -13,6 +15,11 @@ struct Settings {
     bias_count: u32,
     seed: vec2<u32>, // low and high half
     top_logprobs: u32, // how many of the likeliest tokens to report
+    reserved: u32, // with it, a multiple of 16 bytes, as arrays of uniforms need
+    reserved2: vec2<u32>,
 }
 
-var<uniform> settings: Settings;
+var<uniform> settings_table: array<Settings, MAX_SLOTS>; // by their slots
+
+var<private> settings: Settings; // of this row
+var<private> row: u32;

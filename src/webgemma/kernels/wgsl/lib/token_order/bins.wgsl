@@ -5,6 +5,7 @@ override THREADS: u32;
 const BINS: u32 = THREADS;
 const BINS_PER_NAT: f32 = 4.0;
 const WORDS: u32 = 5u * BINS; // of BINS tallies, stored part by part
+const ROW_WORDS: u32 = 6u * BINS; // of a row of logits: with the items reserved in each bin
 
 // The last bin also holds everything further below the best logit.
 fn bin_of(value: f32, best: f32) -> u32 {

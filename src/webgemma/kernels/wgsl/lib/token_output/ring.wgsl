@@ -1,27 +1,24 @@
-// output_token: a token becomes the last of the conversation, the next step's input, and a result to read.
-// uses: batch=advancing
+// output_token: a token becomes the last of the row's conversation, the next that it reads, and a result for the host.
+// uses: batch=advancing sampling_settings
 
 struct Params {
-    ring: u32, // length of `tokens`
+    ring: u32, // length of `tokens` of a conversation
 }
-
-override RESULTS: u32;
-override TOP: u32;
 
 struct TokenLogprob {
     id: u32,
     logprob: f32,
 }
 
-var<storage, read_write> ids: array<u32>;
-var<storage, read_write> tokens: array<u32>;
-var<storage, read_write> results: array<TokenLogprob>;
+var<storage, read_write> tokens: array<u32>; // [slot, ring]
+var<storage, read_write> results: array<TokenLogprob>; // of all rows the chosen token, then the likeliest, and so on
 
-fn output_token(token: u32, logprob: f32) {
-    let length = batch.first + batch.count;
-    results[length % RESULTS * (1u + TOP)] = TokenLogprob(token, logprob);
-    tokens[length % params.ring] = token;
-    ids[0] = token;
-    batch.first = length;
-    batch.count = 1u;
+fn output_token(slot: u32, token: u32, logprob: f32) {
+    if (row >= batch.count) {
+        return;
+    }
+    let length = batch.conversations[slot].position + 1u;
+    results[row] = TokenLogprob(token, logprob);
+    tokens[slot * params.ring + length % params.ring] = token;
+    batch.conversations[slot] = Conversation(length, token);
 }

@@ -1,0 +1,8 @@
+// id_of: the id of row t, from a buffer.
+// uses: batch=tokens
+
+var<storage, read> ids: array<u32>;
+
+fn id_of(t: u32) -> u32 {
+    return ids[t];
+}
