@@ -132,9 +132,11 @@ def test_plain_calls_block_the_loop(gemma: Gemma) -> None:
 
 
 def step_of(gemma: Gemma) -> tuple[Any, str]:
-    """Return the object and the name of the method that computes, or submits, one token."""
+    """Return the object and the name of the method that computes one token."""
     engine: Any = gemma._engine
-    return (engine._session, "_decode") if isinstance(engine, GpuEngine) else (engine, "_read")
+    if isinstance(engine, GpuEngine):
+        return engine._session.batch, "_take_step"
+    return engine, "_read"
 
 
 def record_threads(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -224,7 +226,7 @@ def test_a_long_prompt_can_be_cancelled(gemma: Gemma, delay: float) -> None:
 
 
 def test_a_long_prompt_is_cancelled_between_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("webgemma.engine.session.CHUNK", 8)
+    monkeypatch.setattr("webgemma.engine.slots.CHUNK", 8)
     monkeypatch.setattr("webgemma.engine.session.PLAN_ROWS", (1, 8))
 
     async def cancel() -> str:

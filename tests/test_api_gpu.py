@@ -114,7 +114,7 @@ def check_session(session: Session, kind: str, within: float) -> None:
 def test_chunks_of_any_size_give_the_same_logits(
     kind: str, plan_rows: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("webgemma.engine.session.CHUNK", plan_rows[-1])
+    monkeypatch.setattr("webgemma.engine.slots.CHUNK", plan_rows[-1])
     monkeypatch.setattr("webgemma.engine.session.PLAN_ROWS", plan_rows)
     check_session(session_of(kind), kind, GPU_LOGITS_OF_TRANSFORMERS)
 

@@ -52,7 +52,7 @@ def rounding(found: np.ndarray, expected: np.ndarray) -> float:
 )
 def test_prompts(name: str, chunking: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_rows = CHUNKINGS[chunking]
-    monkeypatch.setattr("webgemma.engine.session.CHUNK", max(plan_rows))
+    monkeypatch.setattr("webgemma.engine.slots.CHUNK", max(plan_rows))
     monkeypatch.setattr("webgemma.engine.session.PLAN_ROWS", plan_rows)
     gguf, config, expected = opened(name)
     model = run_sync(Model.load(gguf, config, device()))

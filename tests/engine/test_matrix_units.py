@@ -61,7 +61,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def set_chunks(monkeypatch: pytest.MonkeyPatch, chunking: str) -> None:
     rows = CHUNKINGS[chunking]
-    monkeypatch.setattr("webgemma.engine.session.CHUNK", max(rows))
+    monkeypatch.setattr("webgemma.engine.slots.CHUNK", max(rows))
     monkeypatch.setattr("webgemma.engine.session.PLAN_ROWS", rows)
 
 

@@ -121,7 +121,7 @@ def test_agrees_with_transformers(kind: str) -> None:
 @pytest.mark.parametrize("chunk", [16, 13])
 def test_prompts_in_chunks(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read bidirectional images whole, and split the others."""
-    monkeypatch.setattr("webgemma.engine.session.CHUNK", chunk)
+    monkeypatch.setattr("webgemma.engine.slots.CHUNK", chunk)
     monkeypatch.setattr("webgemma.engine.session.PLAN_ROWS", (1, 4, chunk))
     tiny, vision = KINDS[kind]
     recorded = np.load(FIXTURES / "mm" / f"{kind}_vision.npz")

@@ -37,7 +37,7 @@ GREEDY = resolve({"temperature": 0})
 @pytest.fixture(scope="module", autouse=True)
 def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("webgemma.engine.session.CHUNK", 16)
+        patch.setattr("webgemma.engine.slots.CHUNK", 16)
         patch.setattr("webgemma.engine.session.PLAN_ROWS", (1, 16))
         yield
 

@@ -295,9 +295,9 @@ def test_images_larger_than_a_chunk_enlarge_the_session(
     kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bidirectional attention needs a whole image in one chunk, in forks and saved sessions too."""
-    monkeypatch.setattr("webgemma.engine.session.CHUNK", 32)
+    monkeypatch.setattr("webgemma.engine.slots.CHUNK", 32)
     monkeypatch.setattr("webgemma.engine.session.PLAN_ROWS", (1, 8, 32))
-    monkeypatch.setattr("webgemma.engine.session.LARGEST_CHUNK", 72)
+    monkeypatch.setattr("webgemma.engine.slots.LARGEST_CHUNK", 72)
     path = folder / f"{kind}.one"
     messages = [user("the dog sees ", image(CAT), "and the cat?")]
     with Gemma.load(path, "cpu") as gemma:

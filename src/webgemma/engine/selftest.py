@@ -118,6 +118,7 @@ class _Prober:
             input="float",
             operand="buffer",
             live="counted",
+            row_products="two_units",
             epilogue="none",
             W=self.upload(data),
             batch=self.upload(struct.pack("<4I", 0, 1, 0, 0)),

@@ -62,7 +62,8 @@ class ExpertLayer:
         `beside` is scratch that will be read when the experts' own is."""
         # While an expert has one token on the average, sorting by expert saves no reading.
         adapted = {self.gate.name, self.up.name, self.down.name} & self.ops.matmul.lora.keys()
-        if self.ops.rows * self.experts.used <= self.experts.count and not adapted:
+        few = self.ops.rows * self.experts.used <= self.experts.count or self.ops.matmul.apart
+        if few and not adapted:
             return self.slot_by_slot(m, scores, beside)
         return self.sorted_by_expert(m, self.route(scores))
 

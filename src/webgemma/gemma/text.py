@@ -54,7 +54,9 @@ class TextRecorder(Ops):
         precision: str = "exact",
     ) -> None:
         eps = model.config.eps
-        super().__init__(model, recorder, inputs.batch, rows, eps, precision, model.lora)
+        apart = inputs.ids is None
+        batch, lora = inputs.batch, model.lora
+        super().__init__(model, recorder, batch, rows, eps, precision, lora, apart=apart)
         self.model = model
         self.config: Config = model.config
         self.inputs = inputs

@@ -52,7 +52,6 @@ def test_tiles_fit_into_workgroup_memory(integers: bool, software: bool) -> None
     for rows in (1, 128, 1536, 16384):
         for tokens in (8, 32, 128, 512):
             tiling = MatmulTiling.for_product(rows, tokens, integers)
-            assert tiling is not None
             assert nbytes(tiling, integers) <= WORKGROUP_NBYTES
     for slots in (8, 16, 32):
         tiling = MatmulTiling.for_experts(slots, integers, software)
@@ -63,8 +62,6 @@ def test_tiles_fit_into_workgroup_memory(integers: bool, software: bool) -> None
 def test_the_scores_of_many_experts_are_divided_among_many_workgroups() -> None:
     """128 experts, 512 tokens: with the tiles of large products that would be 16 workgroups."""
     tiling = MatmulTiling.for_product(128, 512, integers=False)
-    assert tiling is not None
     assert tiling.groups(128, 512) >= 2 * FEW_GROUPS
     large = MatmulTiling.for_product(2816, 512, integers=False)
-    assert large is not None
     assert (large.rows, large.tokens) == (64, 64)

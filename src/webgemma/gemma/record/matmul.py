@@ -29,6 +29,7 @@ from webgemma.gemma.record.quantised import (
 from webgemma.gemma.record.rounding import round_rows
 from webgemma.gemma.record.tiling import (
     FEW_TOKENS,
+    MOST_MATVEC_TOKENS,
     MatmulTiling,
     MatvecTiling,
     SoftwareTiling,
@@ -67,7 +68,12 @@ class Matmul:
         rows: int,
         precision: str = "exact",
         lora: Mapping[str, LoraWeight] | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
+        """Multiply rows that are tokens of one sequence or, `apart`, of different conversations.
+
+        Of those, each is computed as it would be alone, unless matrix units multiply them."""
         self.recorder = recorder
         self.batch = batch
         self.lora = lora or {}
@@ -76,11 +82,13 @@ class Matmul:
         self.limits = recorder.device.limits
         self.software = recorder.device.software
         self.units = MatrixUnits.of(recorder.device) if precision in ON_UNITS else None
-        if self.units is None or rows <= FEW_TOKENS:  # reading the weights takes longest for those
+        few = MOST_MATVEC_TOKENS if apart else FEW_TOKENS  # for which reading weights takes longest
+        if self.units is None or rows <= few:
             self.units, precision = None, ON_UNITS.get(precision, precision)
+        self.apart = apart and self.units is None
         self.split = precision == "split"  # what matrix units multiply, into two float16
         # Where packed dots are made of other instructions, a batch is slower with them.
-        emulated = rows > 1 and "packed-dots" not in self.features
+        emulated = rows > 1 and "packed-dots" not in self.features and not self.apart
         floats = self.units is not None or emulated
         self.precision = "exact" if floats else precision  # of what they do not multiply
         self._made: set[MadeRow] = set()  # rows that a product has made for itself
@@ -94,27 +102,28 @@ class Matmul:
         *,
         up: Columns | None = None,
         clamp: Clamp | None = None,
+        lanes: int = 0,
     ) -> Tensor:
         """Record x Wᵀ: [tokens, rows], or into the columns from `first` on of a wider `out`.
 
         With `up` the result is gelu(x Wᵀ) * up, with `clamp` it is clamped. Adapters of the weight
-        are added."""
+        are added. `lanes` are those of matvec, where another matrix decides them."""
         tokens = x.shape[0]
         lora = self.lora.get(weight.name)
         assert not (clamp and (lora or up))
         if lora and up:
             return self.geglu(Columns(self.linear(x, weight), weight.rows, 0), up, weight.rows, out)
         # In a batch, adding B low to every value of a tile would unroll into minutes of compiling.
-        fused = lora if tokens <= FEW_TOKENS and not self.software else None
+        fused = lora if self.one_by_one(tokens) and not self.software else None
         low = None
         if isinstance(x, MadeRow):
             assert lora is None  # it would read the row, too
         else:
             low = self.adapters.down(x, lora) if lora else None
-            if tokens > FEW_TOKENS:
+            if not self.one_by_one(tokens):
                 x = self.quantised(x, weight)
-            if not isinstance(x, QuantisedTensor | HalfTensor):
-                weight = self.dequantised(weight, tokens)
+                if not isinstance(x, QuantisedTensor | HalfTensor):
+                    weight = self.dequantised(weight, tokens)
         y = out or self.recorder.scratch(tokens, weight.rows)
         for part in weight.parts:
             epilogue: dict[str, Argument] = {"epilogue": "none"}
@@ -128,13 +137,19 @@ class Matmul:
                 epilogue |= {"rank_vec4s": fused.ranks // 4, "matrix_row": part.first_row}
                 epilogue |= fused.segments()
             columns = Columns(y, y.shape[1], first + part.first_row)
-            self._multiply(x, weight, part, columns, epilogue)
+            self._multiply(x, weight, part, columns, epilogue, lanes)
         if lora and low and not fused:
             self.adapters.up(y, first, lora, low)
         return y
 
     def _multiply(
-        self, x: Operand, weight: Weight, part: Part, y: Columns, epilogue: Mapping[str, Argument]
+        self,
+        x: Operand,
+        weight: Weight,
+        part: Part,
+        y: Columns,
+        epilogue: Mapping[str, Argument],
+        lanes: int = 0,
     ) -> None:
         """Record the product of x and one part of a weight with the fastest kernel for it."""
         tokens, name, integers = x.shape[0], weight.format.name, isinstance(x, QuantisedTensor)
@@ -142,7 +157,7 @@ class Matmul:
         shared |= {"rows": part.rows, **y.arguments}
         if isinstance(x, MadeRow):
             team = MatvecTiling.for_made_row(weight, self.features, self.limits, x.most_groups)
-            self._call(x.op, -(-part.rows // team.rows), x, **shared, **team.constants)
+            self._call_matvec(x.op, -(-part.rows // team.rows), x, team, **shared)
             return
         shared |= {"batch": self.batch, "x": x}
         if isinstance(x, HalfTensor):
@@ -155,16 +170,18 @@ class Matmul:
             shared |= {"tokens": tokens, **software.constants}
             self.recorder.call("matmul_software", grid, **shared)
             return
-        tiling: MatmulTiling | None = None
-        if not integers and unit_of(name) == 4 and tokens > FEW_TOKENS:
-            tiling = MatmulTiling.for_vec4(weight.rows, tokens, self.limits.workgroup_nbytes)
-            shared |= {"tile": "vec4"} if tiling else {}
-        tiling = tiling or MatmulTiling.for_product(weight.rows, tokens, integers)
-        if tiling is not None:
+        if not self.one_by_one(tokens):
+            tiling: MatmulTiling | None = None
+            if not integers and unit_of(name) == 4:
+                tiling = MatmulTiling.for_vec4(weight.rows, tokens, self.limits.workgroup_nbytes)
+                shared |= {"tile": "vec4"} if tiling else {}
+            tiling = tiling or MatmulTiling.for_product(weight.rows, tokens, integers)
             self._multiply_tiles(x, weight, part, tiling, shared)
             return
         team = MatvecTiling.for_weight(weight, self.features, self.software)
-        self._call("matvec", -(-part.rows // team.rows), x, **shared, **team.constants)
+        if lanes:
+            team = replace(team, lanes=lanes)
+        self._call_matvec("matvec", -(-part.rows // team.rows), x, team, **shared)
 
     def _multiply_halves(
         self,
@@ -221,14 +238,26 @@ class Matmul:
             add=int(add),
         )
 
-    def _call(self, op: str, groups: int, x: Operand, /, **arguments: Argument) -> None:
+    def one_by_one(self, tokens: int) -> bool:
+        """Return whether so many tokens are multiplied as single ones are, by matvec."""
+        return tokens <= FEW_TOKENS or self.apart
+
+    def _call_matvec(
+        self, op: str, groups: int, x: Operand, team: MatvecTiling, /, **arguments: Argument
+    ) -> None:
         """Record matvec or its like in so many workgroups; fewer, if each has to make x."""
         if isinstance(x, Tensor):
-            grid = (*folded(groups), x.shape[0])
-            arguments |= {"live": "counted", "batch": self.batch}
+            tokens = x.shape[0]
+            if self.apart:
+                team = team.of_tokens(tokens)
+            grid = (*folded(groups), tokens // team.tokens)
+            arguments |= {"live": "counted", "batch": self.batch, **team.constants}
+            arguments["row_products"] = team.products
             self.recorder.call(op, grid, **arguments | self._operand(x))
             return
-        arguments["live"] = "always"
+        arguments |= {"live": "always", **team.constants}
+        if op in ("matvec", "gate_up"):
+            arguments["row_products"] = team.products
         groups = -(-groups // -(-groups // x.most_groups))
         self.recorder.call(op, folded(groups), **arguments | self._operand(x))
 
@@ -246,12 +275,16 @@ class Matmul:
         Those of one format are one matrix already: see `weights.stacks`."""
         plain = all(len(w.parts) == 1 and w.name not in self.lora for w in weights)
         few = sum(weight.rows for weight in weights) <= MAX_GRID  # workgroups, at the very most
-        if len(weights) == 2 and x.shape[0] == 1 and plain and few and not self.software:
+        joined = len(weights) == 2 and plain and few and not self.software
+        if joined and x.shape[0] == 1:
             self._multiply_two(x, weights[0], weights[1], out)
             return
+        lanes = 0
+        if joined and self.apart:
+            lanes = MatvecTiling.for_weight(weights[0], self.features, software=False).lanes
         first = 0
         for weight in weights:
-            self.linear(x, weight, out, first)
+            self.linear(x, weight, out, first, lanes=lanes)
             first += weight.rows
 
     def _multiply_two(self, x: Operand, first: Weight, second: Weight, out: Tensor) -> None:
@@ -281,22 +314,21 @@ class Matmul:
         most_groups = x.most_groups if isinstance(x, MadeRow) else MAX_GRID
         team = MatvecTiling.for_gate_up(weight, self.features, self.limits, most_groups)
         ffn = weight.rows // 2
-        self._call(
+        self._call_matvec(
             "gate_up",
             -(-ffn // team.rows),
             x,
+            replace(team, each=2),  # of a pair
             **weight.arguments(weight.parts[0]),
             **providers("store_row", out),
             h=out,
             ffn=ffn,
-            THREADS=team.threads,
-            LANES=team.lanes,
         )
 
     def can_fuse_gate_up(self, weight: Weight, rows: int) -> bool:
         """Return whether `gate_up` can compute this product for so many rows."""
         single = len(weight.parts) == 1 and weight.name not in self.lora
-        return single and rows <= FEW_TOKENS and not self.software
+        return single and self.one_by_one(rows) and not self.software
 
     def geglu(
         self,

@@ -42,6 +42,8 @@ class Ops:
         eps: float,
         precision: str = "exact",
         lora: LoraWeights | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
         self.weights = weights
         self.recorder = recorder
@@ -51,7 +53,8 @@ class Ops:
         self.device = recorder.device
         self.software = recorder.device.software
         self.lora = lora
-        self.matmul = Matmul(recorder, batch, rows, precision, lora.weights if lora else None)
+        adapted = lora.weights if lora else None
+        self.matmul = Matmul(recorder, batch, rows, precision, adapted, apart=apart)
 
     def scratch(self, *shape: int) -> Tensor:
         """Return a float32 tensor that lives from its first to its last use in the plan."""

@@ -11,6 +11,9 @@ from webgemma.gemma.record.quantised import GROUP
 from webgemma.kernels import unit as unit_of
 
 FEW_TOKENS = 2  # that many are faster multiplied one by one
+# Tokens of different conversations: that one workgroup of matvec multiplies at once, and that are
+# multiplied so rather than by matrix units.
+MATVEC_TOKENS, MOST_MATVEC_TOKENS = 8, 8
 MANY_ROWS = 2048
 LARGE_PRODUCT = 1 << 20  # values, enough for large tiles to fill a GPU
 FEW_GROUPS = 64  # workgroups that leave most of a large GPU idle
@@ -26,11 +29,15 @@ Constants = dict[str, int | float | bool]
 
 @dataclass(frozen=True, slots=True)
 class MatvecTiling:
-    """How matvec divides rows: of a workgroup's threads, `lanes` share `each` rows."""
+    """How matvec divides rows: of a workgroup's threads, `lanes` share `each` rows.
+
+    The lanes decide in which order a sum is added up: they do not depend on how many tokens there
+    are, so that each of several conversations computes what it would alone."""
 
     threads: int
     lanes: int
     each: int
+    tokens: int = 1  # at a time
 
     @classmethod
     def for_weight(cls, weight: Weight, features: frozenset[str], software: bool) -> "MatvecTiling":
@@ -81,7 +88,17 @@ class MatvecTiling:
     @property
     def constants(self) -> Constants:
         """The overrides of matvec."""
-        return {"THREADS": self.threads, "LANES": self.lanes, "EACH": self.each}
+        own = {"THREADS": self.threads, "LANES": self.lanes, "EACH": self.each}
+        return {**own, "TOKENS": self.tokens} if self.tokens > 1 else {**own}
+
+    @property
+    def products(self) -> str:
+        """The provider of the slot `row_products`."""
+        return "tokens" if self.tokens > 1 else "two_units"
+
+    def of_tokens(self, tokens: int) -> "MatvecTiling":
+        """Return the tiling for the tokens of so many conversations, a power of two."""
+        return replace(self, tokens=min(tokens, MATVEC_TOKENS))
 
     @property
     def rows(self) -> int:
@@ -109,11 +126,9 @@ class MatmulTiling:
         return tiling if tiling.groups(rows, tokens) >= MANY_GROUPS else None
 
     @classmethod
-    def for_product(cls, rows: int, tokens: int, integers: bool) -> "MatmulTiling | None":
-        """Return the tiling of a product; None for so few tokens that matvec is faster."""
+    def for_product(cls, rows: int, tokens: int, integers: bool) -> "MatmulTiling":
+        """Return the tiling of a product."""
         slice = 64 if integers else 32  # either fills the 16 KiB of a workgroup at most
-        if tokens <= FEW_TOKENS:
-            return None
         if tokens <= 16:
             tiling = cls(64, 32, 16, 4, 4, slice)
         elif tokens <= 32 or (integers and rows * tokens < LARGE_PRODUCT):

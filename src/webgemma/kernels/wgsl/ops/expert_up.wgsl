@@ -2,7 +2,7 @@
 // to in this slot. LANES threads for each n, a layer of the grid for each (slot, t). Every workgroup finds e by
 // itself; one more than the rows need writes it to ids and shares. A part of W that holds only g's row leaves g
 // in h, as a float; the part with u's row comes later and finds it there.
-// uses: batch=tokens operand=buffer top_experts lane_sum row_products gelu store_row format
+// uses: batch=tokens operand=buffer top_experts lane_sum row_products=two_units gelu store_row format
 
 struct Params {
     first_row: u32, // of this part, among the rows of all experts

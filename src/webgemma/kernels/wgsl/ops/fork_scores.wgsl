@@ -2,7 +2,7 @@
 // n = rms(sum) * next[0] for the dense one and m = rms(sum) * next[1] for the experts, in n's form if ALIKE and
 // m_first vec4s from the beginning of h; and the router's scores y = W (rms(sum) * next[2]). Every workgroup makes
 // the sum for its rows of W (see `rows`), one of them stores it, one n and one m.
-// uses: rows live=always operand=normed_sum store epilogue=none
+// uses: rows row_products=two_units live=always operand=normed_sum store epilogue=none
 
 struct Params {
     m_first: u32,

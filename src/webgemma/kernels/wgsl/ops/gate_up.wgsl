@@ -1,5 +1,5 @@
 // h[t, n] = gelu(gate_n x[t]) * (up_n x[t]): W holds all gate rows, then all up rows. LANES threads share a pair of
-// rows, one token t at a time. The slot `operand` says where x is, or what it is made of. A workgroup computes every
+// rows, TOKENS tokens t at a time. The slot `operand` says where x is, or what it is made of. A workgroup computes every
 // so many pairs, as many as there are workgroups.
 // uses: live lane_sum row_products operand gelu store_row format
 
@@ -10,6 +10,7 @@ struct Params {
 override THREADS: u32;
 override LANES: u32;
 override EACH: u32 = 2u;
+override TOKENS: u32 = 1u;
 
 var<storage, read_write> h: array<Stored>;
 
@@ -25,19 +26,21 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let t = group.z;
+    let t = group.z * TOKENS;
     let index = group.y * groups.x + group.x;
     let count = groups.x * groups.y;
     prepare(index, thread);
     for (var begin = index * ROWS; begin < params.ffn; begin += count * ROWS) {
         let row = begin + thread / LANES;
-        var sums = array<f32, EACH>();
+        var sums = array<f32, EACH * TOKENS>();
         if (row < params.ffn) {
             add_row(t, row, thread % LANES, &sums);
         }
-        let g = lane_sum(sums[0], thread);
-        let u = lane_sum(sums[1], thread);
-        let live = row < params.ffn && is_token(t);
-        store_row(t * params.ffn + row, gelu(g) * u, live, thread);
+        for (var i = 0u; i < TOKENS; i++) {
+            let g = lane_sum(sums[i], thread);
+            let u = lane_sum(sums[TOKENS + i], thread);
+            let live = row < params.ffn && is_token(t + i);
+            store_row((t + i) * params.ffn + row, gelu(g) * u, live, thread);
+        }
     }
 }

@@ -1,6 +1,6 @@
 // add_products: to each of EACH sums its row's product with a unit of x[t], as integers. What is read of x
 // serves all EACH rows; the op says which rows they are (row_of), the format what their weights are, `operand`
-// where x is.
+// where x is. add_tokens: the same for TOKENS tokens from t on, for which what is read of the weights serves.
 // uses: integer_dot format operand kept=integer
 
 struct Params {
@@ -8,6 +8,7 @@ struct Params {
 }
 
 override EACH: u32;
+override TOKENS: u32;
 
 alias Value = vec4<u32>;
 
@@ -25,8 +26,10 @@ fn unit_of(group: u32) -> Unit {
     return values;
 }
 
-fn integer_dot(row: u32, unit: u32, values: Unit) -> f32 {
-    var w = integer_unit(words_of(row, unit));
+alias UnitWeights = array<Weights, UNIT / 32u>;
+
+fn integer_dot(weights: UnitWeights, values: Unit) -> f32 {
+    var w = weights;
     var sum = 0.0;
     for (var i = 0u; i < UNIT / 32u; i++) {
         sum += integer_product(w[i], values[2u * i], values[2u * i + 1u]);
@@ -37,6 +40,19 @@ fn integer_dot(row: u32, unit: u32, values: Unit) -> f32 {
 fn add_products(t: u32, unit: u32, first: u32, sums: ptr<function, array<f32, EACH>>) {
     let values = unit_of((t * params.units + unit) * (UNIT / 32u));
     for (var each = 0u; each < EACH; each++) {
-        (*sums)[each] += integer_dot(row_of(first, each), unit, values);
+        (*sums)[each] += integer_dot(integer_unit(words_of(row_of(first, each), unit)), values);
+    }
+}
+
+fn add_tokens(t: u32, unit: u32, first: u32, sums: ptr<function, array<f32, EACH * TOKENS>>) {
+    var weights: array<UnitWeights, EACH>;
+    for (var each = 0u; each < EACH; each++) {
+        weights[each] = integer_unit(words_of(row_of(first, each), unit));
+    }
+    for (var i = 0u; i < TOKENS; i++) {
+        let values = unit_of(((t + i) * params.units + unit) * (UNIT / 32u));
+        for (var each = 0u; each < EACH; each++) {
+            (*sums)[each * TOKENS + i] += integer_dot(weights[each], values);
+        }
     }
 }
