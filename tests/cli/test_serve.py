@@ -75,6 +75,8 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     keys.write_bytes(b"\xff")
     assert "not UTF-8" in refused("serve", model, "--api-key-file", keys)
     keys.write_text("0123456789abcdef\n")
+    for wrong in ("0", "-1", "nan"):
+        assert "above zero" in refused("serve", model, "--memory-gb", wrong)
     elsewhere = ("--host", "192.0.2.1", "--api-key-file", keys)
     assert "cannot listen" in refused("serve", model, *elsewhere)
     for host in ("no..name", "x" * 300):

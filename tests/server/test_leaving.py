@@ -54,8 +54,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def is_free(live: Live) -> bool:
-    loaded = live.registry._loaded
-    return loaded is not None and loaded.users == 0 and live.registry._requests == 0
+    (loaded,) = live.registry.loaded()
+    return loaded.users == 0 and live.registry.requests == 0
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat", "/v1/messages"])
@@ -88,8 +88,8 @@ def test_the_model_itself_is_free_for_the_next(live: Live) -> None:
 def test_a_client_that_leaves_the_queue(live: Live) -> None:
     """The model is held as another conversation holds it; those who wait may leave."""
     live.post("/api/generate", {"model": "small"})  # loads it
-    loaded = live.registry._loaded
-    assert loaded is not None
+    (loaded,) = live.registry.loaded()
+    assert loaded.engine is not None
     model = loaded.engine.model
     turn = model.worker.turns.wait(is_stream=True)
     try:

@@ -118,9 +118,9 @@ class Answer:
     async def _pieces(self) -> AsyncGenerator[Indexed, None]:
         """Yield all pieces; the model is free when the last is written, whoever reads them when."""
         facts, request = self.facts, self.request
-        async with self.registry.use(request.model, request.own.get("keep_alive")) as engine:
+        facts.model = request.model or self.registry.find("").name
+        async with self.registry.use(facts.model, request.own.get("keep_alive")) as engine:
             facts.loaded = time.perf_counter_ns()
-            facts.model = request.model or self.registry.find("").name
             facts.token_bytes = engine.model.tokenizer.token_bytes
             async with aclosing(engine.replies(request)) as replies:
                 async for item in replies:
