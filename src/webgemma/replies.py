@@ -50,6 +50,7 @@ class Usage:
     reply: int  # written so far
     context: int  # of which there is room for both
     left_out: int = 0  # messages at the beginning that did not fit, system messages not counted
+    cached: int = 0  # of the prompt: that the model had read before
 
 
 @dataclass(frozen=True, slots=True)
