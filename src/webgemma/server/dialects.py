@@ -204,8 +204,7 @@ class Anthropic(Dialect):
 
     def begin(self, first: Piece | None) -> Iterator[bytes]:
         """Return the first events, with the prompt's tokens."""
-        prompt = first.usage.prompt if first and first.usage else 0
-        return map(anthropic.frame, self._stream.begin(prompt))
+        return map(anthropic.frame, self._stream.begin(first.usage if first else None))
 
     def piece(self, index: int, piece: Piece) -> Iterator[bytes]:
         """Return the events of a piece."""

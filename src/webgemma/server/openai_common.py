@@ -368,15 +368,20 @@ def reply_tokens(replies: Sequence[Reply]) -> int:
     return sum(reply.usage.reply for reply in replies if reply.usage)
 
 
-def usage(request: Request, replies: Sequence[Reply], cached: int) -> Event:
-    """Return the usage of a completion, `cached` tokens of whose prompts had been read before."""
+def cached_tokens(replies: Sequence[Reply], choices: int) -> int:
+    """Return the tokens of all prompts that had been read before the first replies to them."""
+    return sum(reply.usage.cached for reply in replies[::choices] if reply.usage)
+
+
+def usage(request: Request, replies: Sequence[Reply]) -> Event:
+    """Return the usage of a completion."""
     read, written = prompt_tokens(replies, request.choices), reply_tokens(replies)
     thought = sum(reply.thinking_tokens for reply in replies)
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens(replies, request.choices)},
         "completion_tokens_details": {"reasoning_tokens": thought},
     }
 
