@@ -13,6 +13,7 @@ from webgemma.replies import Piece
 from webgemma.server.ahead import Ahead
 from webgemma.server.engine import Indexed
 from webgemma.server.http import as_request_error, respond
+from webgemma.server.metrics import Metrics
 from webgemma.server.protocol import Reply, Request, RequestError
 from webgemma.server.registry import Registry
 
@@ -79,9 +80,14 @@ class Answer:
     """The answer to a request, as an ASGI application."""
 
     def __init__(
-        self, registry: Registry, ahead: Ahead, dialect: type[Dialect], request: Request
+        self,
+        registry: Registry,
+        ahead: Ahead,
+        metrics: Metrics,
+        dialect: type[Dialect],
+        request: Request,
     ) -> None:
-        self.registry, self.ahead = registry, ahead
+        self.registry, self.ahead, self.metrics = registry, ahead, metrics
         self.dialect, self.request = dialect, request
         self.facts = Facts()
 
@@ -122,10 +128,12 @@ class Answer:
         async with self.registry.use(facts.model, request.own.get("keep_alive")) as engine:
             facts.loaded = time.perf_counter_ns()
             facts.token_bytes = engine.model.tokenizer.token_bytes
-            async with aclosing(engine.replies(request)) as replies:
-                async for item in replies:
-                    facts.first = facts.first or time.perf_counter_ns()
-                    yield item
+            with self.metrics.request() as count:
+                async with aclosing(engine.replies(request)) as replies:
+                    async for item in replies:
+                        facts.first = facts.first or time.perf_counter_ns()
+                        count(*item)
+                        yield item
             facts.ended = time.perf_counter_ns()
 
     async def _whole(

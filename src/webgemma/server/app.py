@@ -28,10 +28,12 @@ from webgemma.server.dialects import (
     OpenAiResponses,
 )
 from webgemma.server.http import as_request_error, read, respond
+from webgemma.server.metrics import Metrics
 from webgemma.server.openai_common import error_body, model_entry, model_list
 from webgemma.server.openai_messages import read_messages
 from webgemma.server.protocol import RequestError
 from webgemma.server.registry import Registry
+from webgemma.server.status import Status
 
 Endpoint = Callable[[HttpRequest], Awaitable[Any]]
 
@@ -110,7 +112,7 @@ class Routes:
     """All routes of the server."""
 
     def __init__(self, registry: Registry, ahead: Ahead) -> None:
-        self.registry, self.ahead = registry, ahead
+        self.registry, self.ahead, self.metrics = registry, ahead, Metrics()
 
     def all(self) -> list[Route]:
         """Return the routes."""
@@ -122,6 +124,7 @@ class Routes:
             "/api/ps": self.processes,
             "/v1/models": self.models,
             "/v1/models/{name:path}": self.model,
+            **Status(self.registry, self.metrics).routes(),
         }
         posted: dict[str, Endpoint] = {
             "/api/show": self.show,
@@ -149,7 +152,7 @@ class Routes:
         async def endpoint(request: HttpRequest) -> Any:
             asked = await read(request, dialect.parse)
             if asked.own.get("task", "reply") == "reply":
-                return Answer(self.registry, self.ahead, dialect, asked)
+                return Answer(self.registry, self.ahead, self.metrics, dialect, asked)
             if asked.own["task"] == "unload":  # Ollama's empty prompt
                 await self.registry.unload(asked.model)
             else:

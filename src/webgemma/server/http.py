@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -60,14 +60,24 @@ def _loads(data: bytes) -> Any:
         raise RequestError(f"The body is not JSON: {error}.") from None
 
 
-def respond(body: Mapping[str, Any], status: int = 200) -> Response:
+HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}  # of all answers
+
+
+def respond(body: Mapping[str, Any] | Sequence[Any], status: int = 200) -> Response:
     """Return an answer of JSON."""
-    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    headers = dict(HEADERS)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if status == 503:
         headers["Retry-After"] = "1"
     return Response(json_text(body), status, headers, "application/json")
+
+
+def respond_text(
+    text: str, media_type: str = "text/plain", headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return an answer of text."""
+    return Response(text, 200, {**HEADERS, **(headers or {})}, media_type)
 
 
 def as_request_error(error: Exception) -> RequestError:
