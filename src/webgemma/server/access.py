@@ -17,7 +17,7 @@ from webgemma.server.protocol import RequestError
 LOCAL_NAMES = ("localhost", "127.0.0.1", "0.0.0.0", "[::1]")
 LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 PROGRAM_SCHEMES = ("app", "file", "tauri", "vscode-webview", "vscode-file")
-OPEN_PATHS = ("/", "/health")  # whether it runs is no secret
+OPEN_PATHS = ("/", "/health", "/status")  # whether it runs is no secret; the page asks for a key
 LEAST_KEY = 16  # characters
 
 Scope = dict[str, Any]

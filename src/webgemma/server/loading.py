@@ -95,6 +95,10 @@ class LoadedModels:
         loaded = [model for model in list(self._models.values()) if model.engine]
         return sorted(loaded, key=lambda model: -model.used)
 
+    def loading(self) -> list[str]:
+        """Return the names of models that are on their way."""
+        return [model.offered.name for model in self._models.values() if not model.ready.done()]
+
     @asynccontextmanager
     async def use(
         self, offered: Offered, keep_seconds: float | None = None

@@ -102,6 +102,10 @@ class Registry:
         """Return the models in memory, those used last first."""
         return self._loaded.all()
 
+    def loading(self) -> list[str]:
+        """Return the names of models that somebody waits for."""
+        return self._loaded.loading()
+
     def running(self) -> list[Running]:
         """Return the models in memory, as Ollama's API describes them."""
         return [_running(model) for model in self.loaded()]
