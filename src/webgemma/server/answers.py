@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from webgemma.replies import Piece
 from webgemma.server.ahead import Ahead
 from webgemma.server.engine import Indexed
-from webgemma.server.http import as_request_error, respond
+from webgemma.server.http import as_request_error, respond, respond_text
 from webgemma.server.metrics import Metrics
 from webgemma.server.protocol import Reply, Request, RequestError
 from webgemma.server.registry import Registry
@@ -56,8 +56,8 @@ class Dialect(ABC):
         """Return the body of an error."""
 
     @abstractmethod
-    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Return the whole answer."""
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any] | str:
+        """Return the whole answer: JSON or text."""
 
     @abstractmethod
     def begin(self, first: Piece | None) -> Iterable[bytes]:
@@ -111,7 +111,8 @@ class Answer:
                 # Until the first piece is there, an error has a status of its own.
                 first = await anext(pieces, None)
                 if not self.request.stream:
-                    response = respond(await self._whole(first, pieces))
+                    body = await self._whole(first, pieces)
+                    response = respond_text(body) if isinstance(body, str) else respond(body)
             except Exception as caught:
                 error = as_request_error(caught)
                 response = respond(self.dialect.error(error), error.status)
@@ -138,7 +139,7 @@ class Answer:
 
     async def _whole(
         self, first: Indexed | None, pieces: AsyncGenerator[Indexed, None]
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | str:
         count = max(1, len(self.request.prompts)) * self.request.choices
         replies = [Reply() for _ in range(count)]
         keep = self.request.logprobs

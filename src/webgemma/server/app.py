@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -14,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from webgemma.server import anthropic, ollama, ollama_models
+from webgemma.server import anthropic, ollama, ollama_models, openai_transcriptions
 from webgemma.server.access import Guard, Keys
 from webgemma.server.ahead import Ahead
 from webgemma.server.answers import Answer, Dialect, ErrorBody, Facts
@@ -26,8 +27,9 @@ from webgemma.server.dialects import (
     OpenAiChat,
     OpenAiCompletions,
     OpenAiResponses,
+    OpenAiTranscriptions,
 )
-from webgemma.server.http import as_request_error, read, respond
+from webgemma.server.http import as_request_error, read, read_form, respond
 from webgemma.server.metrics import Metrics
 from webgemma.server.openai_common import error_body, model_entry, model_list
 from webgemma.server.openai_messages import read_messages
@@ -113,6 +115,7 @@ class Routes:
 
     def __init__(self, registry: Registry, ahead: Ahead) -> None:
         self.registry, self.ahead, self.metrics = registry, ahead, Metrics()
+        self._decoding = asyncio.Lock()  # hours of audio take much memory
 
     def all(self) -> list[Route]:
         """Return the routes."""
@@ -128,6 +131,7 @@ class Routes:
         }
         posted: dict[str, Endpoint] = {
             "/api/show": self.show,
+            "/v1/audio/transcriptions": self.transcribe,
             "/v1/messages/count_tokens": self.count_tokens,
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
@@ -162,6 +166,15 @@ class Routes:
             return respond(ollama.loaded(asked, created=Facts().created, chat=chat))
 
         return endpoint
+
+    async def transcribe(self, request: HttpRequest) -> Any:
+        """Answer with the text of speech."""
+        asked = await read_form(request, openai_transcriptions.parse)
+        if asked.own["format"] == "verbose_json":
+            async with self._decoding:
+                seconds = await asyncio.to_thread(openai_transcriptions.audio_seconds, asked)
+            asked = replace(asked, own={**asked.own, "seconds": seconds})
+        return Answer(self.registry, self.ahead, self.metrics, OpenAiTranscriptions, asked)
 
     # Models
 

@@ -10,8 +10,15 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from webgemma.errors import DeviceMemoryError, InputError, ModelNotFoundError, WebgemmaError
+from webgemma.errors import (
+    DeviceMemoryError,
+    InputError,
+    MissingEncoderError,
+    ModelNotFoundError,
+    WebgemmaError,
+)
 from webgemma.server.bodies import json_text
+from webgemma.server.forms import Form, parse_form
 from webgemma.server.protocol import RequestError
 
 MAX_BODY_NBYTES = 64 << 20  # a conversation with pictures and sounds
@@ -28,6 +35,13 @@ async def read(request: HttpRequest, parse: Callable[[Any], T], most: int = MAX_
     if len(data) > SHORT_NBYTES:
         return await asyncio.to_thread(lambda: parse(_loads(data)))
     return parse(_loads(data))
+
+
+async def read_form(request: HttpRequest, parse: Callable[[Form], T]) -> T:
+    """Return what a form with files means; RequestError if it is too long, too slow or no form."""
+    data = await _body(request, MAX_BODY_NBYTES)
+    kind = request.headers.get("content-type", "")
+    return await asyncio.to_thread(lambda: parse(parse_form(data, kind)))
 
 
 async def _body(request: HttpRequest, most: int) -> bytes:
@@ -86,6 +100,8 @@ def as_request_error(error: Exception) -> RequestError:
         return error
     if isinstance(error, ModelNotFoundError):
         return RequestError(str(error), 404, "model")
+    if isinstance(error, MissingEncoderError):
+        return RequestError(error.reason)
     if isinstance(error, InputError):
         return RequestError(str(error))
     if isinstance(error, DeviceMemoryError | MemoryError):
