@@ -118,6 +118,20 @@ def test_openai_models(to_openai: Any) -> None:
         to_openai.models.retrieve("other")
 
 
+def test_nothing_embeds_yet(live: Live, to_openai: Any, to_ollama: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="small writes text") as refused:
+        to_openai.embeddings.create(model="small", input="hello")
+    assert refused.value.param == "model"
+    with pytest.raises(openai.NotFoundError):
+        to_openai.embeddings.create(model="other", input="hello")
+    for embed in (to_ollama.embed, to_ollama.embeddings):
+        with pytest.raises(ollama.ResponseError, match="small writes text") as said:
+            embed("small", "hello")
+        assert said.value.status_code == 400
+    assert live.post("/api/embed", {"name": "other"}).status_code == 404
+    assert live.post("/api/embeddings").status_code == 400
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_openai_errors(to_openai: Any, stream: bool) -> None:
     def create(**asked: Any) -> None:

@@ -31,7 +31,13 @@ from webgemma.server.dialects import (
 )
 from webgemma.server.http import as_request_error, read, read_form, respond
 from webgemma.server.metrics import Metrics
-from webgemma.server.openai_common import error_body, model_entry, model_list
+from webgemma.server.openai_common import (
+    error_body,
+    model_entry,
+    model_list,
+    read_body,
+    read_model,
+)
 from webgemma.server.openai_messages import read_messages
 from webgemma.server.protocol import RequestError
 from webgemma.server.registry import Registry
@@ -131,6 +137,9 @@ class Routes:
         }
         posted: dict[str, Endpoint] = {
             "/api/show": self.show,
+            "/api/embed": self.embeddings(ollama.parse_name),
+            "/api/embeddings": self.embeddings(ollama.parse_name),
+            "/v1/embeddings": self.embeddings(lambda body: read_model(read_body(body, {}))),
             "/v1/audio/transcriptions": self.transcribe,
             "/v1/messages/count_tokens": self.count_tokens,
             "/tokenize": self.tokenize,
@@ -164,6 +173,20 @@ class Routes:
                     pass
             chat = dialect is OllamaChat
             return respond(ollama.loaded(asked, created=Facts().created, chat=chat))
+
+        return endpoint
+
+    def embeddings(self, parse: Callable[[Any], str]) -> Endpoint:
+        """Return the endpoint of a route for models that embed: there are none."""
+
+        async def endpoint(request: HttpRequest) -> Any:
+            name = await read(request, parse)
+            found = await asyncio.to_thread(self.registry.find, name)
+            raise RequestError(
+                f"{found.name} writes text and does not embed it; models that do are not supported "
+                "yet.",
+                param="model",
+            )
 
         return endpoint
 
