@@ -45,6 +45,22 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path, number: int) -> None
     assert (process.returncode, out, err) == (0, "", "stopped\n")
 
 
+def test_a_stream_that_has_begun_is_finished(tmp_path: Path) -> None:
+    with start(tiny_model(tmp_path), "--port", 0, "--json") as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        body = {"model": "small", "prompt": "hello", "raw": True, "options": {"num_predict": 80}}
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        data = json.dumps(body).encode()
+        with opener.open(f"{url}/api/generate", data, timeout=PATIENCE) as answer:
+            answer.readline()
+            process.send_signal(signal.SIGTERM)
+            last = [json.loads(line) for line in answer][-1]
+        _, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (0, "stopped\n")
+    assert last["done"]
+
+
 def test_it_says_what_to_set_in_clients(tmp_path: Path) -> None:
     """It takes Ollama's port, or the next one that is free."""
     with start(tiny_model(tmp_path), WEBGEMMA_API_KEY="0123456789abcdef") as process:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from webgemma.errors import InputError
+from webgemma.server.bodies import MAX_STOPS
 from webgemma.server.openai_chat import ChatStream, answer, parse
-from webgemma.server.openai_common import DONE, IGNORED, MAX_CHOICES, MAX_STOPS, REFUSED, sse
+from webgemma.server.openai_common import DONE, IGNORED, MAX_CHOICES, REFUSED, sse
 from webgemma.server.protocol import RequestError
 from webgemma.settings import resolve
 from webgemma.text.chat import Chat

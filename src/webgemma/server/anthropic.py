@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from webgemma.replies import Piece, Usage
-from webgemma.server.bodies import Body, check_conversation, decode_media, json_text
+from webgemma.server.bodies import Body, check_conversation, decode_media, json_text, text_length
 from webgemma.server.protocol import Reply, Request, RequestError
 from webgemma.text.parser import ToolCall
 
@@ -27,6 +27,8 @@ IGNORED = {
     "tools[].strict": "arguments follow a schema only as well as the model does",
     "tools[].eager_input_streaming, input_examples, defer_loading": "calls come as a whole",
 }
+
+MAX_COUNTED = 2_000_000  # characters
 
 ERROR_TYPES = {
     400: "invalid_request_error",
@@ -60,7 +62,12 @@ def parse(given: object) -> Request:
 
 def parse_count(given: object) -> Request:
     """Return what a body of `/v1/messages/count_tokens` asks to count."""
-    return _request(Body(given), {})
+    request = _request(Body(given), {})
+    if text_length(request.messages) > MAX_COUNTED:  # unlike a reply's, it has no context to fit
+        raise RequestError(
+            f"The text has more than {MAX_COUNTED} characters, more than any context holds.", 413
+        )
+    return request
 
 
 def _request(body: Body, settings: Mapping[str, Any]) -> Request:

@@ -23,6 +23,8 @@ from webgemma.server.protocol import RequestError
 
 MAX_BODY_NBYTES = 64 << 20  # a conversation with pictures and sounds
 BODY_SECONDS = 60.0  # until a body must be complete
+MAX_HELD_NBYTES = 1 << 30  # of the bodies of all requests that are served or wait
+MAX_VALUES = 1_000_000  # in JSON, where three bytes may become a hundred
 SHORT_NBYTES = 1 << 16  # longer bodies are parsed in a thread, so that streams go on
 
 log = logging.getLogger("webgemma.server")
@@ -68,10 +70,40 @@ def _loads(data: bytes) -> Any:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
+    if len(data) > MAX_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise RequestError(f"The body holds more than {MAX_VALUES} values.", 413)
     try:
         return json.loads(data, parse_constant=refuse)
     except (ValueError, RecursionError) as error:  # also for bytes that are not UTF-8
         raise RequestError(f"The body is not JSON: {error}.") from None
+
+
+class HeldBodies:
+    """ASGI middleware that refuses bodies while those of other requests take too much memory."""
+
+    def __init__(self, app: Any, most: int | None = None) -> None:
+        self.app = app
+        self.most = MAX_HELD_NBYTES if most is None else most
+        self.nbytes = 0  # of all requests
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on, and count what comes of its body until it is answered."""
+        nbytes = 0
+
+        async def counted() -> Any:
+            nonlocal nbytes
+            message = await receive()
+            length = len(message.get("body", b""))
+            if length and self.nbytes + length > self.most:
+                raise RequestError("The server is busy, please try again: its memory is full.", 503)
+            nbytes += length
+            self.nbytes += length
+            return message
+
+        try:
+            await self.app(scope, counted, send)
+        finally:
+            self.nbytes -= nbytes
 
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}  # of all answers
