@@ -65,7 +65,7 @@ def test_it_says_what_to_set_in_clients(tmp_path: Path) -> None:
     """It takes Ollama's port, or the next one that is free."""
     with start(tiny_model(tmp_path), WEBGEMMA_API_KEY="0123456789abcdef") as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(5)]
+        lines = [process.stdout.readline() for _ in range(6)]
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE)
     url = lines[0].split()[-1]
@@ -73,6 +73,7 @@ def test_it_says_what_to_set_in_clients(tmp_path: Path) -> None:
     assert f"OPENAI_BASE_URL={url}/v1 " in lines[1]
     assert f"ANTHROPIC_BASE_URL={url} " in lines[2]
     assert f"OLLAMA_HOST={url}" in lines[3]
+    assert lines[4].endswith(f" {url}/status\n")
     assert int(url.rpartition(":")[2]) >= 11434
     assert "0123456789abcdef" not in "".join(lines)
 

@@ -327,13 +327,14 @@ def test_a_model_that_nobody_waits_for_is_not_loaded(
         assert slow.begun == ["two.gguf"] * 2
         assert (slow.loaded, registry.requests) == (1, 0)
         slow.go.clear()
-        stopped = asyncio.create_task(touch(registry, "one"))
+        stopped = [asyncio.create_task(touch(registry, name)) for name in ("one", "three")]
         while len(slow.begun) < 3:
             await asyncio.sleep(0.01)
-        await registry.close()
-        with pytest.raises(RequestError, match="stopping"):
-            await stopped
-        assert slow.loaded == 0
+        await asyncio.wait_for(registry.close(), 5)
+        for task in stopped:
+            with pytest.raises(RequestError, match="stopping"):
+                await task
+        assert (slow.loaded, len(slow.begun)) == (0, 3)
 
     asyncio.run(main())
 
@@ -351,8 +352,19 @@ def test_a_device_with_less_memory_than_the_limits(
         await touch(registry, "one", "two")
         assert loaded(registry) == ["two"]
         async with registry.use("two"):
-            with pytest.raises(RequestError, match="no memory left"):
-                await touch(registry, "one")
+            waiting = asyncio.create_task(touch(registry, "one"))
+            await asyncio.sleep(0.1)
+            behind = asyncio.create_task(touch(registry, "two"))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            assert not behind.done()
+        await asyncio.wait_for(asyncio.gather(waiting, behind), 5)
+        assert loaded(registry) == ["two"]
+        await registry.unload("two")
+        slow.room = 0
+        with pytest.raises(RequestError, match="no memory left") as refusal:
+            await touch(registry, "one")
+        assert refusal.value.status == 500
         await registry.close()
         assert slow.loaded == 0
 

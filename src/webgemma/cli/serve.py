@@ -166,6 +166,7 @@ def _announce(url: str, port: int, names: list[str], has_keys: bool, as_json: bo
         f"  Ollama     OLLAMA_HOST={url}"
         + (" (its clients' default)" if port == PORT else "")
         + (f", OLLAMA_API_KEY=… ({key})" if has_keys else ""),
+        f"  Status     {url}/status",
         "Ctrl-C stops it.",
     ]
     for line in lines:

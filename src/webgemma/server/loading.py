@@ -84,6 +84,7 @@ class LoadedModels:
         self._closed: set[Key] = set()  # models in use whose memory another one needs
         self._freeing: dict[asyncio.Task[None], LoadedModel] = {}
         self._changed = asyncio.Event()
+        self._is_open = True
 
     @property
     def is_loading(self) -> bool:
@@ -119,6 +120,7 @@ class LoadedModels:
 
     async def close(self) -> None:
         """Free all models; those who use them have some seconds to end."""
+        self._is_open = False
         if self._loading:
             self._loading.cancel()
         try:
@@ -139,7 +141,7 @@ class LoadedModels:
         ticket = object()
         self._line.append(ticket)
         try:
-            while True:
+            while self._is_open:
                 model = self._models.get(offered.key)
                 if model is not None and offered.key not in self._closed:
                     model.users += 1
@@ -150,6 +152,7 @@ class LoadedModels:
                     self._start(offered)
                 else:
                     await self._next_change()
+            raise _stopping()
         finally:
             self._line.remove(ticket)
             self._change()
@@ -199,11 +202,7 @@ class LoadedModels:
 
     def _end(self, model: LoadedModel, task: "asyncio.Task[None]") -> None:
         """Let the next one be loaded, whatever became of this one."""
-        error: BaseException | None = None
-        if task.cancelled():
-            error = RequestError("The server is stopping; send the request again later.", 503)
-        else:
-            error = task.exception()
+        error = _stopping() if task.cancelled() else task.exception()
         if error is not None:
             model.ready.set_exception(error)
             model.ready.exception()  # it may be that nobody waits any more
@@ -225,10 +224,8 @@ class LoadedModels:
                 loaded = await _opened(model.offered, options)
                 break
             except DeviceMemoryError as error:  # the device has less than the limits allow
-                idle = self._idle(model)
-                if not idle:
+                if not await self._free_another(model):
                     raise RequestError(str(error), 500) from None
-                await self._free(idle[0])
         model.ready.set_result(Engine(loaded))
 
     def _needed(self, offered: Offered) -> int:
@@ -258,6 +255,17 @@ class LoadedModels:
                 await asyncio.wait(list(self._freeing))
         self._closed.clear()
         self._change()
+
+    async def _free_another(self, model: LoadedModel) -> bool:
+        """Free the least recently used one of the other models; return whether there was one."""
+        while others := self._others(model):
+            if idle := self._idle(model):
+                self._closed.clear()
+                await self._free(idle[0])
+                return True
+            self._closed = self._closed or {others[0].offered.key}
+            await self._next_change()
+        return False
 
     def _leaving(self, model: LoadedModel, candidates: Sequence[LoadedModel]) -> list[LoadedModel]:
         """Return the first models of some without which another fits; none if all are too few."""
@@ -299,6 +307,10 @@ class LoadedModels:
 
     def _named(self, name: str) -> list[LoadedModel]:
         return [model for model in self.all() if model.offered.name == name]
+
+
+def _stopping() -> RequestError:
+    return RequestError("The server is stopping; send the request again later.", 503)
 
 
 async def _opened(offered: Offered, options: dict[str, Any]) -> Gemma:

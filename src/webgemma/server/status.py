@@ -49,7 +49,8 @@ class Status:
     async def slots(self, request: Any) -> Any:
         """List the slots; with fail_on_no_slot, status 503 if none is free."""
         slots = slots_of(self.registry.loaded())
-        if request.query_params.get("fail_on_no_slot") and all(slot.busy for slot in slots):
+        is_full = bool(slots) and all(slot.busy for slot in slots)
+        if request.query_params.get("fail_on_no_slot") and is_full:
             return respond(error_body(RequestError("No slot is free.", 503)), 503)
         return respond([slot.described() for slot in slots])
 
