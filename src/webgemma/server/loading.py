@@ -7,7 +7,7 @@ come later wait behind it, so that nobody waits for ever."""
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,7 +82,7 @@ class LoadedModels:
         self._line: list[object] = []  # those who wait for a model that has to be loaded
         self._loading: asyncio.Task[None] | None = None
         self._closed: set[Key] = set()  # models in use whose memory another one needs
-        self._freeing: dict[asyncio.Task[None], LoadedModel] = {}
+        self._freeing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._is_open = True
 
@@ -116,7 +116,7 @@ class LoadedModels:
         for model in self._named(name):
             model.keep_seconds = 0
             if not model.users:
-                await self._free(model)
+                await asyncio.shield(self._free(model))
 
     async def close(self) -> None:
         """Free all models; those who use them have some seconds to end."""
@@ -129,7 +129,7 @@ class LoadedModels:
                     await self._next_change()
         except TimeoutError:
             log.warning("A model is closed while it is in use.")
-        for model in list(self._models.values()):
+        for model in self.all():
             self._free(model)
         if self._freeing:
             await asyncio.wait(list(self._freeing))
@@ -221,12 +221,22 @@ class LoadedModels:
                 free = self.limits.nbytes - sum(other.nbytes for other in self._others(model))
                 options = {**self.options, "memory_gb": (free + 1) / 1e9}
             try:
-                loaded = await _opened(model.offered, options)
+                loaded = await self._opened(model.offered, options)
                 break
             except DeviceMemoryError as error:  # the device has less than the limits allow
                 if not await self._free_another(model):
                     raise RequestError(str(error), 500) from None
         model.ready.set_result(Engine(loaded))
+
+    async def _opened(self, offered: Offered, options: dict[str, Any]) -> Gemma:
+        """Return a model; if this is cancelled, one that is there nevertheless is freed."""
+        opening = asyncio.create_task(Gemma.aload(offered.found, **options))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.cancel()
+            self._track(_discard(opening))
+            raise
 
     def _needed(self, offered: Offered) -> int:
         """Return the bytes of a model, without what can stay in its file if that is too much."""
@@ -258,10 +268,13 @@ class LoadedModels:
 
     async def _free_another(self, model: LoadedModel) -> bool:
         """Free the least recently used one of the other models; return whether there was one."""
+        if self._freeing:
+            await asyncio.wait(list(self._freeing))
+            return True
         while others := self._others(model):
             if idle := self._idle(model):
                 self._closed.clear()
-                await self._free(idle[0])
+                await asyncio.shield(self._free(idle[0]))
                 return True
             self._closed = self._closed or {others[0].offered.key}
             await self._next_change()
@@ -291,13 +304,17 @@ class LoadedModels:
     def _free(self, model: LoadedModel) -> "asyncio.Task[None]":
         """Begin to free a loaded model, which nobody can ask for any more; return when it ends."""
         self._forget(model)
-        task = asyncio.create_task(_close(model))
-        self._freeing[task] = model
+        return self._track(_close(model.ready))
+
+    def _track(self, freeing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Free something in a task of its own, which nobody who leaves can cancel."""
+        task = asyncio.create_task(freeing)
+        self._freeing.add(task)
         task.add_done_callback(self._freed)
         return task
 
     def _freed(self, task: "asyncio.Task[None]") -> None:
-        del self._freeing[task]
+        self._freeing.remove(task)
         self._change()
 
     def _forget(self, model: LoadedModel) -> None:
@@ -313,22 +330,18 @@ def _stopping() -> RequestError:
     return RequestError("The server is stopping; send the request again later.", 503)
 
 
-async def _opened(offered: Offered, options: dict[str, Any]) -> Gemma:
-    """Return a model; if this is cancelled, it is closed as soon as it is there."""
-    opening = asyncio.create_task(Gemma.aload(offered.found, **options))
+async def _close(ready: "asyncio.Future[Engine]") -> None:
+    await _close_model(ready.result().model)
+
+
+async def _discard(opening: "asyncio.Task[Gemma]") -> None:
+    await asyncio.wait([opening])
+    if not opening.cancelled() and opening.exception() is None:
+        await _close_model(opening.result())
+
+
+async def _close_model(model: Gemma) -> None:
     try:
-        return await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        opening.cancel()
-        await asyncio.wait([opening])
-        if not opening.cancelled() and opening.exception() is None:
-            await asyncio.to_thread(opening.result().close)
-        raise
-
-
-async def _close(model: LoadedModel) -> None:
-    if model.engine:
-        try:
-            await asyncio.to_thread(model.engine.model.close)
-        except Exception as error:
-            log.error("A model could not be freed.", exc_info=error)
+        await asyncio.to_thread(model.close)
+    except Exception as error:
+        log.error("A model could not be freed.", exc_info=error)
