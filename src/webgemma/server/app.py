@@ -179,7 +179,7 @@ class Routes:
 
         async def endpoint(request: HttpRequest) -> Any:
             name = await read(request, parse)
-            found = await asyncio.to_thread(self.registry.find, name)
+            found = await self.registry.afind(name)
             raise RequestError(
                 f"{found.name} writes text and does not embed it; models that do are not supported "
                 "yet.",
@@ -242,7 +242,7 @@ class Routes:
     async def model(self, request: HttpRequest) -> Response:
         """Describe one model for OpenAI's and Anthropic's clients."""
         name = request.path_params["name"]
-        return respond(_model(request, (await asyncio.to_thread(self.registry.find, name)).entry))
+        return respond(_model(request, (await self.registry.afind(name)).entry))
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         """Count the tokens of a prompt for Anthropic's clients."""

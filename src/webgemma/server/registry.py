@@ -87,6 +87,12 @@ class Registry:
                 return Offered(label, entry, FoundModel(label, found.path, found))
         raise RequestError(f"model '{name}' not found", 404, "model")
 
+    async def afind(self, name: str) -> Offered:
+        """Return a model; only Ollama's store, which is read, needs a thread."""
+        if not name or _folded(name) in self._own:
+            return self.find(name)
+        return await asyncio.to_thread(self.find, name)
+
     def describe(self, name: str) -> tuple[ModelEntry, Gguf, list[str]]:
         """Return what there is to say of a model: this opens its files, the caller closes one."""
         offered = self.find(name)
@@ -119,7 +125,7 @@ class Registry:
             raise RequestError("The server is busy, please try again: its queue is full.", 503)
         self.requests += 1
         try:
-            offered = await asyncio.to_thread(self.find, name)
+            offered = await self.afind(name)
             async with self._loaded.use(offered, keep_seconds) as engine:
                 yield engine
         finally:
@@ -127,7 +133,7 @@ class Registry:
 
     async def unload(self, name: str) -> None:
         """Free a model now or, if it is in use, as soon as it is not."""
-        await self._loaded.unload((await asyncio.to_thread(self.find, name)).name)
+        await self._loaded.unload((await self.afind(name)).name)
 
     async def close(self) -> None:
         """Free what is loaded."""

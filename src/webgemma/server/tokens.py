@@ -4,7 +4,7 @@ What takes time for long texts runs in a thread, so that the streams of others g
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from webgemma.server.bodies import Body, check_conversation
 from webgemma.server.http import read, respond
@@ -13,6 +13,9 @@ from webgemma.server.registry import Registry
 from webgemma.text.tokenizer import Tokenizer
 
 MAX_NBYTES = 4 << 20  # of a body: more than any context holds
+MAX_THREADS = 2  # others need some, too
+
+T = TypeVar("T")
 
 
 class Tokens:
@@ -20,6 +23,7 @@ class Tokens:
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
+        self._threads = asyncio.Semaphore(MAX_THREADS)
 
     def routes(self) -> dict[str, Callable[[Any], Awaitable[Any]]]:
         """Return the endpoints by their paths."""
@@ -44,7 +48,8 @@ class Tokens:
             return respond({"tokens": tokens})
 
         async with self.registry.use(body.text("model")) as engine:
-            return await asyncio.to_thread(respond_tokens, engine.model.tokenizer)
+            tokenizer = engine.model.tokenizer
+            return await self._in_thread(lambda: respond_tokens(tokenizer))
 
     async def detokenize(self, request: Any) -> Any:
         """Return the text of tokens."""
@@ -59,15 +64,19 @@ class Tokens:
 
         async with self.registry.use(body.text("model")) as engine:
             model = engine.model
-            return await asyncio.to_thread(respond_text, model.tokenizer, model.config.vocab)
+            tokenizer, vocab = model.tokenizer, model.config.vocab
+            return await self._in_thread(lambda: respond_text(tokenizer, vocab))
 
     async def apply_template(self, request: Any) -> Any:
         """Return the prompt of a conversation."""
         name, asked = await read(request, _parse_template)
-
         async with self.registry.use(name) as engine:
             model = engine.model
-            return await asyncio.to_thread(lambda: respond({"prompt": model.render(**asked)}))
+            return await self._in_thread(lambda: respond({"prompt": model.render(**asked)}))
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        async with self._threads:
+            return await asyncio.to_thread(function)
 
 
 def _parse_template(given: object) -> tuple[str, Mapping[str, Any]]:
