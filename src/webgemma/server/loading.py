@@ -83,6 +83,7 @@ class LoadedModels:
         self._loading: asyncio.Task[None] | None = None
         self._closed: set[Key] = set()  # models in use whose memory another one needs
         self._freeing: set[asyncio.Task[None]] = set()
+        self._frees = 0  # so far
         self._changed = asyncio.Event()
         self._is_open = True
 
@@ -220,11 +221,12 @@ class LoadedModels:
             if self.limits.nbytes is not None:
                 free = self.limits.nbytes - sum(other.nbytes for other in self._others(model))
                 options = {**self.options, "memory_gb": (free + 1) / 1e9}
+            frees = self._frees
             try:
                 loaded = await self._opened(model.offered, options)
                 break
             except DeviceMemoryError as error:  # the device has less than the limits allow
-                if not await self._free_another(model):
+                if not await self._free_another(model, frees):
                     raise RequestError(str(error), 500) from None
         model.ready.set_result(Engine(loaded))
 
@@ -266,19 +268,22 @@ class LoadedModels:
         self._closed.clear()
         self._change()
 
-    async def _free_another(self, model: LoadedModel) -> bool:
-        """Free the least recently used one of the other models; return whether there was one."""
-        if self._freeing:
-            await asyncio.wait(list(self._freeing))
-            return True
-        while others := self._others(model):
-            if idle := self._idle(model):
-                self._closed.clear()
-                await asyncio.shield(self._free(idle[0]))
-                return True
-            self._closed = self._closed or {others[0].offered.key}
-            await self._next_change()
-        return False
+    async def _free_another(self, model: LoadedModel, frees: int) -> bool:
+        """Wait until more than so many models have been freed, the least recently used one next;
+        return False if there is no other model."""
+        while self._frees == frees:
+            if self._freeing:
+                await asyncio.wait(list(self._freeing))
+            elif idle := self._idle(model):
+                self._free(idle[0])
+            elif others := self._others(model):
+                self._closed = self._closed or {others[0].offered.key}
+                await self._next_change()
+            else:
+                return False
+        self._closed.clear()
+        self._change()
+        return True
 
     def _leaving(self, model: LoadedModel, candidates: Sequence[LoadedModel]) -> list[LoadedModel]:
         """Return the first models of some without which another fits; none if all are too few."""
@@ -315,6 +320,7 @@ class LoadedModels:
 
     def _freed(self, task: "asyncio.Task[None]") -> None:
         self._freeing.remove(task)
+        self._frees += 1
         self._change()
 
     def _forget(self, model: LoadedModel) -> None:
