@@ -45,11 +45,27 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path, number: int) -> None
     assert (process.returncode, out, err) == (0, "", "stopped\n")
 
 
+def test_a_stream_that_has_begun_is_finished(tmp_path: Path) -> None:
+    with start(tiny_model(tmp_path), "--port", 0, "--json") as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        body = {"model": "small", "prompt": "hello", "raw": True, "options": {"num_predict": 80}}
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        data = json.dumps(body).encode()
+        with opener.open(f"{url}/api/generate", data, timeout=PATIENCE) as answer:
+            answer.readline()
+            process.send_signal(signal.SIGTERM)
+            last = [json.loads(line) for line in answer][-1]
+        _, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (0, "stopped\n")
+    assert last["done"]
+
+
 def test_it_says_what_to_set_in_clients(tmp_path: Path) -> None:
     """It takes Ollama's port, or the next one that is free."""
     with start(tiny_model(tmp_path), WEBGEMMA_API_KEY="0123456789abcdef") as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(5)]
+        lines = [process.stdout.readline() for _ in range(6)]
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE)
     url = lines[0].split()[-1]
@@ -57,6 +73,7 @@ def test_it_says_what_to_set_in_clients(tmp_path: Path) -> None:
     assert f"OPENAI_BASE_URL={url}/v1 " in lines[1]
     assert f"ANTHROPIC_BASE_URL={url} " in lines[2]
     assert f"OLLAMA_HOST={url}" in lines[3]
+    assert lines[4].endswith(f" {url}/status\n")
     assert int(url.rpartition(":")[2]) >= 11434
     assert "0123456789abcdef" not in "".join(lines)
 
@@ -75,6 +92,8 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     keys.write_bytes(b"\xff")
     assert "not UTF-8" in refused("serve", model, "--api-key-file", keys)
     keys.write_text("0123456789abcdef\n")
+    for wrong in ("0", "-1", "nan"):
+        assert "above zero" in refused("serve", model, "--memory-gb", wrong)
     elsewhere = ("--host", "192.0.2.1", "--api-key-file", keys)
     assert "cannot listen" in refused("serve", model, *elsewhere)
     for host in ("no..name", "x" * 300):

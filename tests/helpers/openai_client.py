@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from openai import OpenAI
 
+from helpers.pieces import cached_prompt
 from webgemma.replies import Piece, TopToken, Usage
 from webgemma.server.openai_common import error_body
 from webgemma.server.protocol import Reply, Request, RequestError
@@ -97,6 +98,11 @@ class Script:
     def length(self) -> "Script":
         """End because of the limit of tokens."""
         self.pieces[-1] = replace(self.pieces[-1], finish="length")
+        return self
+
+    def cache(self, tokens: int) -> "Script":
+        """Have so many tokens of the prompt read before."""
+        self.pieces = cached_prompt(self.pieces, tokens)
         return self
 
     def reply(self) -> Reply:

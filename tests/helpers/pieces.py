@@ -39,6 +39,14 @@ def reply(*parts: str | Thought | ToolCall, finish: Any = "stop", tops: int = 0)
     return pieces
 
 
+def cached_prompt(pieces: list[Piece], tokens: int) -> list[Piece]:
+    """Return the same pieces, so many tokens of whose prompt were read before."""
+    return [
+        replace(piece, usage=replace(piece.usage, cached=tokens) if piece.usage else None)
+        for piece in pieces
+    ]
+
+
 def whole(pieces: list[Piece]) -> Reply:
     """Return a reply put together."""
     put_together = Reply()

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 from helpers.bodies import JSON, fields, outcome
-from helpers.pieces import Thought, reply, whole
+from helpers.pieces import Thought, cached_prompt, reply, whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -40,7 +40,7 @@ class Served:
     """Anthropic's client at a server that gives one reply; keeps the requests it read."""
 
     def __init__(self, pieces: list[Piece], cached: int = 0, stop: str | None = None) -> None:
-        self.pieces, self.cached, self.stop = pieces, cached, stop
+        self.pieces, self.stop = cached_prompt(pieces, cached), stop
         self.requests: list[Request] = []
         self.ids = (f"toolu_{n}" for n in count())
         self.client = client.Anthropic(
@@ -71,7 +71,6 @@ class Served:
             [whole(self.pieces)],
             id="msg_1",
             call_ids=lambda: next(self.ids),
-            cached=self.cached,
             stop_sequence=self.stop,
         )
         Message.model_validate(answer, strict=True)
@@ -79,10 +78,10 @@ class Served:
 
     def events(self, request: Request) -> list[anthropic.Event]:
         stream = anthropic.Stream(request, id="msg_1", call_ids=lambda: next(self.ids))
-        events = stream.begin(7, self.cached)
+        events = stream.begin(self.pieces[0].usage if self.pieces else None)
         for piece in self.pieces:
             events += stream.piece(0, piece)
-        events += stream.end(self.cached, self.stop)
+        events += stream.end(self.stop)
         for name, data in events:
             assert data["type"] == name
             if name != "ping":

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -116,6 +117,20 @@ def test_openai_models(to_openai: Any) -> None:
     assert to_openai.models.retrieve("small").owned_by == "webgemma"
     with pytest.raises(openai.NotFoundError, match="'other' not found"):
         to_openai.models.retrieve("other")
+
+
+def test_nothing_embeds_yet(live: Live, to_openai: Any, to_ollama: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="small writes text") as refused:
+        to_openai.embeddings.create(model="small", input="hello")
+    assert refused.value.param == "model"
+    with pytest.raises(openai.NotFoundError):
+        to_openai.embeddings.create(model="other", input="hello")
+    for embed in (to_ollama.embed, to_ollama.embeddings):
+        with pytest.raises(ollama.ResponseError, match="small writes text") as said:
+            embed("small", "hello")
+        assert said.value.status_code == 400
+    assert live.post("/api/embed", {"name": "other"}).status_code == 404
+    assert live.post("/api/embeddings").status_code == 400
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -287,6 +302,22 @@ def test_bodies_that_are_no_objects_are_refused(live: Live, path: str, body: byt
     response = live.http.post(path, content=body)
     assert response.status_code == 400
     assert "body" in json.dumps(response.json())
+
+
+def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
+    with live_server(tiny_model(tmp_path), memory_gb=1e-6) as small:
+        for stream in (False, True):
+            body = {"model": "small", "messages": HELLO, "max_tokens": 1, "stream": stream}
+            ollamas = small.post("/api/chat", body)
+            openais = small.post("/v1/chat/completions", body)
+            anthropics = small.post("/v1/messages", body)
+            for answer in (ollamas, openais, anthropics):
+                assert answer.status_code == 500
+                assert "this server may take 1e-06 GB (--memory-gb)" in answer.text
+            assert ollamas.json()["error"].endswith(".")
+            assert openais.json()["error"]["type"] == "server_error"
+            assert anthropics.json()["error"]["type"] == "api_error"
+        assert small.http.get("/health").status_code == 200
 
 
 def test_answers_hold_what_json_holds(live: Live) -> None:

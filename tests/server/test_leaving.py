@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from helpers.live_server import PATIENCE, Live, live_server, tiny_model, wait_until
 
 from webgemma.replies import Piece, Usage
+from webgemma.server import listening
 from webgemma.server.ahead import Ahead
 from webgemma.server.engine import Engine
 from webgemma.server.protocol import RequestError
@@ -54,8 +56,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def is_free(live: Live) -> bool:
-    loaded = live.registry._loaded
-    return loaded is not None and loaded.users == 0 and live.registry._requests == 0
+    (loaded,) = live.registry.loaded()
+    return loaded.users == 0 and live.registry.requests == 0
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat", "/v1/messages"])
@@ -88,8 +90,8 @@ def test_the_model_itself_is_free_for_the_next(live: Live) -> None:
 def test_a_client_that_leaves_the_queue(live: Live) -> None:
     """The model is held as another conversation holds it; those who wait may leave."""
     live.post("/api/generate", {"model": "small"})  # loads it
-    loaded = live.registry._loaded
-    assert loaded is not None
+    (loaded,) = live.registry.loaded()
+    assert loaded.engine is not None
     model = loaded.engine.model
     turn = model.worker.turns.wait(is_stream=True)
     try:
@@ -117,6 +119,33 @@ def test_a_client_that_does_not_read_frees_the_model(
     wait_until(lambda: is_free(live))
 
 
+def test_a_connection_that_is_not_read_is_cut(
+    live: Live, endless: Endless, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the client holds it open; one that reads slowly gets everything."""
+    monkeypatch.setattr(listening, "STALL_SECONDS", 0.4)
+    endless.seconds, endless.text = 0.2, "x" * (8 << 20)
+    body = json.dumps(STREAM).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x.local\r\nContent-Length: {len(body)}"
+
+    connections = live.server._server.server_state.connections
+    others = set(connections)
+    with live.connect() as connection:
+        connection.sendall(head.encode() + b"\r\n\r\n" + body)
+        wait_until(lambda: endless.written > 0)
+        assert connections - others
+        wait_until(lambda: endless.ended == 1 and not connections - others)
+    with live.connect() as connection:
+        connection.sendall(head.encode() + b"\r\n\r\n" + body)
+        nbytes = 0
+        while nbytes < len(endless.text):
+            time.sleep(0.05)
+            received = connection.recv(1 << 18)
+            assert received, "it was cut"
+            nbytes += len(received)
+    wait_until(lambda: is_free(live))
+
+
 @pytest.mark.usefixtures("endless")
 def test_a_server_that_stops_tells_its_clients(tmp_path: Path) -> None:
     texts, told = [], []
@@ -138,6 +167,21 @@ def test_a_server_that_stops_tells_its_clients(tmp_path: Path) -> None:
         thread.join(PATIENCE)
     assert told == ["The server is stopping; send the request again later."]
     assert live.registry.running() == []
+
+
+def test_a_server_that_stops_does_not_wait_for_a_client_that_does_not_read(
+    tmp_path: Path, endless: Endless
+) -> None:
+    endless.text = "x" * (1 << 20)
+    body = json.dumps(STREAM).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x.local\r\nContent-Length: {len(body)}"
+    with live_server(tiny_model(tmp_path)) as live, live.connect() as connection:
+        connection.sendall(head.encode() + b"\r\n\r\n" + body)
+        wait_until(lambda: endless.written > 20)
+        began = time.monotonic()
+        live.server.stop()
+        wait_until(lambda: endless.ended == 1 and not live.registry.running())
+        assert time.monotonic() - began < 4  # 1.2 s of grace
 
 
 # Streams that run ahead

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from webgemma.errors import InputError
+from webgemma.server.bodies import MAX_STOPS
 from webgemma.server.openai_chat import ChatStream, answer, parse
-from webgemma.server.openai_common import DONE, IGNORED, MAX_CHOICES, MAX_STOPS, REFUSED, sse
+from webgemma.server.openai_common import DONE, IGNORED, MAX_CHOICES, REFUSED, sse
 from webgemma.server.protocol import RequestError
 from webgemma.settings import resolve
 from webgemma.text.chat import Chat
@@ -40,20 +41,21 @@ def body(**fields: Any) -> dict[str, Any]:
 
 def serve(*scripts: Script, cached: int = 0) -> openai.OpenAI:
     """Return a client of a server whose model writes these replies."""
+    scripts[0].cache(cached)
 
     def respond(given: Any) -> Any:
         request = parse(given)
         token_bytes = {k: v for script in scripts for k, v in script.texts.items()}.__getitem__
         if not request.stream:
             replies = [script.reply() for script in scripts]
-            return answer(request, replies, **NAMES, cached=cached, token_bytes=token_bytes)
+            return answer(request, replies, **NAMES, token_bytes=token_bytes)
         stream = ChatStream(request, **NAMES, token_bytes=token_bytes)
         events = [*stream.begin()]
         for at in range(max(len(script.pieces) for script in scripts)):
             for index, script in enumerate(scripts):
                 if at < len(script.pieces):
                     events += stream.piece(index, script.pieces[at])
-        events += stream.end(cached)
+        events += stream.end()
         for event in events:
             ChatCompletionChunk.model_validate(event, strict=True)
         return [*map(sse, events), DONE]
@@ -526,9 +528,9 @@ def test_the_chunks_of_a_stream() -> None:
     request = parse(body(stream=True, stream_options={"include_usage": True}))
     stream = ChatStream(request, **NAMES)
     events = [*stream.begin()]
-    for piece in Script().think("Hm").text("Hi").call("time").stop().pieces:
+    for piece in Script().think("Hm").text("Hi").call("time").stop().cache(2).pieces:
         events += stream.piece(0, piece)
-    events += stream.end(2)
+    events += stream.end()
     assert [event["choices"][0]["delta"] for event in events[:-1]] == [
         {"role": "assistant", "content": ""},
         {"reasoning": "Hm", "reasoning_content": "Hm"},

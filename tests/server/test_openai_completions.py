@@ -20,19 +20,20 @@ NAMES = {"id": "cmpl-7", "created": 1700000000, "model": "gemma4:e2b"}
 
 def serve(*scripts: Script, cached: int = 0) -> openai.OpenAI:
     """Return a client of a server whose model writes these replies."""
+    scripts[0].cache(cached)
 
     def respond(given: Any) -> Any:
         request = parse(given)
         token_bytes = {k: v for script in scripts for k, v in script.texts.items()}.__getitem__
         if not request.stream:
             replies = [script.reply() for script in scripts]
-            return answer(request, replies, **NAMES, cached=cached, token_bytes=token_bytes)
+            return answer(request, replies, **NAMES, token_bytes=token_bytes)
         stream = CompletionStream(request, **NAMES, token_bytes=token_bytes)
         events = [*stream.begin()]
         for index, script in enumerate(scripts):
             for piece in script.pieces:
                 events += stream.piece(index, piece)
-        events += stream.end(cached)
+        events += stream.end()
         for event in events:
             check_chunk(event)
         return [*map(sse, events), DONE]

@@ -31,12 +31,12 @@ TIME = {"type": "function", "name": "time", "parameters": {}, "strict": False}
 NAMES = {"id": "resp_7", "created": 1700000000, "model": "gemma4:e2b"}
 
 
-def events_of(request: Any, script: Script, cached: int = 0) -> list[dict[str, Any]]:
+def events_of(request: Any, script: Script) -> list[dict[str, Any]]:
     stream = ResponseStream(request, **NAMES, token_bytes=script.token_bytes)
     events = [*stream.begin()]
     for piece in script.pieces:
         events += stream.piece(0, piece)
-    events += stream.end(cached, completed=1700000001)
+    events += stream.end(completed=1700000001)
     for event in events:
         EVENT.validate_python(event, strict=True)
     assert [event["sequence_number"] for event in events] == [*range(len(events))]
@@ -45,16 +45,16 @@ def events_of(request: Any, script: Script, cached: int = 0) -> list[dict[str, A
 
 def serve(script: Script, cached: int = 0) -> openai.OpenAI:
     """Return a client of a server whose model writes this reply."""
+    script.cache(cached)
 
     def respond(given: Any) -> Any:
         request = parse(given)
         if request.stream:
-            return [sse(event, event["type"]) for event in events_of(request, script, cached)]
+            return [sse(event, event["type"]) for event in events_of(request, script)]
         return answer(
             request,
             [script.reply()],
             **NAMES,
-            cached=cached,
             token_bytes=script.token_bytes,
             completed=1700000001,
         )

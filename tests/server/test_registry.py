@@ -1,4 +1,4 @@
-"""Models by name: those given, Ollama's, the bundled one; loaded on demand, one at a time."""
+"""Models by name: those given, Ollama's, the bundled one; loaded on demand."""
 
 import asyncio
 from pathlib import Path
@@ -9,8 +9,10 @@ from helpers.live_server import tiny_model
 from helpers.store import add_model
 from helpers.tiny import SMALL, tiny_gguf
 
-from webgemma.errors import GgufError, InputError, ModelNotFoundError
+from webgemma.api import Gemma
+from webgemma.errors import DeviceMemoryError, GgufError, InputError, ModelNotFoundError
 from webgemma.gguf.ollama import OllamaStore
+from webgemma.server import loading
 from webgemma.server import registry as registry_module
 from webgemma.server.protocol import RequestError
 from webgemma.server.registry import Registry
@@ -106,8 +108,10 @@ def test_one_model_at_a_time_first_come_first_served(two: Registry) -> None:
             await asyncio.sleep(0.01)
         beside = asyncio.create_task(ask("one"))  # it is loaded: at once
         await beside
-        others = [asyncio.create_task(ask(name)) for name in ("two", "one", "two")]
-        await asyncio.sleep(0.05)
+        others = []
+        for name in ("two", "one", "two"):
+            others.append(asyncio.create_task(ask(name)))
+            await asyncio.sleep(0.05)
         assert order == ["one", "one"]
         others[2].cancel()  # a client that leaves the queue
         free.set()
@@ -165,7 +169,7 @@ def test_a_full_queue_is_said(two: Registry, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_model_that_cannot_be_loaded_leaves_no_trace(two: Registry) -> None:
     async def main() -> None:
-        failing: Any = two._options
+        failing: Any = two._loaded.options
         failing["context"] = 10**9
         for _ in range(2):
             with pytest.raises(InputError, match="context"):
@@ -175,5 +179,244 @@ def test_a_model_that_cannot_be_loaded_leaves_no_trace(two: Registry) -> None:
         async with two.use("one") as engine:
             assert engine.model.context == 512
         await two.close()
+
+    asyncio.run(main())
+
+
+# Several at once
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[str]:
+    return [str(tiny_model(tmp_path, name)) for name in ("one", "two", "three")]
+
+
+async def touch(registry: Registry, *names: str, **keep: float) -> None:
+    for name in names:
+        async with registry.use(name, **keep):
+            pass
+
+
+def nbytes(registry: Registry) -> int:
+    """What the first model takes by the estimate."""
+    return registry.find("one").memory_budget({}).nbytes("device")
+
+
+def test_several_models_stay_until_another_needs_the_room(three: list[str]) -> None:
+    async def main() -> None:
+        registry = Registry(three, device="cpu", max_loaded=2)
+        await touch(registry, "one", "two")
+        assert loaded(registry) == ["two", "one"]
+        assert registry.find("").name == "two"
+        await touch(registry, "one", "three")  # of two idle ones the least recently used one leaves
+        assert loaded(registry) == ["three", "one"]
+        async with registry.use("one"):
+            await touch(registry, "two")  # one is in use, so three leaves, which was used later
+            assert loaded(registry) == ["two", "one"]
+        await registry.close()
+        assert loaded(registry) == []
+
+    asyncio.run(main())
+
+
+def test_a_budget_of_memory(three: list[str]) -> None:
+    async def main() -> None:
+        registry = Registry(three, device="cpu")
+        needed = nbytes(registry)
+        registry = Registry(three, device="cpu", memory_gb=2.5 * needed / 1e9)
+        await touch(registry, "one", "two")
+        assert loaded(registry) == ["two", "one"]
+        await touch(registry, "three")
+        assert loaded(registry) == ["three", "two"]
+        await registry.close()
+        exact = Registry(three, device="cpu", memory_gb=needed / 1e9, max_loaded=3)
+        await touch(exact, "one", "two")
+        assert loaded(exact) == ["two"]
+        await exact.close()
+
+    asyncio.run(main())
+
+
+def test_a_model_that_cannot_fit_is_refused_with_numbers(three: list[str]) -> None:
+    async def main() -> None:
+        budget = Registry(three).find("one").memory_budget({})
+        least = budget.nbytes("host")
+        registry = Registry(three, device="cpu", memory_gb=(least - 1) / 1e9)
+        for _ in range(2):
+            with pytest.raises(
+                RequestError, match=r"needs .* GB for weights.*--memory-gb"
+            ) as error:
+                await touch(registry, "one")
+            assert error.value.status == 500
+        assert not registry.is_loading
+        registry = Registry(three, device="cpu", memory_gb=least / 1e9)  # without its table
+        await touch(registry, "one")
+        assert least < budget.nbytes("device")
+        await registry.close()
+
+    asyncio.run(main())
+
+
+class Slow:
+    """Loads models only when it is let to; some devices have no room for them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = asyncio.Event()
+        self.begun: list[str] = []
+        self.room = 99  # models that the device has memory for
+        self.loaded = 0
+        self.real = Gemma.aload
+        monkeypatch.setattr(loading.Gemma, "aload", self.load)
+
+    async def load(self, found: Any, **options: Any) -> Gemma:
+        self.begun.append(found.label)
+        await self.go.wait()
+        if self.loaded == self.room:
+            raise DeviceMemoryError("The GPU has no memory left.", 1)
+        self.loaded += 1
+        model = await self.real(found, **options)
+        close = model.close
+
+        def closing() -> None:
+            self.loaded -= 1
+            close()
+
+        model.close = closing  # type: ignore[method-assign]
+        return model
+
+
+def test_only_those_wait_who_need_the_model_that_is_loading(
+    three: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        registry = Registry(three, device="cpu", max_loaded=2)
+        await touch(registry, "one")
+        assert not registry.is_loading
+        slow = Slow(monkeypatch)
+        waiting = [asyncio.create_task(touch(registry, "two")) for _ in range(3)]
+        behind = asyncio.create_task(touch(registry, "three"))
+        while not slow.begun:
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(touch(registry, "one"), 5)
+        assert not registry.is_loading  # one answers
+        assert not any(task.done() for task in (*waiting, behind))
+        waiting[0].cancel()  # who leaves does not end it for others
+        slow.go.set()
+        await asyncio.gather(*waiting[1:], behind)
+        assert slow.begun == ["two.gguf", "three.gguf"]
+        assert sorted(loaded(registry)) in (["one", "three"], ["three", "two"])
+        await registry.close()
+
+    asyncio.run(main())
+
+
+def test_a_model_that_nobody_waits_for_is_not_loaded(
+    three: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        registry = Registry(three, device="cpu")
+        slow = Slow(monkeypatch)
+        tasks = [asyncio.create_task(touch(registry, "two")) for _ in range(2)]
+        while not slow.begun:
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        slow.go.set()
+        await asyncio.wait_for(touch(registry, "two"), 5)
+        assert slow.begun == ["two.gguf"] * 2
+        assert (slow.loaded, registry.requests) == (1, 0)
+        slow.go.clear()
+        stopped = [asyncio.create_task(touch(registry, name)) for name in ("one", "three")]
+        while len(slow.begun) < 3:
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(registry.close(), 5)
+        for task in stopped:
+            with pytest.raises(RequestError, match="stopping"):
+                await task
+        assert (slow.loaded, len(slow.begun)) == (0, 3)
+
+    asyncio.run(main())
+
+
+def test_a_device_with_less_memory_than_the_limits(
+    three: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WebGPU does not say how much there is, so that it is found out by trying."""
+
+    async def main() -> None:
+        registry = Registry(three, device="cpu", max_loaded=3)
+        slow = Slow(monkeypatch)
+        slow.go.set()
+        slow.room = 1
+        await touch(registry, "one", "two")
+        assert loaded(registry) == ["two"]
+        async with registry.use("two"):
+            waiting = asyncio.create_task(touch(registry, "one"))
+            await asyncio.sleep(0.1)
+            behind = asyncio.create_task(touch(registry, "two"))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            assert not behind.done()
+        await asyncio.wait_for(asyncio.gather(waiting, behind), 5)
+        assert loaded(registry) == ["two"]
+        await registry.unload("two")
+        slow.room = 0
+        with pytest.raises(RequestError, match="no memory left") as refusal:
+            await touch(registry, "one")
+        assert refusal.value.status == 500
+        await registry.close()
+        assert slow.loaded == 0
+
+    asyncio.run(main())
+
+
+def test_nobody_waits_for_ever(three: list[str]) -> None:
+    """Those who come later do not keep a model in memory that another one waits for."""
+
+    async def main() -> None:
+        registry = Registry(three, device="cpu", max_loaded=2)
+        free = {name: asyncio.Event() for name in ("one", "two")}
+        using = []
+
+        async def hold(name: str) -> None:
+            async with registry.use(name):
+                await free[name].wait()
+
+        for name in free:
+            using.append(asyncio.create_task(hold(name)))
+            while name not in loaded(registry):
+                await asyncio.sleep(0.01)
+        third = asyncio.create_task(touch(registry, "three"))
+        await asyncio.sleep(0.05)
+        later = asyncio.create_task(touch(registry, "one"))  # used least recently: it has to leave
+        await asyncio.wait_for(touch(registry, "two"), 5)
+        assert not third.done()
+        assert not later.done()
+        free["two"].set()  # but this one is idle first
+        await asyncio.wait_for(asyncio.gather(using[1], third), 5)
+        await asyncio.wait_for(later, 5)
+        assert sorted(loaded(registry)) == ["one", "three"]
+        free["one"].set()
+        await using[0]
+        await registry.close()
+
+    asyncio.run(main())
+
+
+def test_each_model_has_its_own_time(three: list[str]) -> None:
+    async def main() -> None:
+        registry = Registry(three, device="cpu", max_loaded=3, keep_seconds=3600)
+        await touch(registry, "one", keep_seconds=0.05)
+        await touch(registry, "two")
+        async with registry.use("three"):
+            await registry.unload("three")
+            await registry.unload("one")
+            assert loaded(registry) == ["three", "two"]  # in use, it stays until it is not
+        async with asyncio.timeout(5):
+            while len(registry.running()) > 1:
+                await asyncio.sleep(0.01)
+        assert loaded(registry) == ["two"]
+        await registry.close()
 
     asyncio.run(main())

@@ -1,6 +1,7 @@
 """`webgemma serve`: models for programs that speak OpenAI's, Ollama's or Anthropic's API."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Annotated
@@ -66,6 +67,21 @@ def serve(
         float,
         typer.Option(min=-1, help="Seconds that an idle model stays in memory; -1: for ever."),
     ] = 300,
+    memory_gb: Annotated[
+        float | None,
+        typer.Option(
+            help="Keep as many models in memory as fit into so many gigabytes of the GPU's; the "
+            "least recently used ones leave for others."
+        ),
+    ] = None,
+    max_loaded: Annotated[
+        int | None,
+        typer.Option(
+            "--models",
+            min=1,
+            help="Keep at most so many models in memory; 1 unless --memory-gb says how many.",
+        ),
+    ] = None,
     context: Annotated[
         int | None, typer.Option(help="Positions of prompt and reply together, at most.")
     ] = None,
@@ -84,6 +100,7 @@ def serve(
     Examples:
       webgemma serve
       webgemma serve gemma4:e2b --port 8080
+      webgemma serve --memory-gb 20
       webgemma serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
     """
     with reported_errors():
@@ -96,8 +113,12 @@ def serve(
             raise InputError(
                 "The server needs two packages more: run `pip install 'webgemma[server]'`."
             ) from None
+        if memory_gb is not None and not memory_gb > 0:  # also for NaN
+            raise InputError(f"--memory-gb is {memory_gb:g}; it must be a number above zero.")
         registry = Registry(
             models or (),
+            max_loaded=max_loaded,
+            memory_gb=None if memory_gb == math.inf else memory_gb,
             keep_seconds=float("inf") if keep_alive < 0 else keep_alive,
             device=device.value,
             gpu=gpu,
@@ -145,6 +166,7 @@ def _announce(url: str, port: int, names: list[str], has_keys: bool, as_json: bo
         f"  Ollama     OLLAMA_HOST={url}"
         + (" (its clients' default)" if port == PORT else "")
         + (f", OLLAMA_API_KEY=… ({key})" if has_keys else ""),
+        f"  Status     {url}/status",
         "Ctrl-C stops it.",
     ]
     for line in lines:

@@ -3,6 +3,7 @@
 Any page in a browser can send requests to this machine. It names itself in the Origin header, and
 one whose name was made to point here (DNS rebinding) is found by the Host header."""
 
+import hashlib
 import hmac
 import ipaddress
 import socket
@@ -17,7 +18,7 @@ from webgemma.server.protocol import RequestError
 LOCAL_NAMES = ("localhost", "127.0.0.1", "0.0.0.0", "[::1]")
 LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 PROGRAM_SCHEMES = ("app", "file", "tauri", "vscode-webview", "vscode-file")
-OPEN_PATHS = ("/", "/health")  # whether it runs is no secret
+OPEN_PATHS = ("/", "/health", "/status")  # whether it runs is no secret; the page asks for a key
 LEAST_KEY = 16  # characters
 
 Scope = dict[str, Any]
@@ -127,7 +128,7 @@ class Keys:
 
     def __init__(self, app: App, *, refuse: Refuse, keys: Sequence[str]) -> None:
         self.app, self.refuse = app, refuse
-        self._keys = [key.encode() for key in keys]
+        self._keys = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Refuse a request, or pass it on."""
@@ -145,9 +146,14 @@ class Keys:
             scheme, _, key = header.partition(" ")
             if scheme.lower() == "bearer":
                 given.append(key.strip().encode("latin-1"))
-        # All pairs are compared, each in a time that does not depend on where they differ.
-        equal = [hmac.compare_digest(one, key) for one in given for key in self._keys]
+        # All pairs are compared, each in a time that depends neither on where they differ nor, by
+        # their digests, on their lengths.
+        equal = [hmac.compare_digest(_digest(one), key) for one in given for key in self._keys]
         return any(equal)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _headers(scope: Scope, name: bytes) -> list[str]:

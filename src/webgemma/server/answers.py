@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from webgemma.replies import Piece
 from webgemma.server.ahead import Ahead
 from webgemma.server.engine import Indexed
-from webgemma.server.http import as_request_error, respond
+from webgemma.server.http import as_request_error, respond, respond_text
+from webgemma.server.metrics import Metrics
 from webgemma.server.protocol import Reply, Request, RequestError
 from webgemma.server.registry import Registry
 
@@ -55,8 +56,8 @@ class Dialect(ABC):
         """Return the body of an error."""
 
     @abstractmethod
-    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Return the whole answer."""
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any] | str:
+        """Return the whole answer: JSON or text."""
 
     @abstractmethod
     def begin(self, first: Piece | None) -> Iterable[bytes]:
@@ -79,9 +80,14 @@ class Answer:
     """The answer to a request, as an ASGI application."""
 
     def __init__(
-        self, registry: Registry, ahead: Ahead, dialect: type[Dialect], request: Request
+        self,
+        registry: Registry,
+        ahead: Ahead,
+        metrics: Metrics,
+        dialect: type[Dialect],
+        request: Request,
     ) -> None:
-        self.registry, self.ahead = registry, ahead
+        self.registry, self.ahead, self.metrics = registry, ahead, metrics
         self.dialect, self.request = dialect, request
         self.facts = Facts()
 
@@ -105,7 +111,8 @@ class Answer:
                 # Until the first piece is there, an error has a status of its own.
                 first = await anext(pieces, None)
                 if not self.request.stream:
-                    response = respond(await self._whole(first, pieces))
+                    body = await self._whole(first, pieces)
+                    response = respond_text(body) if isinstance(body, str) else respond(body)
             except Exception as caught:
                 error = as_request_error(caught)
                 response = respond(self.dialect.error(error), error.status)
@@ -118,19 +125,21 @@ class Answer:
     async def _pieces(self) -> AsyncGenerator[Indexed, None]:
         """Yield all pieces; the model is free when the last is written, whoever reads them when."""
         facts, request = self.facts, self.request
-        async with self.registry.use(request.model, request.own.get("keep_alive")) as engine:
+        facts.model = request.model or self.registry.find("").name
+        async with self.registry.use(facts.model, request.own.get("keep_alive")) as engine:
             facts.loaded = time.perf_counter_ns()
-            facts.model = request.model or self.registry.find("").name
             facts.token_bytes = engine.model.tokenizer.token_bytes
-            async with aclosing(engine.replies(request)) as replies:
-                async for item in replies:
-                    facts.first = facts.first or time.perf_counter_ns()
-                    yield item
+            with self.metrics.request() as count:
+                async with aclosing(engine.replies(request)) as replies:
+                    async for item in replies:
+                        facts.first = facts.first or time.perf_counter_ns()
+                        count(*item)
+                        yield item
             facts.ended = time.perf_counter_ns()
 
     async def _whole(
         self, first: Indexed | None, pieces: AsyncGenerator[Indexed, None]
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | str:
         count = max(1, len(self.request.prompts)) * self.request.choices
         replies = [Reply() for _ in range(count)]
         keep = self.request.logprobs

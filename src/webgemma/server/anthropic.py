@@ -3,10 +3,11 @@
 An event of a stream is its name and its data, as in server-sent events."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from webgemma.replies import Piece, Usage
-from webgemma.server.bodies import Body, check_conversation, decode_media, json_text
+from webgemma.server.bodies import Body, check_conversation, decode_media, json_text, text_length
 from webgemma.server.protocol import Reply, Request, RequestError
 from webgemma.text.parser import ToolCall
 
@@ -26,6 +27,8 @@ IGNORED = {
     "tools[].strict": "arguments follow a schema only as well as the model does",
     "tools[].eager_input_streaming, input_examples, defer_loading": "calls come as a whole",
 }
+
+MAX_COUNTED = 2_000_000  # characters
 
 ERROR_TYPES = {
     400: "invalid_request_error",
@@ -59,7 +62,12 @@ def parse(given: object) -> Request:
 
 def parse_count(given: object) -> Request:
     """Return what a body of `/v1/messages/count_tokens` asks to count."""
-    return _request(Body(given), {})
+    request = _request(Body(given), {})
+    if text_length(request.messages) > MAX_COUNTED:  # unlike a reply's, it has no context to fit
+        raise RequestError(
+            f"The text has more than {MAX_COUNTED} characters, more than any context holds.", 413
+        )
+    return request
 
 
 def _request(body: Body, settings: Mapping[str, Any]) -> Request:
@@ -263,14 +271,12 @@ def answer(
     *,
     id: str,
     call_ids: Callable[[], str],
-    cached: int = 0,
     stop_sequence: str | None = None,
 ) -> dict[str, Any]:
     """Return the whole answer of `/v1/messages`.
 
-    `call_ids` gives the id of each tool call, `cached` counts tokens of the prompt that had been
-    read before, and `stop_sequence` is the one that ended the reply, if that is known: without it a
-    reply that one ended has the stop_reason end_turn."""
+    `call_ids` gives the id of each tool call, and `stop_sequence` is the one that ended the reply,
+    if that is known: without it a reply that one ended has the stop_reason end_turn."""
     reply = replies[0]
     content: list[dict[str, Any]] = []
     if reply.thinking and request.own["shows_thinking"]:
@@ -279,7 +285,7 @@ def answer(
         content.append({"type": "text", "text": reply.text})
     calls = reply.tool_calls if request.own["parallel"] else reply.tool_calls[:1]
     content += [_tool_use(call, call_ids(), call.arguments) for call in calls]
-    usage = _usage(reply.usage, cached)
+    usage = _usage(reply.usage)
     end = _end(request, reply, stop_sequence)
     return _message(request, id, content) | end | {"usage": usage}
 
@@ -326,11 +332,11 @@ class Stream:
         self._open = ""  # the type of the block that is being written
         self._calls = 0
 
-    def begin(self, prompt: int = 0, cached: int = 0) -> list[Event]:
-        """Return the first events; the prompt's tokens, if they are counted by now."""
+    def begin(self, usage: Usage | None = None) -> list[Event]:
+        """Return the first events, with the prompt's tokens, if they are counted by now."""
         message = _message(self.request, self.id, [])
         message |= {"stop_reason": None, "stop_sequence": None}
-        message["usage"] = _usage(Usage(prompt, 0, 0), cached)
+        message["usage"] = _usage(usage and replace(usage, reply=0))
         return [_event("message_start", message=message), self.ping()]
 
     def piece(self, index: int, piece: Piece) -> list[Event]:
@@ -348,10 +354,10 @@ class Stream:
                 events += self._call(call)
         return events
 
-    def end(self, cached: int = 0, stop_sequence: str | None = None) -> list[Event]:
+    def end(self, stop_sequence: str | None = None) -> list[Event]:
         """Return the last events: why the reply ended, and the usage."""
         delta = _end(self.request, self.reply, stop_sequence)
-        usage = _usage(self.reply.usage, cached)
+        usage = _usage(self.reply.usage)
         return [
             *self._close(),
             _event("message_delta", delta=delta, usage=usage),
@@ -430,9 +436,9 @@ def _end(request: Request, reply: Reply, stop_sequence: str | None) -> dict[str,
     return {"stop_reason": reason, "stop_sequence": ended_by}
 
 
-def _usage(usage: Usage | None, cached: int) -> dict[str, Any]:
+def _usage(usage: Usage | None) -> dict[str, Any]:
     """Return the counts; to Anthropic, input tokens are those that were not cached."""
-    prompt, reply = (usage.prompt, usage.reply) if usage else (0, 0)
+    prompt, reply, cached = (usage.prompt, usage.reply, usage.cached) if usage else (0, 0, 0)
     return {
         "input_tokens": max(0, prompt - cached),
         "cache_creation_input_tokens": 0,

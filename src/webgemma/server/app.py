@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -14,11 +15,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from webgemma.server import anthropic, ollama, ollama_models
+from webgemma.server import anthropic, ollama, ollama_models, openai_transcriptions
 from webgemma.server.access import Guard, Keys
 from webgemma.server.ahead import Ahead
 from webgemma.server.answers import Answer, Dialect, ErrorBody, Facts
-from webgemma.server.bodies import Body, check_conversation
 from webgemma.server.dialects import (
     Anthropic,
     OllamaChat,
@@ -26,12 +26,21 @@ from webgemma.server.dialects import (
     OpenAiChat,
     OpenAiCompletions,
     OpenAiResponses,
+    OpenAiTranscriptions,
 )
-from webgemma.server.http import as_request_error, read, respond
-from webgemma.server.openai_common import error_body, model_entry, model_list
-from webgemma.server.openai_messages import read_messages
+from webgemma.server.http import HeldBodies, as_request_error, read, read_form, respond
+from webgemma.server.metrics import Metrics
+from webgemma.server.openai_common import (
+    error_body,
+    model_entry,
+    model_list,
+    read_body,
+    read_model,
+)
 from webgemma.server.protocol import RequestError
 from webgemma.server.registry import Registry
+from webgemma.server.status import Status
+from webgemma.server.tokens import Tokens
 
 Endpoint = Callable[[HttpRequest], Awaitable[Any]]
 
@@ -59,6 +68,7 @@ def make_app(
         cors: Any = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
         middleware.append(Middleware(CORSMiddleware, **cors))
     middleware.append(Middleware(Keys, refuse=_refuse, keys=keys))
+    middleware.append(Middleware(HeldBodies))  # the innermost: those that were refused do not count
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -110,7 +120,8 @@ class Routes:
     """All routes of the server."""
 
     def __init__(self, registry: Registry, ahead: Ahead) -> None:
-        self.registry, self.ahead = registry, ahead
+        self.registry, self.ahead, self.metrics = registry, ahead, Metrics()
+        self._decoding = asyncio.Lock()  # hours of audio take much memory
 
     def all(self) -> list[Route]:
         """Return the routes."""
@@ -122,13 +133,16 @@ class Routes:
             "/api/ps": self.processes,
             "/v1/models": self.models,
             "/v1/models/{name:path}": self.model,
+            **Status(self.registry, self.metrics).routes(),
         }
         posted: dict[str, Endpoint] = {
             "/api/show": self.show,
+            "/api/embed": self.embeddings(ollama.parse_name),
+            "/api/embeddings": self.embeddings(ollama.parse_name),
+            "/v1/embeddings": self.embeddings(lambda body: read_model(read_body(body, {}))),
+            "/v1/audio/transcriptions": self.transcribe,
             "/v1/messages/count_tokens": self.count_tokens,
-            "/tokenize": self.tokenize,
-            "/detokenize": self.detokenize,
-            "/apply-template": self.apply_template,
+            **Tokens(self.registry).routes(),
             **{path: self.answering(dialect) for path, dialect in ANSWERED.items()},
         }
         refused = [
@@ -149,7 +163,7 @@ class Routes:
         async def endpoint(request: HttpRequest) -> Any:
             asked = await read(request, dialect.parse)
             if asked.own.get("task", "reply") == "reply":
-                return Answer(self.registry, self.ahead, dialect, asked)
+                return Answer(self.registry, self.ahead, self.metrics, dialect, asked)
             if asked.own["task"] == "unload":  # Ollama's empty prompt
                 await self.registry.unload(asked.model)
             else:
@@ -159,6 +173,29 @@ class Routes:
             return respond(ollama.loaded(asked, created=Facts().created, chat=chat))
 
         return endpoint
+
+    def embeddings(self, parse: Callable[[Any], str]) -> Endpoint:
+        """Return the endpoint of a route for models that embed: there are none."""
+
+        async def endpoint(request: HttpRequest) -> Any:
+            name = await read(request, parse)
+            found = await self.registry.afind(name)
+            raise RequestError(
+                f"{found.name} writes text and does not embed it; models that do are not supported "
+                "yet.",
+                param="model",
+            )
+
+        return endpoint
+
+    async def transcribe(self, request: HttpRequest) -> Any:
+        """Answer with the text of speech."""
+        asked = await read_form(request, openai_transcriptions.parse)
+        if asked.own["format"] == "verbose_json":
+            async with self._decoding:
+                seconds = await asyncio.to_thread(openai_transcriptions.audio_seconds, asked)
+            asked = replace(asked, own={**asked.own, "seconds": seconds})
+        return Answer(self.registry, self.ahead, self.metrics, OpenAiTranscriptions, asked)
 
     # Models
 
@@ -188,12 +225,12 @@ class Routes:
         """Describe a model."""
         name, verbose = await read(request, ollama_models.parse_show)
 
-        def describe() -> dict[str, Any]:
+        def describe() -> Response:
             entry, gguf, capabilities = self.registry.describe(name)
             with closing(gguf):
-                return ollama_models.show(entry, gguf, capabilities, verbose=verbose)
+                return respond(ollama_models.show(entry, gguf, capabilities, verbose=verbose))
 
-        return respond(await asyncio.to_thread(describe))
+        return await asyncio.to_thread(describe)
 
     async def models(self, request: HttpRequest) -> Response:
         """List the models for OpenAI's and Anthropic's clients."""
@@ -205,9 +242,7 @@ class Routes:
     async def model(self, request: HttpRequest) -> Response:
         """Describe one model for OpenAI's and Anthropic's clients."""
         name = request.path_params["name"]
-        return respond(_model(request, (await asyncio.to_thread(self.registry.find, name)).entry))
-
-    # Prompts and tokens
+        return respond(_model(request, (await self.registry.afind(name)).entry))
 
     async def count_tokens(self, request: HttpRequest) -> Response:
         """Count the tokens of a prompt for Anthropic's clients."""
@@ -220,43 +255,6 @@ class Routes:
                 continue_last=asked.continue_last,
             )
         return respond(anthropic.count_answer(tokens))
-
-    async def tokenize(self, request: HttpRequest) -> Response:
-        """Return the tokens of a text, as llama.cpp's server does."""
-        body = await read(request, Body)
-        text, add_bos = body.text("content"), body.flag("add_special")
-        special = body.flag("parse_special", True)
-        async with self.registry.use(body.text("model")) as engine:
-            tokenizer = engine.model.tokenizer
-            ids = await asyncio.to_thread(tokenizer.encode, text, special=special)
-            ids = [tokenizer.bos, *ids] if add_bos and ids[:1] != [tokenizer.bos] else ids
-            if not body.flag("with_pieces"):
-                return respond({"tokens": ids})
-            pieces = [{"id": token, "piece": tokenizer.decode([token])} for token in ids]
-            return respond({"tokens": pieces})
-
-    async def detokenize(self, request: HttpRequest) -> Response:
-        """Return the text of tokens."""
-        body = await read(request, Body)
-        ids = body.items("tokens")
-        async with self.registry.use(body.text("model")) as engine:
-            vocab = engine.model.config.vocab
-            for token in ids:
-                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
-                    raise body.wrong("tokens", f"a list of token ids from 0 to {vocab - 1}")
-            text = await asyncio.to_thread(engine.model.tokenizer.decode, ids)
-        return respond({"content": text})
-
-    async def apply_template(self, request: HttpRequest) -> Response:
-        """Return the prompt of a conversation."""
-        body = await read(request, Body)
-        messages = read_messages(body.given.get("messages"))
-        tools = [tool.given for tool in body.objects("tools")]
-        check_conversation(messages, tools)
-        think = body.object("chat_template_kwargs").flag("enable_thinking")
-        async with self.registry.use(body.text("model")) as engine:
-            prompt = engine.model.render(messages, tools=tools, think=think)
-        return respond({"prompt": prompt})
 
 
 def _model(request: HttpRequest, entry: ollama_models.ModelEntry) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from webgemma.settings import SETTINGS
 from webgemma.text.inputs import read_messages, read_tools
 from webgemma.values import real_number, shown, whole_number
 
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 1000  # characters
+
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's API writes this, too
 
 # Ends of lines to some clients, though not to JSON: ollama's reads with `splitlines`.
@@ -114,10 +117,13 @@ class Body:
         """Return the value of a setting, checked; `nearest` moves numbers into its range."""
         declared = SETTINGS[setting]
         value = self.given.get(name)
+        path = self.path(name)
         try:
-            return declared.nearest(value) if nearest else declared.check(value)
+            checked = declared.nearest(value) if nearest else declared.check(value)
+            return check_stops(checked, path) if setting == "stop" else checked
+        except RequestError:
+            raise
         except InputError as error:
-            path = self.path(name)
             sentence = str(error)
             said = path + sentence.removeprefix(setting) if setting != path else sentence
             raise RequestError(said, param=path) from None
@@ -126,6 +132,17 @@ class Body:
         """Return the images or audio of a list."""
         path = self.path(name)
         return [decode_media(item, f"{path}[{at}]") for at, item in enumerate(self.items(name))]
+
+
+def check_stops(stops: Sequence[str], where: str) -> Sequence[str]:
+    """Return the texts that end a reply: each token is compared with all of them."""
+    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in stops):
+        raise RequestError(
+            f"{where} holds {len(stops)} texts; there may be up to {MAX_STOPS}, each of up to "
+            f"{MAX_STOP_LENGTH} characters.",
+            param=where,
+        )
+    return stops
 
 
 def decode_media(given: object, where: str) -> bytes:
@@ -163,6 +180,15 @@ def check_conversation(
         read_tools(tools)
     except InputError as error:
         raise RequestError(str(error)) from None
+
+
+def text_length(value: object) -> int:
+    """Return how many characters all texts of a value have together."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(text_length(key) + text_length(item) for key, item in value.items())
+    return sum(map(text_length, value)) if isinstance(value, list | tuple) else 0
 
 
 def json_text(value: object) -> str:

@@ -11,6 +11,7 @@ from webgemma.server import (
     openai_chat,
     openai_completions,
     openai_responses,
+    openai_transcriptions,
 )
 from webgemma.server.answers import Dialect, Facts
 from webgemma.server.openai_common import DONE, Event, error_body, sse
@@ -35,9 +36,9 @@ class _OpenAi(Dialect):
         }
         self._stream = self.stream(request, **self._named)
 
-    def whole(self, replies: Sequence[Reply]) -> Event:
+    def whole(self, replies: Sequence[Reply]) -> Event | str:
         """Return the whole answer."""
-        answer: Event = self.api.answer(self.request, replies, **self._named)
+        answer: Event | str = self.api.answer(self.request, replies, **self._named)
         return answer
 
     def begin(self, _first: Piece | None) -> Iterator[bytes]:
@@ -79,20 +80,32 @@ class OpenAiCompletions(_OpenAi):
     parse = staticmethod(openai_completions.parse)
 
 
-class OpenAiResponses(_OpenAi):
-    """`/v1/responses`, whose events have names, and whose streams have no DONE."""
-
-    prefix = "resp_"
-    api = openai_responses
-    stream = openai_responses.ResponseStream
-    parse = staticmethod(openai_responses.parse)
+class _NamedEvents(_OpenAi):
+    """One of OpenAI's newer APIs, whose events have names, and whose streams have no DONE."""
 
     def end(self) -> Iterator[bytes]:
         """Return the last events."""
         return self._written(self._stream.end())
 
     def _written(self, events: Iterable[Event]) -> Iterator[bytes]:
-        return (sse(event, event["type"]) for event in events)
+        return (sse(event, event.get("type", "")) for event in events)
+
+
+class OpenAiResponses(_NamedEvents):
+    """`/v1/responses`."""
+
+    prefix = "resp_"
+    api = openai_responses
+    stream = openai_responses.ResponseStream
+    parse = staticmethod(openai_responses.parse)
+
+
+class OpenAiTranscriptions(_NamedEvents):
+    """`/v1/audio/transcriptions`, whose bodies are forms."""
+
+    api = openai_transcriptions
+    stream = openai_transcriptions.TranscriptionStream
+    parse = staticmethod(openai_transcriptions.parse)
 
 
 class _Ollama(Dialect):
@@ -204,8 +217,7 @@ class Anthropic(Dialect):
 
     def begin(self, first: Piece | None) -> Iterator[bytes]:
         """Return the first events, with the prompt's tokens."""
-        prompt = first.usage.prompt if first and first.usage else 0
-        return map(anthropic.frame, self._stream.begin(prompt))
+        return map(anthropic.frame, self._stream.begin(first.usage if first else None))
 
     def piece(self, index: int, piece: Piece) -> Iterator[bytes]:
         """Return the events of a piece."""

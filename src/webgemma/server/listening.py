@@ -20,9 +20,11 @@ DEFAULT_HOST = "localhost"
 DEFAULT_PORT = 11434  # Ollama's: its clients need no setting
 NEXT_PORTS = range(DEFAULT_PORT + 1, DEFAULT_PORT + 20)
 GRACE_SECONDS = 5.0  # that replies have to end by themselves when the server stops
+LAST_SECONDS = 1.0  # that clients then have to be told
 MAX_CONNECTIONS = 1024
 BACKLOG = 128
 HEAD_SECONDS = 15.0  # until a request's head must be complete
+STALL_SECONDS = 30.0  # that a client may take nothing of what is written to it
 
 
 class Server:
@@ -88,9 +90,10 @@ class Server:
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed if a request's head does not come in time."""
+    """A connection that ends if a request's head does not come, or a client does not read."""
 
     _late: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first request."""
@@ -107,6 +110,38 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
         if self._late:
             self._late.cancel()
+        self._stop_checking()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read."""
+        super().pause_writing()
+        self._check_later()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        super().resume_writing()
+        self._stop_checking()
+
+    def cut(self) -> None:
+        """End the connection if the client does not read."""
+        if self.flow.write_paused:
+            self.transport.abort()
+
+    def _check_later(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._stop_checking()
+        self._stalled = self.loop.call_later(STALL_SECONDS, self._check, unread)
+
+    def _check(self, unread: int) -> None:
+        if self.transport.get_write_buffer_size() < unread:
+            self._check_later()
+        else:
+            self.transport.abort()  # to close it would wait for the client
+
+    def _stop_checking(self) -> None:
+        if self._stalled:
+            self._stalled.cancel()
+            self._stalled = None
 
     def _watch(self) -> None:
         is_waiting = self.cycle is None or self.cycle.response_complete
@@ -125,10 +160,20 @@ class _Uvicorn(uvicorn.Server):
         self._ahead, self._grace_seconds = ahead, grace_seconds
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Wait for replies, then end them."""
-        timer = asyncio.get_running_loop().call_later(self._grace_seconds, self._ahead.stop)
+        """Wait for replies, then end them; clients that do not read are not waited for."""
+        loop, grace = asyncio.get_running_loop(), self._grace_seconds
+        timers = [
+            loop.call_later(grace, self._ahead.stop),
+            loop.call_later(grace + LAST_SECONDS, self._cut),
+        ]
         await super().shutdown(sockets)
-        timer.cancel()
+        for timer in timers:
+            timer.cancel()
+
+    def _cut(self) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, _Connection):
+                connection.cut()
 
 
 def _listen(host: str, port: int | None) -> list[socket.socket]:

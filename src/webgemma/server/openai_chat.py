@@ -119,11 +119,9 @@ def answer(
     id: str,
     created: int,
     model: str = "",
-    cached: int = 0,
     token_bytes: TokenBytes | None = None,
 ) -> Event:
-    """Return the whole answer. `cached` tokens of the prompt had been read before;
-    `Tokenizer.token_bytes` is needed for log-probabilities."""
+    """Return the whole answer; `Tokenizer.token_bytes` is needed for log-probabilities."""
     choices = []
     for index, reply in enumerate(replies):
         calls = kept_calls(request, reply.tool_calls)
@@ -153,7 +151,7 @@ def answer(
         "created": created,
         "model": model or request.model,
         "choices": choices,
-        "usage": usage(request, replies, cached),
+        "usage": usage(request, replies),
     }
 
 
@@ -216,13 +214,13 @@ class ChatStream:
         if piece.finish:
             yield self._last(index)
 
-    def end(self, cached: int = 0) -> Iterator[Event]:
+    def end(self) -> Iterator[Event]:
         """Yield the last chunks: of choices that had no tokens, and the usage if it is wanted."""
         for index, ended in enumerate(self._ended):
             if not ended:
                 yield self._last(index)
         if self.request.own["include_usage"]:
-            used = usage(self.request, self.replies, cached)
+            used = usage(self.request, self.replies)
             yield self.head | {"choices": [], "usage": used}
 
     def error(self, error: RequestError) -> Iterator[Event]:

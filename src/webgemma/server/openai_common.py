@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from webgemma.errors import InputError
 from webgemma.replies import Piece
+from webgemma.server.bodies import check_stops
 from webgemma.server.protocol import Reply, Request, RequestError
 from webgemma.settings import MAX_TOP_LOGPROBS, SETTINGS
 from webgemma.text import inputs
@@ -15,8 +16,6 @@ from webgemma.text.calls import ToolCall
 from webgemma.values import shown, whole_number
 
 MAX_CHOICES = 16  # replies to one prompt
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 1000  # characters
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 
 Event = dict[str, Any]
@@ -189,16 +188,9 @@ def _value(check: Callable[[Any], Any], value: Any, name: str) -> Any:
     return checked(lambda given, _: check(given), value, name)
 
 
-def read_stop(given: Any) -> tuple[str, ...]:
+def read_stop(given: Any) -> Sequence[str]:
     """Return the texts that end a reply."""
-    stops: tuple[str, ...] = _value(SETTINGS["stop"].check, given, "stop")
-    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in stops):
-        raise RequestError(
-            f"stop holds {len(stops)} texts; there may be up to {MAX_STOPS}, each of up to "
-            f"{MAX_STOP_LENGTH} characters.",
-            param="stop",
-        )
-    return stops
+    return check_stops(_value(SETTINGS["stop"].check, given, "stop"), "stop")
 
 
 def read_biases(given: Any) -> dict[int, float]:
@@ -368,15 +360,20 @@ def reply_tokens(replies: Sequence[Reply]) -> int:
     return sum(reply.usage.reply for reply in replies if reply.usage)
 
 
-def usage(request: Request, replies: Sequence[Reply], cached: int) -> Event:
-    """Return the usage of a completion, `cached` tokens of whose prompts had been read before."""
+def cached_tokens(replies: Sequence[Reply], choices: int) -> int:
+    """Return the tokens of all prompts that had been read before the first replies to them."""
+    return sum(reply.usage.cached for reply in replies[::choices] if reply.usage)
+
+
+def usage(request: Request, replies: Sequence[Reply]) -> Event:
+    """Return the usage of a completion."""
     read, written = prompt_tokens(replies, request.choices), reply_tokens(replies)
     thought = sum(reply.thinking_tokens for reply in replies)
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens(replies, request.choices)},
         "completion_tokens_details": {"reasoning_tokens": thought},
     }
 

@@ -95,7 +95,6 @@ def answer(
     id: str,
     created: int,
     model: str = "",
-    cached: int = 0,
     token_bytes: TokenBytes | None = None,
 ) -> Event:
     """Return the whole answer; the replies are all those to the first prompt, then the next's."""
@@ -110,7 +109,7 @@ def answer(
         "created": created,
         "model": model or request.model,
         "choices": choices,
-        "usage": usage(request, replies, cached),
+        "usage": usage(request, replies),
     }
 
 
@@ -162,13 +161,13 @@ class CompletionStream:
         if piece.finish:
             yield self._last(index)
 
-    def end(self, cached: int = 0) -> Iterator[Event]:
+    def end(self) -> Iterator[Event]:
         """Yield the last chunks: of choices that had no tokens, and the usage if it is wanted."""
         for index, ended in enumerate(self._ended):
             if not ended:
                 yield self._last(index)
         if self.request.own["include_usage"]:
-            used = usage(self.request, self.replies, cached)
+            used = usage(self.request, self.replies)
             yield self.head | {"choices": [], "usage": used}
 
     def error(self, error: RequestError) -> Iterator[Event]:

@@ -8,6 +8,7 @@ from webgemma.server.openai_common import (
     ContentTokens,
     Event,
     TokenBytes,
+    cached_tokens,
     call_arguments,
     call_id,
     check_text_format,
@@ -154,11 +155,14 @@ def _metadata(given: Any) -> Mapping[str, Any]:
     return {key: value or "" for key, value in metadata.items()}
 
 
-def _usage(reply: Reply, cached: int) -> Event:
+def _usage(reply: Reply) -> Event:
     read, written = prompt_tokens([reply], 1), reply_tokens([reply])
     return {
         "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": cached_tokens([reply], 1),
+            "cache_write_tokens": 0,
+        },
         "output_tokens": written,
         "output_tokens_details": {"reasoning_tokens": reply.thinking_tokens},
         "total_tokens": read + written,
@@ -248,12 +252,10 @@ def answer(
     id: str,
     created: int,
     model: str = "",
-    cached: int = 0,
     token_bytes: TokenBytes | None = None,
     completed: int | None = None,
 ) -> Event:
-    """Return the whole answer. `cached` tokens of the prompt had been read before;
-    `Tokenizer.token_bytes` is needed for log-probabilities."""
+    """Return the whole answer; `Tokenizer.token_bytes` is needed for log-probabilities."""
     (reply,) = replies
     status = _status(reply)
     calls = kept_calls(request, reply.tool_calls)
@@ -276,7 +278,7 @@ def answer(
         model,
         status=status,
         output=output,
-        usage=_usage(reply, cached),
+        usage=_usage(reply),
         completed=completed if status == "completed" else None,
     )
 
@@ -326,7 +328,7 @@ class ResponseStream:
             yield from self._close("completed")
             yield from self._call(call, call_id(self.id, 0, at))
 
-    def end(self, cached: int = 0, completed: int | None = None) -> Iterator[Event]:
+    def end(self, completed: int | None = None) -> Iterator[Event]:
         """Yield the last events."""
         status = _status(self.reply)
         yield from self._close(status)
@@ -335,7 +337,7 @@ class ResponseStream:
             yield from self._close(status)
         response = self._response(
             status,
-            usage=_usage(self.reply, cached),
+            usage=_usage(self.reply),
             completed=completed if status == "completed" else None,
         )
         yield self._event(f"response.{status}", response=response)

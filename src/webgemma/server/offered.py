@@ -1,0 +1,52 @@
+"""A model that can be loaded: its name, its files, and the memory that it will take."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from webgemma.engine.memory_budget import MemoryBudget
+from webgemma.errors import GgufError, InputError
+from webgemma.gemma.config import Config
+from webgemma.models import BUNDLED_PATH, FoundModel, find_model
+from webgemma.server.ollama_models import ModelEntry
+
+DEMO = "demo"  # the bundled model
+
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A model that can be loaded."""
+
+    name: str
+    entry: ModelEntry
+    found: FoundModel
+
+    @property
+    def key(self) -> Key:
+        """What differs once another file is behind the name."""
+        return self.name, self.found.path, self.entry.digest
+
+    def memory_budget(self, options: dict[str, Any]) -> MemoryBudget:
+        """Return what it will take with these options of `Gemma.load`; this opens its file."""
+        with self.found.open() as gguf:
+            config = Config.from_gguf(gguf)
+            context = self.found.defaults().choose_context(config, options.get("context"))
+            return MemoryBudget.of(gguf, config, context, options.get("kv", "f16"))
+
+
+def offered_model(model: str) -> Offered:
+    """Return a model that the command line names; "-" is the bundled one."""
+    found = find_model(None if model == "-" else model)
+    if found.path is None:
+        raise InputError(f"{model} is on another server: download it, and name the file.")
+    if found.ollama:
+        return Offered(found.label, ModelEntry.of_store(found.ollama, texts=True), found)
+    name = DEMO if found.path == BUNDLED_PATH else found.path.stem
+    with found.open() as gguf:
+        if not gguf.tensors:
+            raise GgufError(f"{found.path} has no weights.")
+        status = os.stat(found.path)
+        entry = ModelEntry.of_file(name, gguf, status.st_size, status.st_mtime)
+    return Offered(name, entry, found)
