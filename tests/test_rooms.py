@@ -117,7 +117,7 @@ def test_nothing_is_loose_but_the_modules_of_the_plan() -> None:
 
 def test_the_tests_are_in_the_same_tree() -> None:
     folders = {path.name for path in TESTS.iterdir() if path.is_dir()} - {"__pycache__"}
-    assert folders <= {*ROOMS, "helpers", "browser", "fixtures", "tools"}
+    assert folders <= {*ROOMS, "helpers", "browser", "judges", "fixtures", "tools"}
 
 
 def test_importing_webgemma_does_not_import_numpy() -> None:
