@@ -44,4 +44,5 @@ environment() {
 # The plug-ins of pytest that these tests need would be loaded for webgemma's own, too.
 environment sdk 'aiohttp>=3.10' 'http-snapshot>=0.1.8' 'inline-snapshot>=0.28' 'pytest-asyncio>=1.4'
 
-environment litellm 'litellm>=1.106,<2' # it needs an older `openai`
+# It needs an older `openai`; it imports `mcp` for any tool, but does not require it.
+environment litellm 'litellm>=1.106,<2' mcp
