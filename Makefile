@@ -25,13 +25,9 @@ pytest: $(VENV)/ready-dev node_modules/.package-lock.json vulkan chromium
 	$(BIN)/pytest $(SPREAD) --ignore tests/browser --ignore tests/judges
 
 # The server by other people's tests and by clients that need an environment of their own, in build/.
-judges: $(VENV)/ready-dev $(JUDGES)/ready
-	WEBGEMMA_JUDGES=1 $(BIN)/pytest $(SPREAD) tests/judges
-
-$(JUDGES)/ready: pyproject.toml tools/judges.sh tools/judges/package-lock.json | $(VENV)/ready-dev npm
-	@echo "setting up $(JUDGES) ..."
+judges: $(VENV)/ready-dev npm
 	@tools/judges.sh $(JUDGES) $(BIN)/python
-	@touch $@
+	WEBGEMMA_JUDGES=1 $(BIN)/pytest $(SPREAD) tests/judges
 
 # The device's own tests and a share of the kernels' with Dawn, on the software GPU that comes with
 # Chromium; for all of them: WEBGEMMA_GPU=dawn .venv/bin/pytest tests/kernels

@@ -15,6 +15,11 @@ version() {
     "$python" -c "from importlib.metadata import version; print(version('$1'))"
 }
 
+# What decides about all that follows; the file is written last.
+key="openai $(version openai) anthropic $(version anthropic) $(cat "$here/package-lock.json" "$0" | cksum)"
+[ "$(cat "$folder/ready" 2>/dev/null)" = "$key" ] && exit
+echo "setting up $folder ..."
+
 mkdir -p "$folder/node"
 cp "$here/package.json" "$here/package-lock.json" "$folder/node/"
 (cd "$folder/node" && npm ci --ignore-scripts --no-audit --no-fund --silent)
@@ -23,10 +28,13 @@ cp "$here/package.json" "$here/package-lock.json" "$folder/node/"
 for name in openai anthropic; do
     wanted=$name-$(version $name)
     if [ ! -d "$folder/$wanted" ]; then
-        "$python" -m pip --disable-pip-version-check --quiet download --no-deps --no-binary $name --dest "$folder" "$name==${wanted#*-}"
-        tar -xzf "$folder/$wanted.tar.gz" -C "$folder"
+        rm -rf "$folder/unpacked"
+        mkdir "$folder/unpacked"
+        "$python" -m pip --disable-pip-version-check --quiet download --no-deps --no-binary $name \
+            --dest "$folder/unpacked" "$name==${wanted#*-}"
+        tar -xzf "$folder/unpacked/$wanted.tar.gz" -C "$folder/unpacked"
+        mv "$folder/unpacked/$wanted" "$folder/"
     fi
-    ln -sfn "$wanted" "$folder/$name-tests"
 done
 
 # Makes an environment that has what that of PYTHON has, and other packages besides or instead.
@@ -46,3 +54,5 @@ environment sdk 'aiohttp>=3.10' 'http-snapshot>=0.1.8' 'inline-snapshot>=0.28' '
 
 # It needs an older `openai`; it imports `mcp` for any tool, but does not require it.
 environment litellm 'litellm>=1.106,<2' mcp
+
+echo "$key" >"$folder/ready"

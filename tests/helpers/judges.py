@@ -3,13 +3,14 @@
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "judges"
+SUITES = {name: FOLDER / f"{name}-{version(name)}" for name in ("openai", "anthropic")}
 PARTS = {
     "webai": FOLDER / "node" / "node_modules" / "webai-at-home" / "dist" / "cli.js",
-    "openai": FOLDER / "openai-tests" / "tests" / "api_resources",
-    "anthropic": FOLDER / "anthropic-tests" / "tests" / "api_resources",
+    **{name: root / "tests" / "api_resources" for name, root in SUITES.items()},
     "sdk": FOLDER / "sdk" / "bin" / "python",
     "litellm": FOLDER / "litellm" / "bin" / "python",
 }

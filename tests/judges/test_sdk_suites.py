@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from helpers.judges import FOLDER, PARTS, run
+from helpers.judges import PARTS, SUITES, run
 from helpers.live_server import live_server
 
 from webgemma.models import BUNDLED_PATH
@@ -38,7 +38,7 @@ def suite(
     package: str, base: str, files: Sequence[str], wanted: str, left_out: Sequence[str], tmp: Path
 ) -> int:
     """Return how many tests passed; all of them must, but those that are left out."""
-    root = FOLDER / f"{package}-tests"
+    root = SUITES[package]
     paths = [f"tests/api_resources/{name}" for name in files]
     names = {name for path in paths for name in MODEL.findall((root / path).read_text("utf-8"))}
     for name in names:  # a name from a request is compared with those of files
@@ -82,5 +82,5 @@ def test_what_is_left_out_is_there(package: str) -> None:
     left_out = OPENAI_LEFT_OUT if package == "openai" else ANTHROPIC_LEFT_OUT
     for name in left_out:
         file, test = name.split("::", 1)[0], name.rsplit("::", 1)[1]
-        source = (FOLDER / f"{package}-tests" / "tests" / "api_resources" / file).read_text("utf-8")
+        source = (PARTS[package] / file).read_text("utf-8")
         assert f"def {test}" in source
