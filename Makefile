@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SPREAD := -n 2 --dist loadfile
 MESA := build/newer-mesa
+JUDGES := build/judges
 
-.PHONY: chat test lint types pytest dawn matrix-units browser vulkan chromium format bench wheel clean
+.PHONY: chat test lint types pytest judges dawn matrix-units browser vulkan chromium npm format bench wheel clean
 
 chat: $(VENV)/ready $(VENV)/told  ## talk to the bundled model; from a pipe, answer and end
 	@$(BIN)/webgemma run
 
-test: lint types pytest dawn matrix-units browser  ## all that CI runs
+test: lint types pytest judges dawn matrix-units browser  ## all that CI runs
 
 lint: $(VENV)/ready-dev
 	$(BIN)/ruff check .
@@ -21,7 +22,12 @@ types: $(VENV)/ready-dev
 	$(BIN)/mypy
 
 pytest: $(VENV)/ready-dev node_modules/.package-lock.json vulkan chromium
-	$(BIN)/pytest $(SPREAD) --ignore tests/browser
+	$(BIN)/pytest $(SPREAD) --ignore tests/browser --ignore tests/judges
+
+# The server by other people's tests and by clients that need an environment of their own, in build/.
+judges: $(VENV)/ready-dev npm
+	@tools/judges.sh $(JUDGES) $(BIN)/python
+	WEBGEMMA_JUDGES=1 $(BIN)/pytest $(SPREAD) tests/judges
 
 # The device's own tests and a share of the kernels' with Dawn, on the software GPU that comes with
 # Chromium; for all of them: WEBGEMMA_GPU=dawn .venv/bin/pytest tests/kernels
@@ -65,11 +71,13 @@ chromium:
 		sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq chromium >/dev/null; }
 
-node_modules/.package-lock.json: package-lock.json
+node_modules/.package-lock.json: package-lock.json | npm
+	npm ci --no-audit --no-fund --silent
+
+npm:
 	@command -v npm >/dev/null || [ "$$(uname)" != Linux ] || { echo "installing npm ..."; \
 		sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq npm >/dev/null; }
-	npm ci --no-audit --no-fund --silent
 
 format: $(VENV)/ready-dev
 	$(BIN)/ruff check --fix .

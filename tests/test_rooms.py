@@ -19,11 +19,12 @@ ROOMS = (
     *("errors", "values", "turns", "sync", "progress", "javascript"),
     *("gguf", "text", "settings", "sampler", "denoising", "images", "device"),
     *("kernels", "graph", "gemma", "reference", "media", "engine", "lora"),
-    *("models", "replies", "api", "convert", "diagnostics", "web", "server", "cli"),
+    *("models", "replies", "api", "convert", "diagnostics", "web", "server", "llm_plugin", "cli"),
 )
 LOOSE = {  # modules beside the folders
     *("__init__", "__main__", "api", "models", "settings", "replies", "sampler", "denoising"),
     *("images", "graph", "errors", "values", "progress", "javascript", "sync", "turns"),
+    "llm_plugin",
 }
 
 # The files of the native device.
@@ -31,9 +32,11 @@ DRIVER = ("calls", "library", "wgpu_native", "dawn", "commands", "native")
 
 # Packages from outside, and the only rooms or files that may import them.
 PACKAGES = {
+    "llm": {"llm_plugin.py"},
     "numpy": {"reference", "engine/cpu.py", "media", "convert", "diagnostics", "cli", "api"},
     "soundfile": {"media/audio_files.py"},
     "prompt_toolkit": {"cli/prompt.py"},
+    "pydantic": {"llm_plugin.py"},  # which `llm` has for options
     "rich": {"cli"},
     "threadpoolctl": {"reference/blas.py"},
     "starlette": {"server/app.py", "server/http.py"},
@@ -117,7 +120,7 @@ def test_nothing_is_loose_but_the_modules_of_the_plan() -> None:
 
 def test_the_tests_are_in_the_same_tree() -> None:
     folders = {path.name for path in TESTS.iterdir() if path.is_dir()} - {"__pycache__"}
-    assert folders <= {*ROOMS, "helpers", "browser", "fixtures", "tools"}
+    assert folders <= {*ROOMS, "helpers", "browser", "judges", "fixtures", "tools"}
 
 
 def test_importing_webgemma_does_not_import_numpy() -> None:

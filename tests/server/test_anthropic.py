@@ -207,6 +207,14 @@ def test_tokens_are_counted():
     assert served.requests[0].tools[0]["function"]["name"] == "weather"
 
 
+def test_counting_ignores_what_only_a_reply_would_honour():
+    form = {"format": {"type": "json_schema", "schema": {}}}
+    body = {"model": "m", "messages": [USER], "output_config": form}
+    assert anthropic.parse_count(body).messages
+    with pytest.raises(RequestError):
+        anthropic.parse({**body, "max_tokens": 5})
+
+
 @pytest.mark.parametrize(
     ("status", "kind", "raised"),
     [

@@ -246,7 +246,8 @@ def test_anthropic_errors(to_anthropic: Any, stream: bool) -> None:
 
 
 def test_anthropic_models(to_anthropic: Any) -> None:
-    assert [model.id for model in to_anthropic.models.list()] == ["small"]
+    (model,) = to_anthropic.models.list()
+    assert (model.id, model.lifecycle) == ("small", "active")
     assert to_anthropic.models.retrieve("small").type == "model"
     with pytest.raises(anthropic.NotFoundError) as missing:
         to_anthropic.models.retrieve("other")

@@ -494,3 +494,17 @@ def test_nesting_without_end_is_refused():
         ollama.parse_chat(CHAT | {"messages": [{"role": "assistant", "tool_calls": calls}]})
     with pytest.raises(RequestError, match="nested"):
         ollama.parse_chat(CHAT | {"tools": [{"function": {"name": "f", "parameters": deep}}]})
+
+
+@pytest.mark.parametrize("named", [{}, {"tool_call_id": "x2"}])
+def test_results_without_a_name_are_in_the_order_of_the_calls(named: dict[str, str]) -> None:
+    """LiteLLM leaves the ids of calls out, but not those of results."""
+    calls = [{"function": {"name": name, "arguments": {}}} for name in ("f", "g", "f")]
+    results = [{"role": "tool", "content": str(at), **named} for at in range(3)]
+    results[0]["tool_name"] = "g"
+    user = {"role": "user", "content": "x"}
+    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    request = ollama.parse_chat({"model": "m", "messages": [user, said, *results]})
+    assert [message["tool_name"] for message in request.messages[2:]] == ["g", "f", "f"]
+    alone = ollama.parse_chat({"model": "m", "messages": [user, results[1]]})
+    assert alone.messages[-1]["tool_name"] == ""

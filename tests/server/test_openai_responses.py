@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from webgemma.errors import InputError
 from webgemma.server.openai_common import sse
-from webgemma.server.openai_responses import HOSTED, REFUSED, ResponseStream, answer, parse
+from webgemma.server.openai_responses import LEFT_OUT, REFUSED, ResponseStream, answer, parse
 from webgemma.server.protocol import RequestError
 from webgemma.settings import resolve
 from webgemma.text.chat import Chat
@@ -204,7 +204,7 @@ def test_a_result_may_come_after_text_and_other_calls() -> None:
         ({"include": [5]}, "include[0]"),
         ({"metadata": {"a": 5}}, "metadata.a"),
         ({"top_logprobs": 21}, "top_logprobs"),
-        ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
+        ({"tools": [{"type": "other", "name": "x"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
@@ -268,12 +268,33 @@ def test_settings_and_thinking() -> None:
     ],
 )
 def test_tools(choice: Any, expected: str, names: list[str]) -> None:
-    hosted = [{"type": kind} for kind in HOSTED]
+    hosted = [{"type": kind} for kind in LEFT_OUT]
     request = parse({"input": "x", "tools": [*hosted, WEATHER, TIME], "tool_choice": choice})
     assert request.tool_choice == expected
     assert [tool["function"]["name"] for tool in request.tools] == names
     assert "declaration:time" in Chat().render(request.messages, request.tools)
     Response.model_validate(answer(request, [Script().stop().reply()], **NAMES), strict=True)
+
+
+def test_functions_in_a_namespace_are_called_with_it() -> None:
+    """Codex has such tools, whose calls it knows only by both names."""
+    space = {"type": "namespace", "name": "agents", "description": "d", "tools": [TIME]}
+    body = {"input": "x", "tools": [WEATHER, space]}
+    request = parse(body)
+    assert [tool["function"]["name"] for tool in request.tools] == ["weather", "time"]
+    script = Script().call("weather", city="Rome").call("time").stop()
+    whole = answer(request, [script.reply()], **NAMES)
+    calls = Response.model_validate(whole, strict=True).output
+    assert [getattr(call, "namespace", "") for call in calls] == [None, "agents"]
+    last = events_of(request, script)[-1]["response"]["output"]
+    assert [item.get("namespace") for item in last] == [None, "agents"]
+    assert parse({"input": [whole["output"][1]]}).messages[0]["tool_calls"]
+    for wrong, param in (
+        ({**space, "tools": [space]}, "tools[0].tools[0].type"),
+        ({**space, "tools": 5}, "tools[0].tools"),
+        ({**space, "name": 5}, "tools[0].name"),
+    ):
+        assert refusal(parse, {"input": "x", "tools": [wrong]}).param == param
 
 
 # Answers

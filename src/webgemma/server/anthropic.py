@@ -48,6 +48,7 @@ ERROR_TYPES = {
 def parse(given: object) -> Request:
     """Return what a body of `/v1/messages` asks for."""
     body = Body(given)
+    _refuse(body)
     settings: dict[str, Any] = {"max_tokens": body.whole("max_tokens", 0)}
     if settings["max_tokens"] is None:
         raise body.wrong("max_tokens", "a whole number of at least 0")
@@ -61,7 +62,9 @@ def parse(given: object) -> Request:
 
 
 def parse_count(given: object) -> Request:
-    """Return what a body of `/v1/messages/count_tokens` asks to count."""
+    """Return what a body of `/v1/messages/count_tokens` asks to count.
+
+    Nothing is refused that only a reply would have to honour."""
     request = _request(Body(given), {})
     if text_length(request.messages) > MAX_COUNTED:  # unlike a reply's, it has no context to fit
         raise RequestError(
@@ -71,7 +74,6 @@ def parse_count(given: object) -> Request:
 
 
 def _request(body: Body, settings: Mapping[str, Any]) -> Request:
-    _refuse(body)
     tools = [_tool(tool) for tool in body.objects("tools")]
     messages = _messages(body)
     check_conversation(messages, tools)
@@ -297,7 +299,15 @@ def count_answer(tokens: int) -> dict[str, Any]:
 
 def model_entry(name: str, created: str) -> dict[str, Any]:
     """Return what `/v1/models/NAME` answers; `created` as RFC 3339 has it."""
-    return {"type": "model", "id": name, "display_name": name, "created_at": created}
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": created,
+        "lifecycle": "active",
+        "deprecated_at": None,
+        "retires_at": None,
+    }
 
 
 def model_list(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -65,6 +65,7 @@ def parse_chat(given: object) -> Request:
     body = Body(given)
     common = _common(body)
     messages = [_message(message) for message in body.objects("messages")]
+    _name_results(messages)
     tools = [dict(tool.given) for tool in body.objects("tools")]
     check_conversation(messages, tools)
     last = messages[-1] if messages else {}
@@ -229,6 +230,23 @@ def _message(message: Body) -> dict[str, Any]:
         result["tool_name"] = message.text("tool_name") or message.text("name")
         result["tool_call_id"] = message.text("tool_call_id")
     return result
+
+
+def _name_results(messages: Sequence[dict[str, Any]]) -> None:
+    """Name the tools of results that have neither a name nor a known id: they follow the calls.
+
+    LiteLLM sends the id with a result but not with its call."""
+    calls: list[Mapping[str, Any]] = []  # that wait for their results
+    for message in messages:
+        if message["role"] != "tool":
+            calls = list(message.get("tool_calls", ()))
+            continue
+        name, identity = message["tool_name"], message["tool_call_id"]
+        own = [call for call in calls if identity and call["id"] == identity]
+        own = own or [call for call in calls if name in ("", call["function"]["name"])]
+        if own:
+            calls.remove(own[0])
+            message["tool_name"] = name or own[0]["function"]["name"]
 
 
 def _call(call: Body) -> dict[str, Any]:

@@ -46,20 +46,26 @@ REFUSED = {
     "previous_response_id": STATELESS,
     "prompt": "no prompts are stored: send instructions and input",
 }
-# Tools that run at OpenAI. The model is not told of them, so that programs that always offer them
-# work with it.
-HOSTED = (
+# Tools that run at OpenAI, or whose calls hold no JSON. The model is not told of them, so that
+# programs that always offer them work with it.
+LEFT_OUT = (
+    "apply_patch",
     "code_interpreter",
     "computer",
     "computer_use",
     "computer_use_preview",
+    "custom",
     "file_search",
     "image_generation",
     "local_shell",
     "mcp",
+    "programmatic_tool_calling",
     "shell",
+    "tool_search",
     "web_search",
+    "web_search_2025_08_26",
     "web_search_preview",
+    "web_search_preview_2025_03_11",
 )
 
 
@@ -74,8 +80,8 @@ def parse(body: Any) -> Request:
     top = read_top_logprobs(body)
     if top:
         settings["top_logprobs"] = top
-    declared = _tools(body.get("tools"))
-    tools = [function_tool(tool, f"tools[{at}]") for at, tool in enumerate(declared)]
+    declared = list(_functions(body.get("tools"), "tools"))
+    tools = [function_tool(tool, where) for where, tool in declared]
     choice, callable_tools = read_tool_choice(body.get("tool_choice"), check_tools(tools))
     parallel = flag(body.get("parallel_tool_calls"), "parallel_tool_calls", True)
     reasoning = _reasoning(body.get("reasoning"))
@@ -94,6 +100,7 @@ def parse(body: Any) -> Request:
         logprobs=bool(top) or LOGPROBS in include,
         own={
             "parallel": parallel,
+            "namespaces": _namespaces(body.get("tools")),
             "returned": {  # as parts of the answer
                 "instructions": body.get("instructions"),
                 "max_output_tokens": settings.get("max_tokens"),
@@ -101,7 +108,7 @@ def parse(body: Any) -> Request:
                 "parallel_tool_calls": parallel,
                 "reasoning": reasoning,
                 "tool_choice": _or(body.get("tool_choice"), "auto"),
-                "tools": [_returned_tool(tool) for tool in declared],
+                "tools": [_returned_tool(tool) for _, tool in declared],
                 "top_logprobs": top,
                 "truncation": truncation,
             },
@@ -113,20 +120,31 @@ def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _tools(given: Any) -> list[Mapping[str, Any]]:
-    """Return the functions among the tools."""
-    functions = []
-    for at, each in enumerate(checked(inputs.as_list, given, "tools")):
-        tool = checked(inputs.as_mapping, each, f"tools[{at}]")
+def _functions(given: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the functions among the tools, those in namespaces too, and where they stand."""
+    for at, each in enumerate(checked(inputs.as_list, given, where)):
+        place = f"{where}[{at}]"
+        tool = checked(inputs.as_mapping, each, place)
         kind = tool.get("type")
         if kind == "function":
-            functions.append(tool)
-        elif kind not in HOSTED:
+            yield place, tool
+        elif kind == "namespace" and where == "tools":
+            yield from _functions(tool.get("tools"), f"{place}.tools")
+        elif kind not in LEFT_OUT:
             raise RequestError(
-                f"tools[{at}].type is {shown(kind)}; only functions can be called.",
-                param=f"tools[{at}].type",
+                f"{place}.type is {shown(kind)}; only functions can be called.",
+                param=f"{place}.type",
             )
-    return functions
+
+
+def _namespaces(given: Any) -> dict[str, str]:
+    """Return the namespaces of functions by their names; the tools have been checked."""
+    found: dict[str, str] = {}
+    for at, tool in enumerate(given or ()):
+        if tool["type"] == "namespace":
+            space = checked(inputs.as_name, tool.get("name"), f"tools[{at}].name")
+            found |= {each["name"]: space for _, each in _functions(tool.get("tools"), "tools.")}
+    return found
 
 
 def _returned_tool(tool: Mapping[str, Any]) -> Event:
@@ -234,7 +252,10 @@ def _message_item(id: str, parts: Sequence[Event], status: str) -> Event:
     }
 
 
-def _call_item(id: str, identity: str, name: str, arguments: str, status: str) -> Event:
+def _call_item(
+    request: Request, id: str, identity: str, name: str, arguments: str, status: str
+) -> Event:
+    space = request.own.get("namespaces", {}).get(name)
     return {
         "id": id,
         "type": "function_call",
@@ -242,6 +263,7 @@ def _call_item(id: str, identity: str, name: str, arguments: str, status: str) -
         "name": name,
         "arguments": arguments,
         "status": status,
+        **({"namespace": space} if space else {}),
     }
 
 
@@ -270,7 +292,8 @@ def answer(
         output.append(_message_item(f"msg_{end}_{len(output)}", [part], status))
     for at, call in enumerate(calls):
         item_id, arguments = f"fc_{end}_{len(output)}", call_arguments(call)
-        output.append(_call_item(item_id, call_id(id, 0, at), call.name, arguments, "completed"))
+        identity = call_id(id, 0, at)
+        output.append(_call_item(request, item_id, identity, call.name, arguments, "completed"))
     return _response(
         request,
         id,
@@ -422,12 +445,14 @@ class ResponseStream:
         """Yield a whole call, which is known at its end only."""
         item_id, arguments = self._item_id("fc"), call_arguments(call)
         place = {"item_id": item_id, "output_index": len(self._output)}
-        yield self._added(_call_item(item_id, identity, call.name, "", "in_progress"))
+        yield self._added(_call_item(self.request, item_id, identity, call.name, "", "in_progress"))
         yield self._event("response.function_call_arguments.delta", **place, delta=arguments)
         yield self._event(
             "response.function_call_arguments.done", **place, name=call.name, arguments=arguments
         )
-        yield self._done(_call_item(item_id, identity, call.name, arguments, "completed"))
+        yield self._done(
+            _call_item(self.request, item_id, identity, call.name, arguments, "completed")
+        )
 
     def _added(self, item: Event) -> Event:
         return self._event("response.output_item.added", output_index=len(self._output), item=item)
