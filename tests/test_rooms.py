@@ -16,14 +16,14 @@ ROOT = Path(webgemma.__file__).parent
 TESTS = Path(__file__).parent
 
 ROOMS = (
-    *("errors", "values", "turns", "sync", "progress", "javascript"),
+    *("errors", "values", "fair_lock", "turns", "sync", "progress", "javascript"),
     *("gguf", "text", "settings", "sampler", "denoising", "images", "device"),
     *("kernels", "graph", "gemma", "reference", "media", "engine", "lora"),
     *("models", "replies", "api", "convert", "diagnostics", "web", "server", "llm_plugin", "cli"),
 )
 LOOSE = {  # modules beside the folders
     *("__init__", "__main__", "api", "models", "settings", "replies", "sampler", "denoising"),
-    *("images", "graph", "errors", "values", "progress", "javascript", "sync", "turns"),
+    *("images", "graph", "errors", "values", "progress", "javascript", "sync", "turns", "fair_lock"),
     "llm_plugin",
 }
 

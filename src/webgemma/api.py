@@ -20,10 +20,10 @@ from typing import (
     get_args,
 )
 
+from webgemma.engine.batching import not_finite
 from webgemma.engine.gpu import GpuEngine
 from webgemma.engine.interface import DeviceName, Engine, EngineOptions, KvName, PrecisionName
 from webgemma.engine.opening import open_engine
-from webgemma.engine.batching import not_finite
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gguf.sources import Source

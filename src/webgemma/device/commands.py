@@ -104,9 +104,7 @@ class Commands:
         assert reading is not None
         return reading
 
-    def copy(
-        self, source: Handle, at: int, target: Handle, nbytes: int, target_at: int = 0
-    ) -> Any:
+    def copy(self, source: Handle, at: int, target: Handle, nbytes: int, target_at: int = 0) -> Any:
         """Return a command buffer that copies between buffers; within `raised`."""
         encoder = self._lib.wgpuDeviceCreateCommandEncoder(self._device, ffi.NULL)
         self._lib.wgpuCommandEncoderCopyBufferToBuffer(

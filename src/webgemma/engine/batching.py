@@ -178,7 +178,9 @@ class Batch:
         def adopt(before: KvCache) -> None:
             for session in sessions:
                 lost, length = session.cache.lost, len(session.tokens)
-                length = max([length, *(g.written for g in self.generations if g.session is session)])
+                length = max(
+                    [length, *(g.written for g in self.generations if g.session is session)]
+                )
                 self.slots.cache.copy_slot(session.index, before, session.index, length, lost)
                 session.moved(lost)
 

@@ -52,9 +52,7 @@ class CanvasSlots(Slots):
         config, tensor = self.model.config, self.memory.tensor
         canvas, suppressed = canvas_length(config), config.suppressed
         hidden = tensor(self.chunk, config.width, label="session")
-        plans = CanvasPlans(
-            self.model, self.kv, self.precision, chunk, rows, hidden, self.sampler
-        )
+        plans = CanvasPlans(self.model, self.kv, self.precision, chunk, rows, hidden, self.sampler)
         batch, ids = (tensor(n, label="canvas") for n in (4, canvas))
         plans.canvas = Inputs(batch, ids, self.cache.layers)
         denoising = host_struct("lib/denoising/schedule", "Denoising")

@@ -24,7 +24,13 @@ class Slots:
     plans: Plans
 
     def __init__(
-        self, model: Model, context: int, *, kv: str = "f16", precision: str = "auto", count: int = 1
+        self,
+        model: Model,
+        context: int,
+        *,
+        kv: str = "f16",
+        precision: str = "auto",
+        count: int = 1,
     ) -> None:
         if kv not in ELEMENT_NBYTES:
             raise InputError(f"The KV cache cannot be {kv!r}; use f16 or f32.")

@@ -133,9 +133,7 @@ class GpuSampler:
         """Set a slot's conversation from its first token on, which the penalties read."""
         ring = self.tokens.shape[1]
         if len(ids) > ring:
-            raise InputError(
-                f"The conversation has {len(ids)} tokens; the context holds {ring}."
-            )
+            raise InputError(f"The conversation has {len(ids)} tokens; the context holds {ring}.")
         self._write(self.tokens, struct.pack(f"<{len(ids)}I", *ids), 4 * slot * ring)
 
     def result(self, rows: int, top_logprobs: int = 0) -> tuple[Buffer, int, int]:
@@ -145,7 +143,9 @@ class GpuSampler:
         return self.results.buffer, 0, 8 * rows * (1 + top_logprobs)
 
     @staticmethod
-    def parse(result: bytes, rows: int = 1, top_logprobs: Sequence[int] = (0,)) -> list[SampledToken]:
+    def parse(
+        result: bytes, rows: int = 1, top_logprobs: Sequence[int] = (0,)
+    ) -> list[SampledToken]:
         """Parse the tokens of a step, for as many rows as `top_logprobs` has entries.
 
         These say how many of the likeliest each of them reports."""
@@ -207,9 +207,7 @@ class GpuSampler:
         recorder.call("fill_bins", grid, **chunked, bins=bins, parts=parts)
         recorder.call("sort_into_bins", grid, **chunked, bins=bins, items=items, parts=parts)
         settings = self._settings
-        recorder.call(
-            "sample", (rows,), **outputs, bins=bins, items=items, settings_table=settings
-        )
+        recorder.call("sample", (rows,), **outputs, bins=bins, items=items, settings_table=settings)
 
     def close(self) -> None:
         """Free the memory."""
