@@ -270,6 +270,7 @@ MATVEC = {
     "operand": "buffer",
     "live": "counted",
     "epilogue": "none",
+    "row_products": "two_units",
 }
 
 NAMES = {
@@ -282,14 +283,22 @@ NAMES = {
         {},
     ),
     # Without those of which nothing is linked: what would make x is not.
-    "matvec/Q6_K epilogue=none input=float lane_sum=memory live=counted operand=buffer": (
+    "matvec/Q6_K epilogue=none input=float lane_sum=memory live=counted operand=buffer "
+    "row_products=two_units": (
         "matvec",
         MATVEC | {"format": "Q6_K"},
         {"THREADS": 64, "LANES": 4, "EACH": 1},
     ),
-    "matvec_two/Q4_K format_second=Q6_K input=float lane_sum=memory operand=buffer": (
+    "matvec_two/Q4_K format_second=Q6_K input=float lane_sum=memory operand=buffer "
+    "row_products=two_units": (
         "matvec_two",
-        {"format": "Q4_K", "format_second": "Q6_K", "input": "float", "operand": "buffer"},
+        {
+            "format": "Q4_K",
+            "format_second": "Q6_K",
+            "input": "float",
+            "operand": "buffer",
+            "row_products": "two_units",
+        },
         {"THREADS": 64, "LANES": 4, "EACH": 1},
     ),
     # Without store, which the op insists on.

@@ -151,8 +151,12 @@ class Attention:
         if layer.head_dim % GROUP == 0:
             out = ops.input_for(width, reader)
         reread_nbytes = parts.nbytes + sums.nbytes
-        if reader not in ops.matmul.lora and can_make(ops.device, out, reread_nbytes):
+        alone = ops.rows == 1 or ops.matmul.apart
+        makes = alone and reader not in ops.matmul.lora
+        if makes and can_make(ops.device, out, reread_nbytes):
             return MergedSplits(out, reread_nbytes, parts, sums, layer.head_dim, splits)
+        # Where the product of one token merges them, those of several are added in the same order.
+        in_order = makes and can_make(ops.device, out.rows(0, 1), reread_nbytes // ops.rows)
         ops.recorder.call(
             "attention_merge",
             (layer.heads, -(-layer.head_dim // (4 * MERGE_COLUMNS)), ops.rows),
@@ -165,7 +169,7 @@ class Attention:
             HEAD_DIM=layer.head_dim,
             SPLITS=splits,
             COLUMNS=MERGE_COLUMNS,
-            THREADS=MERGE_COLUMNS if ops.software else MERGE_THREADS,
+            THREADS=MERGE_COLUMNS if ops.software or in_order else MERGE_THREADS,
         )
         return out
 

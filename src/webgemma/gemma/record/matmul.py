@@ -255,9 +255,8 @@ class Matmul:
             arguments["row_products"] = team.products
             self.recorder.call(op, grid, **arguments | self._operand(x))
             return
-        arguments |= {"live": "always", **team.constants}
-        if op in ("matvec", "gate_up"):
-            arguments["row_products"] = team.products
+        team = team.of_tokens(x.shape[0])
+        arguments |= {"live": "always", **team.constants, "row_products": team.products}
         groups = -(-groups // -(-groups // x.most_groups))
         self.recorder.call(op, folded(groups), **arguments | self._operand(x))
 
@@ -276,7 +275,7 @@ class Matmul:
         plain = all(len(w.parts) == 1 and w.name not in self.lora for w in weights)
         few = sum(weight.rows for weight in weights) <= MAX_GRID  # workgroups, at the very most
         joined = len(weights) == 2 and plain and few and not self.software
-        if joined and x.shape[0] == 1:
+        if joined and (x.shape[0] == 1 or isinstance(x, MadeRow)):
             self._multiply_two(x, weights[0], weights[1], out)
             return
         lanes = 0
@@ -288,9 +287,10 @@ class Matmul:
             first += weight.rows
 
     def _multiply_two(self, x: Operand, first: Weight, second: Weight, out: Tensor) -> None:
-        """Record the products of one token and two matrices that may have different formats."""
+        """Record the products of one token, or a few that are made, and two matrices."""
         most_groups = x.most_groups if isinstance(x, MadeRow) else MAX_GRID
         team = MatvecTiling.for_made_row(first, self.features, self.limits, most_groups)
+        team = team.of_tokens(x.shape[0])
         counts = [-(-weight.rows // team.rows) for weight in (first, second)]
         rounds = -(-sum(counts) // most_groups)
         counts = [-(-count // rounds) for count in counts]
@@ -306,6 +306,7 @@ class Matmul:
             groups=counts[0],
             first_row=0,
             stride=out.shape[1],
+            row_products=team.products,
             **team.constants,
         )
 
@@ -324,6 +325,12 @@ class Matmul:
             h=out,
             ffn=ffn,
         )
+
+    def made_row_threads(self, weight: Weight, most_groups: int) -> int:
+        """Return the threads of a workgroup that makes the row which this weight multiplies."""
+        gates = weight.name.endswith("ffn_gate_up.weight") and self.can_fuse_gate_up(weight, 1)
+        choose = MatvecTiling.for_gate_up if gates else MatvecTiling.for_made_row
+        return choose(weight, self.features, self.limits, most_groups).threads
 
     def can_fuse_gate_up(self, weight: Weight, rows: int) -> bool:
         """Return whether `gate_up` can compute this product for so many rows."""

@@ -15,6 +15,7 @@ from webgemma.graph import Argument, Tensor
 # What all workgroups of a product may read again together: about what a dispatch costs on an H200,
 # whose cache gives 5 bytes a picosecond. With 0 every row is made by a dispatch of its own.
 REREAD_NBYTES = 24 << 20
+MOST_ROWS = 4  # that a workgroup makes: tokens of different conversations
 FEWEST_GROUPS = 48  # with fewer workgroups, a product would leave most of a GPU idle
 THREADS, MOST_THREADS = 256, 512  # of a workgroup that makes a row
 SUMS_NBYTES = 16 * MOST_THREADS  # memory of its sums and exchanges, where threads cannot shuffle
@@ -27,9 +28,9 @@ def most_groups(reread_nbytes: int) -> int:
 
 
 def can_make(device: Device, form: Tensor, reread_nbytes: int) -> bool:
-    """Return whether the workgroups of a product make the row that they read, in this form."""
+    """Return whether the workgroups of a product make the rows that they read, in this form."""
     # On a software GPU they would do so one after the other.
-    if device.software or form.shape[0] > 1 or most_groups(reread_nbytes) < FEWEST_GROUPS:
+    if device.software or form.shape[0] > MOST_ROWS or most_groups(reread_nbytes) < FEWEST_GROUPS:
         return False
     sums_nbytes = SHUFFLED_NBYTES if "shuffle32" in device.features else SUMS_NBYTES
     row_nbytes = form.nbytes
@@ -65,7 +66,9 @@ class SumVectors:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MadeRow(ABC):
-    """A row that a product makes, of so many bytes; `form` is a tensor like what it would read."""
+    """Rows that a product makes, of so many bytes; `form` is a tensor like what it would read.
+
+    It is one row, or one for each of a few conversations."""
 
     form: Tensor
     reread_nbytes: int
@@ -73,7 +76,7 @@ class MadeRow(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """One row of so many values."""
+        """The rows, and their values."""
         return self.form.shape
 
     @property

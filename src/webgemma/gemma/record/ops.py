@@ -14,6 +14,7 @@ from webgemma.gemma.record.operands import (
     Operand,
     SumVectors,
     can_make,
+    most_groups,
 )
 from webgemma.gemma.record.quantised import (
     GROUP,
@@ -107,8 +108,10 @@ class Ops:
             )
         return x
 
-    def norm(self, x: Tensor, w: Tensor, out: Tensor | None = None) -> Tensor:
-        """Record rms(x) * w."""
+    def norm(
+        self, x: Tensor, w: Tensor, out: Tensor | None = None, threads: int | None = None
+    ) -> Tensor:
+        """Record rms(x) * w; so many threads sum a row."""
         if isinstance(out, HalfTensor):
             return self.matmul.rounded(self.norm(x, w), out=out)
         h = out or self.scratch(*x.shape)
@@ -121,7 +124,7 @@ class Ops:
             h=h,
             width=x.shape[1],
             eps=self.eps,
-            THREADS=self.row_threads(ROW_THREADS),
+            THREADS=threads or self.row_threads(ROW_THREADS),
         )
         return h
 
@@ -130,13 +133,27 @@ class Ops:
         form, norm = self.row_input_for(x.shape[1], *readers), self.weights.vector(following)
         vectors, reread_nbytes = self._joined(norm, norm, norm), 2 * x.nbytes
         if vectors is None or not self._can_make(form, reread_nbytes, readers):
-            return self.norm(x, norm, form)
+            return self.norm(x, norm, form, self._threads_alone(form, reread_nbytes, readers))
         return Normed(form, reread_nbytes, x, vectors.whole, norm, self.eps)
 
     def _can_make(self, form: Tensor, reread_nbytes: int, readers: Sequence[str]) -> bool:
         """Return whether the products of these weights make what they read."""
         adapted = any(name in self.matmul.lora for name in readers)  # whose product reads it, too
-        return not adapted and can_make(self.device, form, reread_nbytes)
+        alone = self.rows == 1 or self.matmul.apart
+        return alone and not adapted and can_make(self.device, form, reread_nbytes)
+
+    def _threads_alone(
+        self, form: Tensor, reread_nbytes: int, readers: Sequence[str]
+    ) -> int | None:
+        """Return the threads that sum a row of one token, if its product makes it: the same ones
+        sum those of more conversations than a product makes, so that the sums are the same."""
+        weight = next((w for name in readers if (w := self.weights.matrices.get(name))), None)
+        one, each_nbytes = form.rows(0, 1), reread_nbytes // self.rows
+        if weight is None or not self.matmul.apart or isinstance(form, HalfTensor):
+            return None
+        if not self._can_make(one, each_nbytes, readers):
+            return None
+        return self.matmul.made_row_threads(weight, most_groups(each_nbytes))
 
     def add_normed(
         self,
@@ -153,14 +170,26 @@ class Ops:
 
         These products may be left to make it. Otherwise x changes in place, and the norm goes into
         `out` if that is given."""
+        threads = None
         if readers and out is None:
+            form, reread_nbytes = self._sum_form(x, added, following, readers)
             made = self._normed_sum(x, added, post, following, scale, readers)
             if made is not None:
                 return made.summed, made
+            threads = self._threads_alone(form, reread_nbytes, readers)
         if following:
             out = out or self.row_input_for(x.shape[1], *readers)
-        self.residual(x, added, post, following, scale, out)
+        self.residual(x, added, post, following, scale, out, threads=threads)
         return x, x if out is None else out
+
+    def _sum_form(
+        self, x: Tensor, added: Tensor | Branches, following: str, readers: Sequence[str]
+    ) -> tuple[Tensor, int]:
+        """Return the form in which products read a sum, and what they read to make it."""
+        form = self.input_for(x.shape[1], *readers) if following else self.scratch(*x.shape)
+        # Residual, post, norm and what is added: one row, or two branches with their norms.
+        rows = 2 + bool(following) + (4 if isinstance(added, Branches) else 1)
+        return form, x.nbytes * rows
 
     def _normed_sum(
         self,
@@ -173,12 +202,9 @@ class Ops:
     ) -> NormedSum | None:
         """Return the sum that these products make, if they do."""
         vector = self.weights.vector
-        form, norm = self.scratch(*x.shape), None
-        if following:
-            form, norm = self.input_for(x.shape[1], *readers), vector(following)
+        form, reread_nbytes = self._sum_form(x, added, following, readers)
+        norm = vector(following) if following else None
         vectors = self._joined(vector(post), vector(scale), norm)
-        # Residual, post, norm and what is added: one row, or two branches with their norms.
-        reread_nbytes = x.nbytes * (2 + bool(following) + (4 if isinstance(added, Branches) else 1))
         if vectors is None or not self._can_make(form, reread_nbytes, readers):
             return None
         summed = self.scratch(*x.shape)
@@ -201,7 +227,8 @@ class Ops:
         vectors = self._joined(self.weights.vector(post), self.weights.one, norms)
         reread_nbytes = 4 * x.nbytes
         if vectors is None or not self._can_make(s, reread_nbytes, [reader]):
-            self.residual_branches(x, added, post, norms, outs)
+            threads = self._threads_alone(s, reread_nbytes, [reader])
+            self.residual_branches(x, added, post, norms, outs, threads)
             return x, s
         stored = {**self._branches(n, m), **providers("store", n)}
         summed = self.scratch(*x.shape)
@@ -233,6 +260,7 @@ class Ops:
         scale: str = "",
         out: Tensor | None = None,
         clamp: Clamp = UNBOUNDED,
+        threads: int | None = None,
     ) -> None:
         """Record x = (x + rms(added) * post) * scale in place, and out = rms(x) * following.
 
@@ -246,6 +274,8 @@ class Ops:
         elif out is not None:
             arguments |= {"next_norms": "one", **providers("store", out)}
             arguments |= {"h": out, "next": vector(following)}
+        if threads is not None:
+            arguments["THREADS"] = threads
         self.recorder.call("residual", (self.rows,), **arguments)
 
     def residual_branches(
@@ -255,6 +285,7 @@ class Ops:
         post: str,
         norms: Tensor,
         outs: tuple[Tensor, Tensor, Tensor],
+        threads: int | None = None,
     ) -> None:
         """Record x = x + rms(added) * post, in place, and rms(x) times each of three norms.
 
@@ -263,7 +294,8 @@ class Ops:
         arguments = self._residual(x, added, self.weights.vector(post), self.weights.one)
         arguments |= {"next_norms": "three", **providers("store", n), "next": norms}
         arguments |= {**self._branches(n, m, s), "s_first": s.offset // 16}
-        self.recorder.call("residual", (self.rows,), **arguments | {"THREADS": ROW_THREADS})
+        arguments["THREADS"] = threads or ROW_THREADS
+        self.recorder.call("residual", (self.rows,), **arguments)
 
     def _residual(
         self, x: Tensor, added: Tensor | Branches, post: Tensor, scale: Tensor

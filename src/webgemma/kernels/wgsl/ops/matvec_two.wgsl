@@ -1,7 +1,7 @@
-// y[n] = W[n] x for the rows of a matrix and then for those of a second one, which has another format; of one token.
+// y[n] = W[n] x for the rows of a matrix and then for those of a second one, which has another format; of TOKENS tokens.
 // The first `groups` workgroups compute the rows of the first: see `rows`. The slot `operand` says where x is, or
 // what every workgroup makes it of.
-// uses: rows rows@second row_products=two_units live=always operand epilogue=none
+// uses: rows rows@second live=always operand epilogue=none
 
 struct Params {
     rows: u32, // of the first matrix

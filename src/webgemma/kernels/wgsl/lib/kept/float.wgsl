@@ -1,9 +1,10 @@
-// keep: four values of the row x in workgroup memory, as floats; `index` counts vec4s. A vec4 is left out after every
+// keep: four values of a row of x in workgroup memory, as floats; `index` counts vec4s. A vec4 is left out after every
 // sixteen, so that threads which read units of the same length at once do not wait for the same banks.
 
 override WIDTH: u32;
+override TOKENS: u32 = 1u; // rows
 
-const KEPT: u32 = WIDTH / 4u + WIDTH / 64u;
+const KEPT: u32 = TOKENS * (WIDTH / 4u + WIDTH / 64u);
 
 fn kept_place(index: u32) -> u32 {
     return index + index / 16u;

@@ -1,11 +1,12 @@
-// keep: four values of the row x in workgroup memory, quantised in the groups that integer_dot reads; `index` counts
+// keep: four values of a row of x in workgroup memory, quantised in the groups that integer_dot reads; `index` counts
 // vec4s. All threads of a workgroup call it together, eight neighbours for a group: see store/integer.
 // uses: quantised
 
 override WIDTH: u32;
+override TOKENS: u32 = 1u; // rows
 
 const KEPT_GROUP: u32 = 2u * BYTES + 1u; // vec4s
-const KEPT: u32 = WIDTH / 32u * KEPT_GROUP;
+const KEPT: u32 = TOKENS * (WIDTH / 32u) * KEPT_GROUP;
 
 fn kept_place(index: u32) -> u32 {
     return index;

@@ -1,9 +1,10 @@
-// x, the row that attention's output product reads, is made by every workgroup for itself, in workgroup memory: the
+// x, the rows that attention's output product reads, one for each of TOKENS tokens, are made by every workgroup for itself, in workgroup memory: the
 // splits of attention_decode put together, as `merged` does it.
 // uses: merged kept
 
 override THREADS: u32;
 override WIDTH: u32;
+override TOKENS: u32 = 1u;
 
 var<workgroup> x: array<Value, KEPT>;
 
@@ -12,11 +13,14 @@ fn place_of(index: u32) -> u32 {
 }
 
 fn prepare(group: u32, thread: u32) {
-    for (var begin = 0u; begin < WIDTH / 4u; begin += THREADS) {
-        let index = begin + thread;
-        let column = min(index, WIDTH / 4u - 1u);
-        let merged = merged_splits(column / HEAD_VEC4S, column % HEAD_VEC4S, 0u, 1u);
-        keep(index, merged.values / merged.total, index < WIDTH / 4u, thread);
+    let vec4s = WIDTH / 4u;
+    for (var t = 0u; t < TOKENS; t++) {
+        for (var begin = 0u; begin < vec4s; begin += THREADS) {
+            let index = begin + thread;
+            let column = t * vec4s + min(index, vec4s - 1u);
+            let merged = merged_splits(column / HEAD_VEC4S, column % HEAD_VEC4S, 0u, 1u);
+            keep(t * vec4s + index, merged.values / merged.total, index < vec4s, thread);
+        }
     }
     workgroupBarrier();
 }
