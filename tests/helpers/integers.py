@@ -29,6 +29,24 @@ def numbers(*shape: int) -> np.ndarray:
     return x.reshape(shape)
 
 
+def placed(groups: np.ndarray) -> np.ndarray:
+    """Return the bytes of groups, [n, nbytes], where the kernels expect them: see group_place."""
+    vec4s = groups.reshape(len(groups), -1, 16)
+    eights = -(-len(groups) // 8)
+    out = np.zeros((eights, vec4s.shape[1], 8, 16), groups.dtype)
+    for group, own in enumerate(vec4s):
+        out[group // 8, :, group % 8 ^ group // 8 % 2] = own
+    return out.reshape(-1)
+
+
+def unplaced(data: np.ndarray, nbytes: int) -> np.ndarray:
+    """Return groups of so many bytes, [n, nbytes], from where the kernels have them."""
+    eights = data.reshape(-1, nbytes // 16, 8, 16)
+    numbers = range(8 * len(eights))
+    groups = [eights[number // 8, :, number % 8 ^ number // 8 % 2] for number in numbers]
+    return np.stack(groups).reshape(len(groups), nbytes)
+
+
 def quantised(x: np.ndarray, precision: str) -> tuple[QuantisedTensor, np.ndarray]:
     """Return x in the form that kernels read, and the values that this represents."""
     groups = x.reshape(-1, 32).astype(np.float64)
@@ -39,7 +57,7 @@ def quantised(x: np.ndarray, precision: str) -> tuple[QuantisedTensor, np.ndarra
     sizes = np.concatenate([scales[:, None], sums, 0 * scales[:, None]], 1).astype(np.float32)
     halves = [v] if precision == "int8" else [(v + 128) >> 8, v]
     parts = [*(half.astype(np.int8) for half in halves), sizes.view(np.int8)]
-    tensor = put(np.concatenate(parts, 1))
+    tensor = put(placed(np.concatenate(parts, 1)))
     uploaded = QuantisedTensor(x.shape, tensor.nbytes, tensor.buffer, precision=precision)
     return uploaded, represented.reshape(x.shape)
 

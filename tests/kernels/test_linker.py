@@ -360,6 +360,7 @@ def test_only_what_main_reaches_is_linked() -> None:
 
 def test_a_copy_of_a_slot_reads_another_matrix() -> None:
     given = {"format": "Q4_K", "format_second": "Q8_0", "input": "float", "operand": "buffer"}
+    given["row_products"] = "two_units"
     constants = {"THREADS": 64, "LANES": 8, "EACH": 1}
     program = link("matvec_two", NO_FEATURES, constants=constants, providers=given)
     assert program.bindings == ("W", "x", "y", "W_second")

@@ -46,6 +46,9 @@ DEQUANTISED_NBYTES = 256 << 20
 # Precisions on matrix units, and what becomes of them where those do not multiply. Split, factors
 # are sums of two float16: as precise as the products of float32 that training needs.
 ON_UNITS = {"f16": "int16", "split": "exact"}
+MAX_SLOTS = 64  # conversations that decode together
+CORE_THREADS = 256  # of small workgroups on matrix units that a core runs together
+FEWEST_WEIGHTS = 1 << 20  # of a matrix that keeps matrix units busy when they decode
 
 
 class Clamp(NamedTuple):
@@ -86,6 +89,7 @@ class Matmul:
         if self.units is None or rows <= few:
             self.units, precision = None, ON_UNITS.get(precision, precision)
         self.apart = apart and self.units is None
+        self._apart_on_units = apart and self.units is not None
         self.split = precision == "split"  # what matrix units multiply, into two float16
         # Where packed dots are made of other instructions, a batch is slower with them.
         emulated = rows > 1 and "packed-dots" not in self.features and not self.apart
@@ -114,13 +118,14 @@ class Matmul:
         if lora and up:
             return self.geglu(Columns(self.linear(x, weight), weight.rows, 0), up, weight.rows, out)
         # In a batch, adding B low to every value of a tile would unroll into minutes of compiling.
-        fused = lora if self.one_by_one(tokens) and not self.software else None
+        one_by_one = self.one_by_one(tokens, weight)
+        fused = lora if one_by_one and not self.software else None
         low = None
         if isinstance(x, MadeRow):
             assert lora is None  # it would read the row, too
         else:
             low = self.adapters.down(x, lora) if lora else None
-            if not self.one_by_one(tokens):
+            if not one_by_one:
                 x = self.quantised(x, weight)
                 if not isinstance(x, QuantisedTensor | HalfTensor):
                     weight = self.dequantised(weight, tokens)
@@ -170,7 +175,7 @@ class Matmul:
             shared |= {"tokens": tokens, **software.constants}
             self.recorder.call("matmul_software", grid, **shared)
             return
-        if not self.one_by_one(tokens):
+        if not self.one_by_one(tokens, weight):
             tiling: MatmulTiling | None = None
             if not integers and unit_of(name) == 4:
                 tiling = MatmulTiling.for_vec4(weight.rows, tokens, self.limits.workgroup_nbytes)
@@ -238,8 +243,12 @@ class Matmul:
             add=int(add),
         )
 
-    def one_by_one(self, tokens: int) -> bool:
-        """Return whether so many tokens are multiplied as single ones are, by matvec."""
+    def one_by_one(self, tokens: int, weight: Weight | None = None) -> bool:
+        """Return whether so many tokens are multiplied as single ones are, by matvec.
+
+        Beside matrix units, so are matrices that are too small for those to be busy with."""
+        if weight is not None and self._apart_on_units and tokens <= MAX_SLOTS:
+            return not self.on_units(weight, tokens)
         return tokens <= FEW_TOKENS or self.apart
 
     def _call_matvec(
@@ -248,7 +257,7 @@ class Matmul:
         """Record matvec or its like in so many workgroups; fewer, if each has to make x."""
         if isinstance(x, Tensor):
             tokens = x.shape[0]
-            if self.apart:
+            if self.apart or self._apart_on_units:
                 team = team.of_tokens(tokens)
             grid = (*folded(groups), tokens // team.tokens)
             arguments |= {"live": "counted", "batch": self.batch, **team.constants}
@@ -335,7 +344,7 @@ class Matmul:
     def can_fuse_gate_up(self, weight: Weight, rows: int) -> bool:
         """Return whether `gate_up` can compute this product for so many rows."""
         single = len(weight.parts) == 1 and weight.name not in self.lora
-        return single and self.one_by_one(rows) and not self.software
+        return single and self.one_by_one(rows, weight) and not self.software
 
     def geglu(
         self,
@@ -399,6 +408,8 @@ class Matmul:
 
     def on_units(self, weight: Weight, tokens: int) -> bool:
         """Return whether matrix units multiply a weight with so many tokens."""
+        if self._apart_on_units and weight.rows * weight.width < FEWEST_WEIGHTS:
+            return False
         return can_be_halves(weight) and self.matrix_tiling(weight, tokens) is not None
 
     def matrix_tiling(
@@ -409,7 +420,10 @@ class Matmul:
             return None
         most_splits = MAX_SPLITS if splits else 1
         shape = (weight.rows, weight.width)
-        return MatrixTiling.for_product(self.units, shape, tokens, self.limits, most_splits)
+        threads = CORE_THREADS if self._apart_on_units else 0
+        return MatrixTiling.for_product(
+            self.units, shape, tokens, self.limits, most_splits, core_threads=threads
+        )
 
     def attention_tiling(self, size: int) -> AttentionTiling | None:
         """Return how matrix units divide attention; None where they do not compute it."""

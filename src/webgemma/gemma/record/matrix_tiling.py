@@ -75,10 +75,13 @@ class MatrixTiling:
         tokens: int,
         limits: Limits,
         most_splits: int = 1,
+        *,
+        core_threads: int = 0,
     ) -> "MatrixTiling | None":
         """Return the fastest tiles and splits for a matrix of this shape, by an estimate.
 
-        None if no tile fits into a workgroup."""
+        A core runs one workgroup at a time, or several of so many threads together. None if no tile
+        fits into a workgroup."""
         rows, width = shape
         y_nbytes = 4 * tokens * rows
         best, least = None, math.inf
@@ -87,7 +90,8 @@ class MatrixTiling:
             slices = whole.split_slices(width)
             most = min(most_splits, slices // FEWEST_SLICES, limits.binding_nbytes // y_nbytes)
             for splits in range(1, max(1, most) + 1 if whole.fits(limits) else 1):
-                waves = -(-whole.groups(rows, tokens) * splits // CORES)
+                at_once = CORES * max(1, core_threads // whole.threads)
+                waves = -(-whole.groups(rows, tokens) * splits // at_once)
                 time = waves * (START_SLICES + -(-slices // splits)) * slice_microseconds
                 if splits > 1:
                     time += SUM_MICROSECONDS + (splits + 1) * y_nbytes / SUM_NBYTES

@@ -8,6 +8,7 @@ from webgemma.graph import Argument, Tensor
 
 HALVES = ("F16", "BF16")  # formats with no more bits than float16 has; of weights, it has the range
 GROUP = 32  # values that share a scale
+GROUPS = 8  # that are stored together
 VALUE_NBYTES = {"int16": 2, "int8": 1}
 GROUP_NBYTES = {name: GROUP * nbytes + 16 for name, nbytes in VALUE_NBYTES.items()}
 
@@ -16,15 +17,17 @@ Slot = Literal["input", "input_vec4", "store", "store_row", "tile"]
 
 @dataclass(eq=False, slots=True)
 class QuantisedTensor(Tensor):
-    """Rows of integers in groups of 32: of each group the values, then a scale and two sums."""
+    """Rows of integers in groups of 32: of each group the values, then a scale and two sums.
+
+    Eight groups are stored together: see group_place/planes.wgsl."""
 
     precision: str = "int16"
 
     @classmethod
     def scratch(cls, rows: int, width: int, precision: str) -> "QuantisedTensor":
         """Return a scratch tensor."""
-        nbytes = rows * width // GROUP * GROUP_NBYTES[precision]
-        return cls((rows, width), nbytes, precision=precision)
+        groups = -(-rows * width // GROUP // GROUPS) * GROUPS
+        return cls((rows, width), groups * GROUP_NBYTES[precision], precision=precision)
 
 
 @dataclass(eq=False, slots=True)

@@ -17,11 +17,13 @@ alias Unit = array<Sixteen, UNIT / 16u>;
 fn unit_of(group: u32) -> Unit {
     var values: Unit;
     for (var i = 0u; i < UNIT / 32u; i++) {
-        let at = (group + i) * QUARTERS;
-        let low = at + 2u * BYTES - 2u;
-        let sizes = bitcast<vec4<f32>>(x[at + QUARTERS - 1u]);
-        values[2u * i] = Sixteen(x[at], x[low], sizes.x, sizes.y);
-        values[2u * i + 1u] = Sixteen(x[at + 1u], x[low + 1u], sizes.x, sizes.z);
+        let own = group + i;
+        let low = 2u * BYTES - 2u;
+        let sizes = bitcast<vec4<f32>>(x[group_place(own, QUARTERS - 1u)]);
+        values[2u * i] = Sixteen(x[group_place(own, 0u)], x[group_place(own, low)], sizes.x, sizes.y);
+        values[2u * i + 1u] = Sixteen(
+            x[group_place(own, 1u)], x[group_place(own, low + 1u)], sizes.x, sizes.z,
+        );
     }
     return values;
 }

@@ -1,10 +1,9 @@
 // integer_product: 32 weights times a group of 32 activations, both as integers.
 //
 // x = scale * v in groups of 32 values. A group holds the v of its first and of its last sixteen: all high
-// bytes, then with BYTES 2 all low ones. Then the scale, and the sum of x over each sixteen.
-// uses: integer_width format
-
-const QUARTERS: u32 = 2u * BYTES + 1u; // vec4s of a group
+// bytes, then with BYTES 2 all low ones. Then the scale, and the sum of x over each sixteen. group_place says where
+// these vec4s are.
+// uses: integer_width group_place format
 
 struct Sixteen {
     high: vec4<u32>, // all of it, with BYTES 1

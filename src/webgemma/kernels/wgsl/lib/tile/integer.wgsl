@@ -52,13 +52,13 @@ fn fetch(ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
             (*ahead).words[i] = words_of(row, unit);
         }
     }
-    let length = params.units * UNIT_GROUPS * QUARTERS;
+    let groups = params.units * UNIT_GROUPS; // of a row
     for (var i = 0u; i < X_EACH; i++) {
         let item = thread + i * THREADS;
         let t = x_row(tile, item / SLICE_QUARTERS);
-        let at = slice * SLICE_QUARTERS + item % SLICE_QUARTERS;
-        if (at < length) {
-            (*ahead).tokens[i] = x[t * length + at];
+        let group = slice * GROUPS + item % SLICE_QUARTERS / QUARTERS;
+        if (group < groups) {
+            (*ahead).tokens[i] = x[group_place(t * groups + group, item % QUARTERS)];
         } else {
             (*ahead).tokens[i] = vec4(0u);
         }
