@@ -161,7 +161,7 @@ class Matmul:
         shared: dict[str, Argument] = {**weight.arguments(part), **epilogue}
         shared |= {"rows": part.rows, **y.arguments}
         if isinstance(x, MadeRow):
-            team = MatvecTiling.for_made_row(weight, self.features, self.limits, x.most_groups)
+            team = MatvecTiling.for_made_row(weight, self.features, self.limits, x.most_groups_alone)
             self._call_matvec(x.op, -(-part.rows // team.rows), x, team, **shared)
             return
         shared |= {"batch": self.batch, "x": x}
@@ -298,7 +298,8 @@ class Matmul:
     def _multiply_two(self, x: Operand, first: Weight, second: Weight, out: Tensor) -> None:
         """Record the products of one token, or a few that are made, and two matrices."""
         most_groups = x.most_groups if isinstance(x, MadeRow) else MAX_GRID
-        team = MatvecTiling.for_made_row(first, self.features, self.limits, most_groups)
+        alone = x.most_groups_alone if isinstance(x, MadeRow) else MAX_GRID
+        team = MatvecTiling.for_made_row(first, self.features, self.limits, alone)
         team = team.of_tokens(x.shape[0])
         counts = [-(-weight.rows // team.rows) for weight in (first, second)]
         rounds = -(-sum(counts) // most_groups)
@@ -321,8 +322,8 @@ class Matmul:
 
     def gate_up(self, x: Operand, weight: Weight, out: Tensor) -> None:
         """Record gelu(W_gate x) * W_up x for a few tokens, from both matrices in one part."""
-        most_groups = x.most_groups if isinstance(x, MadeRow) else MAX_GRID
-        team = MatvecTiling.for_gate_up(weight, self.features, self.limits, most_groups)
+        alone = x.most_groups_alone if isinstance(x, MadeRow) else MAX_GRID
+        team = MatvecTiling.for_gate_up(weight, self.features, self.limits, alone)
         ffn = weight.rows // 2
         self._call_matvec(
             "gate_up",

@@ -85,6 +85,11 @@ class MadeRow(ABC):
         return most_groups(self.reread_nbytes)
 
     @property
+    def most_groups_alone(self) -> int:
+        """How many might make one row: by that their threads are chosen, which sum it up."""
+        return most_groups(self.reread_nbytes // self.shape[0])
+
+    @property
     @abstractmethod
     def arguments(self) -> dict[str, Argument]:
         """The arguments with which a kernel makes it."""

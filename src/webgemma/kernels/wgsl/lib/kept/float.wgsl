@@ -4,7 +4,7 @@
 override WIDTH: u32;
 override TOKENS: u32 = 1u; // rows
 
-const KEPT: u32 = TOKENS * (WIDTH / 4u + WIDTH / 64u);
+const KEPT: u32 = TOKENS * WIDTH / 4u + TOKENS * WIDTH / 64u;
 
 fn kept_place(index: u32) -> u32 {
     return index + index / 16u;

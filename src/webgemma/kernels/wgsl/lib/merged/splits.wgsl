@@ -20,7 +20,7 @@ fn merged_splits(head: u32, column: u32, first: u32, step: u32) -> Merged {
     for (var i = 0u; i < SPLITS; i++) {
         best = max(best, sums[at + i].x);
     }
-    var merged: Merged;
+    var merged = Merged(); // set each time: inside a loop, a bare variable may keep what it had
     for (var i = first; i < SPLITS; i += step) {
         let weight = exp(sums[at + i].x - best);
         merged.total += sums[at + i].y * weight;
