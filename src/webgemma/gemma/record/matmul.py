@@ -47,7 +47,8 @@ DEQUANTISED_NBYTES = 256 << 20
 # are sums of two float16: as precise as the products of float32 that training needs.
 ON_UNITS = {"f16": "int16", "split": "exact"}
 MAX_SLOTS = 64  # conversations that decode together
-CORE_THREADS = 256  # of small workgroups on matrix units that a core runs together
+# Of so few tokens, small workgroups on matrix units that a core runs together: their threads.
+FEW_ON_UNITS, CORE_THREADS = 16, 256
 FEWEST_WEIGHTS = 1 << 20  # of a matrix that keeps matrix units busy when they decode
 
 
@@ -421,7 +422,7 @@ class Matmul:
             return None
         most_splits = MAX_SPLITS if splits else 1
         shape = (weight.rows, weight.width)
-        threads = CORE_THREADS if self._apart_on_units else 0
+        threads = CORE_THREADS if self._apart_on_units and tokens <= FEW_ON_UNITS else 0
         return MatrixTiling.for_product(
             self.units, shape, tokens, self.limits, most_splits, core_threads=threads
         )

@@ -15,7 +15,7 @@ from webgemma.graph import Argument, Tensor
 # What all workgroups of a product may read again together: about what a dispatch costs on an H200,
 # whose cache gives 5 bytes a picosecond. With 0 every row is made by a dispatch of its own.
 REREAD_NBYTES = 24 << 20
-MOST_ROWS = 4  # that a workgroup makes: tokens of different conversations
+MOST_ROWS = 2  # that a workgroup makes: tokens of different conversations
 FEWEST_GROUPS = 48  # with fewer workgroups, a product would leave most of a GPU idle
 THREADS, MOST_THREADS = 256, 512  # of a workgroup that makes a row
 SUMS_NBYTES = 16 * MOST_THREADS  # memory of its sums and exchanges, where threads cannot shuffle

@@ -11,9 +11,9 @@ from webgemma.gemma.record.quantised import GROUP
 from webgemma.kernels import unit as unit_of
 
 FEW_TOKENS = 2  # that many are faster multiplied one by one
-# Tokens of different conversations: that one workgroup of matvec multiplies at once, and that are
-# multiplied so rather than by matrix units.
-MATVEC_TOKENS, MOST_MATVEC_TOKENS = 4, 8
+# Tokens of different conversations: that one workgroup of matvec multiplies at once (more need more
+# registers than they save reads), and that are multiplied so rather than by matrix units.
+MATVEC_TOKENS, MOST_MATVEC_TOKENS = 2, 8
 MANY_ROWS = 2048
 LARGE_PRODUCT = 1 << 20  # values, enough for large tiles to fill a GPU
 FEW_GROUPS = 64  # workgroups that leave most of a large GPU idle
