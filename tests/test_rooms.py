@@ -19,7 +19,8 @@ ROOMS = (
     *("errors", "values", "turns", "sync", "progress", "javascript"),
     *("gguf", "text", "settings", "sampler", "denoising", "images", "device"),
     *("kernels", "graph", "gemma", "reference", "media", "engine", "lora"),
-    *("models", "replies", "api", "convert", "diagnostics", "web", "server", "cli"),
+    *("models", "replies", "api", "convert", "diagnostics", "web", "server"),
+    *("distributed", "cli"),
 )
 LOOSE = {  # modules beside the folders
     *("__init__", "__main__", "api", "models", "settings", "replies", "sampler", "denoising"),
@@ -37,6 +38,7 @@ PACKAGES = {
     "rich": {"cli"},
     "threadpoolctl": {"reference/blas.py"},
     "starlette": {"server/app.py", "server/http.py"},
+    "pyarrow": {"distributed/rows.py", "distributed/jobs.py", "distributed/worker.py"},
     "typer": {"cli"},
     "uvicorn": {"server/listening.py"},
     "PIL": {"media/image_files.py", "cli/plot.py"},
