@@ -186,6 +186,10 @@ def test_a_model_that_cannot_be_loaded_ends_the_job(tmp_path: Path, model: Path)
     with pytest.raises(InputError, match="no GPU named 'no such'") as caught:
         batch(data, out=out, model=model, device="gpu", gpus=["no such"])
     assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="Ray knows of 0 GPUs, but 1 process"):
+        batch(data, out=out, model=model, num_gpus=0.5)
+    with pytest.raises(InputError, match="cores, but 1000 processes"):
+        batch(data, out=out, model=model, replicas=1000)
     assert list(tmp_path.iterdir()) == [data]
 
 

@@ -83,7 +83,11 @@ def connected(replicas: int) -> Iterator[Any]:
                         ray.init(address=address, **options)
                     else:
                         _start(ray, replicas, options)
+            except KeyboardInterrupt:
+                ray.shutdown()  # what has been started by now
+                raise
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                ray.shutdown()
                 where = f"at {address} ({ADDRESS_VARIABLE})" if address else "on this machine"
                 raise InputError(f"Ray {where} does not start: {_first_line(error)}") from None
             try:
@@ -108,6 +112,17 @@ def _start(ray: Any, replicas: int, options: Mapping[str, Any]) -> None:
         )
 
 
+def check_resources(ray: Any, replicas: int, num_gpus: float) -> None:
+    """Raise InputError where Ray would wait for machines that it does not have."""
+    available = ray.cluster_resources()
+    for name, kind, each in (("CPU", "cores", 1), ("GPU", "GPUs", num_gpus)):
+        if replicas * each > available.get(name, 0):
+            raise InputError(
+                f"Ray knows of {available.get(name, 0):g} {kind}, but {replicas} "
+                f"process{'es' * (replicas > 1)} of {each:g} each are requested: request fewer."
+            )
+
+
 @contextmanager
 def _changed(module: str, name: str, value: Any) -> Iterator[None]:
     """Change what Ray has no option for, if this version of it has such a name."""
@@ -125,10 +140,12 @@ def _changed(module: str, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def _same_signals() -> Iterator[None]:
-    """Answer SIGTERM as before: Ray replaces what does."""
+    """Answer SIGTERM as before: Ray replaces what does, and leaves when one comes meanwhile."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
+    except SystemExit:
+        raise KeyboardInterrupt from None
     finally:
         with suppress(ValueError, TypeError):  # not in the main thread; not set by Python
             signal.signal(signal.SIGTERM, before)

@@ -16,6 +16,7 @@ from typing import Any, Unpack
 from webgemma.distributed.cluster import (
     ADDRESS_VARIABLE,
     cause_of,
+    check_resources,
     connected,
     count_replicas,
     import_ray,
@@ -149,6 +150,7 @@ def batch(
         report(journal.done, survey.rows)
         if journal.done < survey.rows:
             with connected(count) as ray:
+                check_resources(ray, count, num_gpus)
                 pool = _Pool(ray, work, count, num_gpus)
                 for answers in pool.answers(source, column, journal, rows_at_once):
                     journal.add(answers)

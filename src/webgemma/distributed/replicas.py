@@ -8,6 +8,7 @@ from typing import Any
 
 from webgemma.distributed.cluster import (
     cause_of,
+    check_resources,
     connected,
     enter_folder,
     import_ray,
@@ -101,7 +102,8 @@ class Replicas:
     def running(self) -> Iterator[None]:
         """Start the replicas, which end with the block; InputError if they cannot be started."""
         serve, name = import_ray("ray.serve"), self.served.name
-        with quiet(), connected(self.count):
+        with quiet(), connected(self.count) as ray:
+            check_resources(ray, self.count, self.num_gpus)
             logs = {"log_level": "ERROR", "enable_access_log": False}
             try:
                 serve.start(proxy_location="Disabled", logging_config=logs)
