@@ -19,12 +19,13 @@ ROOMS = (
     *("errors", "values", "fair_lock", "turns", "sync", "progress", "javascript"),
     *("gguf", "text", "settings", "sampler", "denoising", "images", "device"),
     *("kernels", "graph", "gemma", "reference", "media", "engine", "lora"),
-    *("models", "replies", "api", "convert", "diagnostics", "web", "server", "llm_plugin", "cli"),
+    *("models", "replies", "api", "convert", "diagnostics", "web", "server"),
+    *("llm_plugin", "distributed", "cli"),
 )
 LOOSE = {  # modules beside the folders
     *("__init__", "__main__", "api", "models", "settings", "replies", "sampler", "denoising"),
-    *("images", "graph", "errors", "values", "progress", "javascript", "sync", "turns", "fair_lock"),
-    "llm_plugin",
+    *("images", "graph", "errors", "values", "progress", "javascript", "sync", "turns"),
+    *("fair_lock", "llm_plugin"),
 }
 
 # The files of the native device.
@@ -39,7 +40,9 @@ PACKAGES = {
     "pydantic": {"llm_plugin.py"},  # which `llm` has for options
     "rich": {"cli"},
     "threadpoolctl": {"reference/blas.py"},
-    "starlette": {"server/app.py", "server/http.py"},
+    "starlette": {"server/app.py", "server/http.py", "distributed/ingress.py"},
+    "ray": {"distributed/routing.py"},
+    "pyarrow": {"distributed/rows.py", "distributed/jobs.py", "distributed/worker.py"},
     "typer": {"cli"},
     "uvicorn": {"server/listening.py"},
     "PIL": {"media/image_files.py", "cli/plot.py"},

@@ -8,6 +8,7 @@ import typer
 
 from webgemma import __version__
 from webgemma.cli import (
+    batch,
     bench,
     check,
     convert,
@@ -51,6 +52,7 @@ app.command("merge")(merge.merge_command)
 app.command("gpus")(gpus.gpus)
 app.command("kernels")(kernels.kernels)
 app.command("serve")(serve.serve)
+app.command("batch")(batch.batch)
 app.command("web")(web.web)
 
 

@@ -3,15 +3,17 @@
 import json
 import math
 import os
+import secrets
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from webgemma.cli.options import (
     Device,
     DeviceOption,
-    GpuOption,
     JsonOption,
     Kv,
     KvOption,
@@ -22,6 +24,9 @@ from webgemma.cli.options import (
 from webgemma.cli.stopping import StopSignals
 from webgemma.cli.terminal import err, out, reported_errors
 from webgemma.errors import InputError
+
+if TYPE_CHECKING:
+    from webgemma.distributed.replicas import Replicas
 
 KEY_VARIABLE = "WEBGEMMA_API_KEY"
 HOST, PORT = "localhost", 11434  # of server/listening, which needs packages of an extra
@@ -86,10 +91,31 @@ def serve(
         int | None, typer.Option(help="Positions of prompt and reply together, at most.")
     ] = None,
     device: DeviceOption = Device.auto,
-    gpu: GpuOption = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            help="Use the GPU whose name contains this; dawn, wgpu, dawn:NAME and wgpu:NAME choose "
+            "the WebGPU library. With --ray it may repeat: a replica for each.",
+        ),
+    ] = None,
     lora: LoraOption = None,
     kv: KvOption = Kv.f16,
     precision: PrecisionOption = Precision.auto,
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray", help="Serve from replicas under Ray: here, or where RAY_ADDRESS says."
+        ),
+    ] = False,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --ray: processes that have the models in memory."),
+    ] = None,
+    num_gpus: Annotated[
+        float, typer.Option(min=0, help="With --ray: what each replica requests of Ray's GPUs.")
+    ] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Serve models to programs that speak OpenAI's, Ollama's or Anthropic's API.
@@ -102,6 +128,7 @@ def serve(
       webgemma serve gemma4:e2b --port 8080
       webgemma serve --memory-gb 20
       webgemma serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+      webgemma serve gemma4:e2b --ray --gpu dawn:H200 --replicas 2
     """
     with reported_errors():
         try:
@@ -115,29 +142,59 @@ def serve(
             ) from None
         if memory_gb is not None and not memory_gb > 0:  # also for NaN
             raise InputError(f"--memory-gb is {memory_gb:g}; it must be a number above zero.")
-        registry = Registry(
-            models or (),
-            max_loaded=max_loaded,
-            memory_gb=None if memory_gb == math.inf else memory_gb,
-            keep_seconds=float("inf") if keep_alive < 0 else keep_alive,
-            device=device.value,
-            gpu=gpu,
-            lora=lora,
-            kv=kv.value,
-            precision=precision.value,
-            context=context,
-        )
+        if replicas is not None and not ray:
+            raise InputError("--replicas needs --ray, which starts them.")
+        if gpu and len(gpu) > 1 and not ray:
+            raise InputError("Several GPUs need --ray, which serves from each of them.")
+        options: dict[str, Any] = {
+            "max_loaded": max_loaded,
+            "memory_gb": None if memory_gb == math.inf else memory_gb,
+            "keep_seconds": float("inf") if keep_alive < 0 else keep_alive,
+            "device": device.value,
+            "lora": lora,
+            "kv": kv.value,
+            "precision": precision.value,
+            "context": context,
+        }
         keys = _keys(api_key_file)
-        server = Server(registry, host, port, keys=keys, origins=origin or ())
+        listening: dict[str, Any] = {"keys": keys, "origins": origin or ()}
+        registry = Registry(models or (), gpu=gpu[0] if gpu else None, **options)
         names = [entry.name for entry in registry.entries()]
-        try:
-            with StopSignals():
+        with ExitStack() as stack:
+            stack.enter_context(StopSignals())
+            try:
+                source: Any = registry
+                if ray:
+                    source = _replicas(models or (), options, gpu or (), replicas, num_gpus)
+                    from webgemma.distributed.ingress import make_ingress
+
+                    listening["make"] = make_ingress
+                server = stack.enter_context(closing(Server(source, host, port, **listening)))
+                if ray:
+                    if err.is_terminal:
+                        err.print("starting Ray ...", style="dim")
+                    stack.enter_context(source.running())
                 _announce(server.url, server.port, names, bool(keys), as_json)
                 server.run()
-        except KeyboardInterrupt:  # the usual end, also by SIGTERM
-            err.print("stopped")
-        finally:
-            server.close()
+            except KeyboardInterrupt:  # the usual end, also by SIGTERM
+                err.print("stopped")
+
+
+def _replicas(
+    models: Sequence[str],
+    options: dict[str, Any],
+    gpus: Sequence[str],
+    replicas: int | None,
+    num_gpus: float,
+) -> "Replicas":
+    """Return the replicas to start; InputError where Ray is not installed."""
+    from webgemma.distributed.cluster import count_replicas, import_ray
+    from webgemma.distributed.replicas import Replicas, Served
+
+    import_ray("ray.serve")
+    name = f"webgemma-{secrets.token_hex(8)}"
+    served = Served(models, options, gpus, name, os.getcwd())
+    return Replicas(served, count_replicas(replicas, gpus), num_gpus)
 
 
 def _keys(path: Path | None) -> list[str]:

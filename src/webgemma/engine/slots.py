@@ -54,7 +54,7 @@ class Slots:
         return self.cache.slots
 
     def make_plans(self, chunk: Inputs, rows: Inputs) -> Plans:
-        """Return the plans over these inputs: of a chunk of one conversation, of rows of several."""
+        """Return the plans over these inputs: a chunk of one conversation, rows of several."""
         hidden = self.memory.tensor(self.chunk, self.model.config.width, label="session")
         return Plans(self.model, self.kv, self.precision, chunk, rows, hidden, self.sampler)
 

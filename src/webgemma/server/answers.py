@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -93,17 +93,7 @@ class Answer:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer, unless the client leaves: then the reply ends at its next step."""
-        serving = asyncio.create_task(self._serve(scope, receive, send))
-        left = asyncio.create_task(_disconnected(receive))
-        try:
-            await asyncio.wait({serving, left}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            serving.cancel()
-            left.cancel()
-            await asyncio.wait({serving, left})
-        if not serving.cancelled():
-            with suppress(TimeoutError):  # without an end, the connection is closed
-                serving.result()
+        await until_left(self._serve(scope, receive, send), receive)
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         async with aclosing(self.ahead.iterate(self._pieces())) as pieces:
@@ -118,9 +108,9 @@ class Answer:
                 response = respond(self.dialect.error(error), error.status)
             else:
                 if self.request.stream:
-                    await self._stream(first, pieces, _patient(send))
+                    await self._stream(first, pieces, patient(send))
                     return
-        await response(scope, receive, _patient(send))
+        await response(scope, receive, patient(send))
 
     async def _pieces(self) -> AsyncGenerator[Indexed, None]:
         """Yield all pieces; the model is free when the last is written, whoever reads them when."""
@@ -181,13 +171,28 @@ class Answer:
         await write(last, more=False)
 
 
+async def until_left(answering: Coroutine[Any, Any, None], receive: Any) -> None:
+    """Answer a request until it is answered, or its client has left or reads no more."""
+    serving = asyncio.create_task(answering)
+    left = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({serving, left}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        serving.cancel()
+        left.cancel()
+        await asyncio.wait({serving, left})
+    if not serving.cancelled():
+        with suppress(TimeoutError):  # without an end, the connection is closed
+            serving.result()
+
+
 async def _disconnected(receive: Any) -> None:
     """Return when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _patient(send: Any) -> Any:
+def patient(send: Any) -> Any:
     """Return a `send` that waits only so long for a client; TimeoutError then."""
 
     async def sent(message: Any) -> None:

@@ -63,12 +63,6 @@ def make_app(
     ahead: Ahead | None = None,
 ) -> Starlette:
     """Return the application; `origins` are the pages that may use and read it."""
-    middleware = [Middleware(Guard, refuse=_refuse, loopback=loopback, origins=origins)]
-    if origins:
-        cors: Any = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
-        middleware.append(Middleware(CORSMiddleware, **cors))
-    middleware.append(Middleware(Keys, refuse=_refuse, keys=keys))
-    middleware.append(Middleware(HeldBodies))  # the innermost: those that were refused do not count
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -77,10 +71,21 @@ def make_app(
 
     return Starlette(
         routes=Routes(registry, ahead or Ahead()).all(),
-        middleware=middleware,
+        middleware=guards(loopback=loopback, keys=keys, origins=origins),
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error, Exception: _error},
     )
+
+
+def guards(*, loopback: bool, keys: Sequence[str], origins: Sequence[str]) -> list[Middleware]:
+    """Return what stands before all routes and refuses who may not use them."""
+    middleware = [Middleware(Guard, refuse=refuse, loopback=loopback, origins=origins)]
+    if origins:
+        cors: Any = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
+        middleware.append(Middleware(CORSMiddleware, **cors))
+    middleware.append(Middleware(Keys, refuse=refuse, keys=keys))
+    # The innermost: the bodies of those that were refused do not count.
+    return [*middleware, Middleware(HeldBodies)]
 
 
 def _is_anthropic(headers: Mapping[str, str]) -> bool:
@@ -96,7 +101,8 @@ def _error_form(scope: Any) -> ErrorBody:
     return anthropic.error if is_anthropic else error_body
 
 
-def _refuse(scope: Any, error: RequestError) -> Response:
+def refuse(scope: Any, error: RequestError) -> Response:
+    """Return an error as the client's API writes it."""
     return respond(_error_form(scope)(error), error.status)
 
 
@@ -107,13 +113,13 @@ def _http_error(request: HttpRequest, error: Exception) -> Response:
     sentence = f"There is nothing at {path[:200]}."
     if error.status_code == 405:
         sentence = f"{path[:200]} does not answer {request.method[:20]}."
-    response = _refuse(request.scope, RequestError(sentence, error.status_code))
+    response = refuse(request.scope, RequestError(sentence, error.status_code))
     response.headers.update(error.headers or {})
     return response
 
 
 def _error(request: HttpRequest, error: Exception) -> Response:
-    return _refuse(request.scope, as_request_error(error))
+    return refuse(request.scope, as_request_error(error))
 
 
 class Routes:

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 async def read(request: HttpRequest, parse: Callable[[Any], T], most: int = MAX_BODY_NBYTES) -> T:
     """Return what a body of JSON means; RequestError if it is too long, too slow or no JSON."""
-    data = await _body(request, most)
+    data = await read_bytes(request, most)
     if len(data) > SHORT_NBYTES:
         return await asyncio.to_thread(lambda: parse(_loads(data)))
     return parse(_loads(data))
@@ -41,12 +41,13 @@ async def read(request: HttpRequest, parse: Callable[[Any], T], most: int = MAX_
 
 async def read_form(request: HttpRequest, parse: Callable[[Form], T]) -> T:
     """Return what a form with files means; RequestError if it is too long, too slow or no form."""
-    data = await _body(request, MAX_BODY_NBYTES)
+    data = await read_bytes(request)
     kind = request.headers.get("content-type", "")
     return await asyncio.to_thread(lambda: parse(parse_form(data, kind)))
 
 
-async def _body(request: HttpRequest, most: int) -> bytes:
+async def read_bytes(request: HttpRequest, most: int = MAX_BODY_NBYTES) -> bytes:
+    """Return a body; RequestError if it is too long or too slow."""
     too_long = RequestError(f"The body is longer than {most >> 20} MiB.", 413)
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdecimal() and (len(length) > 18 or int(length) > most):

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,8 @@ from webgemma.errors import InputError
 from webgemma.server.access import check_keys, check_origin, is_loopback
 from webgemma.server.ahead import Ahead
 from webgemma.server.app import make_app
-from webgemma.server.registry import Registry
+
+MakeApp = Callable[..., Any]
 
 DEFAULT_HOST = "localhost"
 DEFAULT_PORT = 11434  # Ollama's: its clients need no setting
@@ -32,16 +33,18 @@ class Server:
 
     def __init__(
         self,
-        registry: Registry,
+        source: Any,
         host: str = DEFAULT_HOST,
         port: int | None = None,
         *,
         keys: Sequence[str] = (),
         origins: Sequence[str] = (),
         grace_seconds: float = GRACE_SECONDS,
+        make: MakeApp = make_app,
     ) -> None:
         """Listen on `port` (0: any), by default on DEFAULT_PORT or the next free one.
 
+        `make` makes the application from the source of its answers, which is a registry of models.
         InputError if that is not possible, or would be open to other machines without a key."""
         check_keys(keys, host)
         allowed = [check_origin(origin) for origin in origins]
@@ -50,9 +53,7 @@ class Server:
         shown = f"[{host.strip('[]')}]" if ":" in host else host
         self.url = f"http://{shown}:{self.port}"
         ahead = Ahead()
-        app = make_app(
-            registry, loopback=is_loopback(host), keys=keys, origins=allowed, ahead=ahead
-        )
+        app = make(source, loopback=is_loopback(host), keys=keys, origins=allowed, ahead=ahead)
         config = uvicorn.Config(
             app,
             http=_Connection,

@@ -162,7 +162,8 @@ class Matmul:
         shared: dict[str, Argument] = {**weight.arguments(part), **epilogue}
         shared |= {"rows": part.rows, **y.arguments}
         if isinstance(x, MadeRow):
-            team = MatvecTiling.for_made_row(weight, self.features, self.limits, x.most_groups_alone)
+            alone = x.most_groups_alone
+            team = MatvecTiling.for_made_row(weight, self.features, self.limits, alone)
             self._call_matvec(x.op, -(-part.rows // team.rows), x, team, **shared)
             return
         shared |= {"batch": self.batch, "x": x}
