@@ -231,8 +231,7 @@ def test_an_error_of_the_device_ends_all(model: Model, monkeypatch: pytest.Monke
         patch.setattr(batch.device, "run", lost)
         for generation in generations:
             with pytest.raises(DeviceError, match="lost"):
-                for _ in range(10):
-                    run_sync(generation.next())
+                results([generation], 10)
     batch.close()
 
 

@@ -17,9 +17,11 @@ from tolerance import F16_LOGITS
 
 from webgemma.denoising import Canvas, Denoising
 from webgemma.engine import selftest
+from webgemma.engine.batching import Batch
 from webgemma.engine.diffusion_session import DiffusionSession
 from webgemma.engine.selftest import check_matrix_units
 from webgemma.engine.session import Session
+from webgemma.engine.slots import Slots
 from webgemma.gemma.config import Config
 from webgemma.gemma.record.matrix_tiling import MatrixUnits
 from webgemma.gemma.weights import Model
@@ -29,6 +31,7 @@ from webgemma.reference.diffusion import DiffusionModel, SeededDraws
 from webgemma.reference.lora import AdaptedWeights, Pair
 from webgemma.reference.text import Cache, TextModel
 from webgemma.reference.weights import Weights
+from webgemma.settings import resolve
 from webgemma.sync import run_sync
 
 pytestmark = pytest.mark.usefixtures("matrix_units")
@@ -111,6 +114,36 @@ def test_logits_and_tokens_are_those_of_the_reference(
         tokens = take(session, IDS, 6)
     for at, token in enumerate(tokens):
         assert token == int(reference.forward(IDS + tokens[:at], last_only=True).argmax())
+
+
+@pytest.mark.parametrize("kind", ["text", "experts"])
+def test_conversations_that_decode_together(
+    kind: str, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From sixteen on, matrix units multiply them, except where matrices are small."""
+    monkeypatch.setattr("webgemma.gemma.record.matmul.FEWEST_WEIGHTS", 4000)
+    gguf, config = open_tiny(KINDS[kind])
+    reference = TextModel(config, Weights(gguf))
+    model = run_sync(Model.load(gguf, config, device()))
+    batch = Batch(Slots(model, 64, precision="f16", count=16))
+    prompts = [IDS[at : at + 9] for at in range(16)]
+    generations = []
+    for index, ids in enumerate(prompts):
+        session = Session.in_slot(batch, index)
+        generations.append(run_sync(session.begin(ids, resolve({"temperature": 0}), 0)))
+    read = calls["matmul matrix_units"]
+    for _ in range(3):
+        for ids, generation in zip(prompts, generations, strict=True):
+            sampled = run_sync(generation.next())
+            assert sampled is not None
+            (logits,) = reference.forward(ids, last_only=True)
+            assert logits.max() - logits[sampled.token] <= F16_LOGITS * logits.std()
+            ids.append(sampled.token)
+    assert calls["matmul matrix_units"] > read
+    assert calls["matmul_software"] > 0  # as matvec is called on a software GPU
+    assert (calls["expert_matmul matrix_units"] > 0) == (kind == "experts")
+    batch.close()
+    model.close()
 
 
 @pytest.mark.parametrize(("format", "ffn"), [("F16", 20), ("F32", 32)])
