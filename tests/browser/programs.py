@@ -182,9 +182,11 @@ def record_all(session: Session) -> None:
     for rows in PLAN_ROWS:
         plans.get(PlanKey("read", rows))
         plans.get(PlanKey("logits", rows))
-    session._allocate_soft_tokens()
+    session.slots.allocate_soft_tokens()
     for rows in PLAN_ROWS[1:]:
         plans.get(PlanKey("read", rows, soft=True))
     for greedy, top in product((False, True), (False, True)):
         plans.get(PlanKey("sample", greedy=greedy, top_logprobs=top))
         plans.get(PlanKey("decode", greedy=greedy, top_logprobs=top))
+    for rows in (2, 8, 16):  # several conversations
+        plans.get(PlanKey("decode", rows, greedy=True))

@@ -85,21 +85,26 @@ class KvCache:
     def copy_slot(
         self, slot: int, source: "KvCache", source_slot: int, length: int, lost: int
     ) -> None:
-        """Copy the first `length` positions of a slot of a cache with the same shapes."""
+        """Copy the first `length` positions of a slot of a cache that has the same layers.
+
+        Their rings may have other lengths; positions before `lost` have left them."""
         for layer in self._layers:
-            wrapped = layer.sliding and lost > 0
-            positions = self._rings[layer.index] if wrapped else length
-            nbytes = positions * self._position_nbytes(layer)
-            if not nbytes:
-                continue
+            each = self._position_nbytes(layer)
             mine, theirs = self.layers[layer.index], source.layers[layer.index]
-            to, at = slot * self._slot_nbytes(layer), source_slot * source._slot_nbytes(layer)
-            for tensor, copied in ((mine.k, theirs.k), (mine.v, theirs.v)):
-                if source is self:
-                    self._copy_within(tensor, at, to, nbytes)
-                else:
-                    self.device.copy(copied.buffer, tensor.buffer, nbytes, at, to)
-        if source is self:
+            at = max(lost, length - mine.ring) if layer.sliding else 0
+            while at < length:
+                to, line = at % mine.ring, at % theirs.ring
+                count = min(length - at, mine.ring - to, theirs.ring - line)
+                first_to = (slot * mine.ring + to) * each
+                first = (source_slot * theirs.ring + line) * each
+                for tensor, copied in ((mine.k, theirs.k), (mine.v, theirs.v)):
+                    if source is self:
+                        self._copy_within(tensor, first, first_to, count * each)
+                    else:
+                        nbytes = count * each
+                        self.device.copy(copied.buffer, tensor.buffer, nbytes, first, first_to)
+                at += count
+        if self._copies.calls:
             plan = self._copies.plan()
             self._copies.calls.clear()
             self.device.run(plan)
