@@ -34,6 +34,7 @@ _running = threading.local()  # .job: the _Job that this thread drives, if any; 
 
 
 _turn: ContextVar[Turn | None] = ContextVar("turn", default=None)  # of the stream that is driven
+_driver: ContextVar[object] = ContextVar("driver", default=None)  # the task that drives, in a tab
 
 
 class Detached:
@@ -62,8 +63,13 @@ def iterate_sync(stream: AsyncGenerator[T, None]) -> Iterator[T]:
 
 
 def is_driven() -> bool:
-    """Return whether `run_sync` drives the running code, which therefore has to block."""
-    return getattr(_running, "depth", 0) > 0
+    """Return whether a worker drives the running code, which has its lock.
+
+    Natively such code has to block."""
+    if getattr(_running, "depth", 0) > 0:
+        return True
+    driver = _driver.get()
+    return driver is not None and driver is asyncio.current_task()
 
 
 def current_turn() -> Turn | None:
@@ -160,6 +166,7 @@ class Worker:
     def __init__(self, lock: FairLock | None = None) -> None:
         self.lock = lock or FairLock()
         self.turns = Turns()
+        self._gate = asyncio.Lock()  # in a browser, where tasks take the lock's place
         self._thread: ThreadPoolExecutor | None = None
         _workers.add(self)
 
@@ -276,7 +283,7 @@ class Worker:
     async def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine that this worker's thread drives, whoever has the turn."""
         if IN_BROWSER:
-            return await coroutine
+            return await self._drive_here(coroutine)
         job = _Job(self.lock)
         outcome: Future[Callable[[], T]] = self._submit(
             copy_context().run, self._outcome, coroutine, job
@@ -289,6 +296,22 @@ class Worker:
                 coroutine.close()  # it has not begun
             await _finished(outcome)
             raise
+
+    async def _drive_here(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine in this task, while no other one drives something."""
+        if is_driven():
+            return await coroutine
+        try:
+            await self._gate.acquire()
+        except BaseException:
+            coroutine.close()
+            raise
+        before = _driver.set(asyncio.current_task())
+        try:
+            return await coroutine
+        finally:
+            _driver.reset(before)
+            self._gate.release()
 
     def _submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call a function in this worker's thread."""
