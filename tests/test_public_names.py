@@ -23,6 +23,7 @@ PUBLIC = {
     "Reply",
     "ReplyParser",
     "Settings",
+    "Slot",
     "StorageError",
     "Tokenizer",
     "ToolCall",

@@ -7,6 +7,7 @@ TYPE_CHECKING = False  # as in typing, which takes longer to import than all of 
 if TYPE_CHECKING:
     from webgemma.api import Gemma
     from webgemma.denoising import Canvas
+    from webgemma.engine.interface import Slot
     from webgemma.errors import (
         DeviceError,
         DeviceLostError,
@@ -48,6 +49,7 @@ __all__ = [
     "Reply",
     "ReplyParser",
     "Settings",
+    "Slot",
     "StorageError",
     "Tokenizer",
     "ToolCall",
@@ -59,7 +61,16 @@ __all__ = [
 ]
 
 _MODULES = (  # of the public names; the first one imports most of the others
-    *("api", "denoising", "errors", "gguf.reader", "lora.adapter", "lora.loading", "replies"),
+    *(
+        "api",
+        "denoising",
+        "engine.interface",
+        "errors",
+        "gguf.reader",
+        "lora.adapter",
+        "lora.loading",
+        "replies",
+    ),
     *("settings", "text.chat", "text.parser", "text.tokenizer"),
 )
 

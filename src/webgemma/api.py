@@ -22,7 +22,15 @@ from typing import (
 
 from webgemma.engine.batching import not_finite
 from webgemma.engine.gpu import GpuEngine
-from webgemma.engine.interface import DeviceName, Engine, EngineOptions, KvName, PrecisionName
+from webgemma.engine.interface import (
+    DeviceName,
+    Engine,
+    EngineOptions,
+    KvName,
+    PrecisionName,
+    Slot,
+    check_slots,
+)
 from webgemma.engine.opening import open_engine
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
@@ -144,6 +152,7 @@ class Gemma:
         precision: PrecisionName = "auto",
         gpu: str | None = None,
         memory_gb: float | None = None,
+        slots: int | None = None,
         progress: Progress | None = None,
         mmproj: str | os.PathLike[str] | Source | None = None,
         lora: Lora = None,
@@ -168,6 +177,10 @@ class Gemma:
           works in some hundred megabytes more). If the model needs more than that, or than the GPU
           has, its table of per-layer embeddings stays in the file, which makes each token a little
           slower; a model that still does not fit is refused before it is loaded.
+        - `slots`: how many conversations the GPU computes at once, at most (1 to 64). Each has a
+          cache of its own. A number: their memory is taken now, and the model is refused if there
+          is too little. None: up to 4, or as many as `memory_gb` and the GPU have memory for, which
+          is taken when they are first needed.
         - `progress`: called with the bytes that are loaded and their total; it may raise to end
           loading.
         - `mmproj`: the file of the vision and audio encoders, if it is neither the model's own file
@@ -176,6 +189,7 @@ class Gemma:
         for file in (model, mmproj):
             if is_address(file) and not has_event_loop():
                 raise needs_await(file)
+        conversations = check_slots(slots)
         found = with_mmproj(find_model(model), mmproj)
         defaults = found.defaults()
         gguf = await found.aopen()
@@ -191,6 +205,7 @@ class Gemma:
                 precision=precision,
                 gpu=gpu,
                 memory_gb=memory_gb,
+                slots=conversations,
                 progress=None if progress is None else _reporter(progress),
                 label=found.label,
                 projectors=found.projectors,
@@ -494,6 +509,14 @@ class Gemma:
         )
 
     # The engine
+
+    @property
+    def slots(self) -> list[Slot]:
+        """What computes conversations side by side: which are busy, and the tokens they hold.
+
+        On the CPU it is one."""
+        states = self._engine.slot_states(len(self.worker.turns.streams))
+        return [Slot(n, busy, tokens, self.context) for n, (busy, tokens) in enumerate(states)]
 
     @property
     def memory_nbytes(self) -> int:

@@ -37,10 +37,18 @@ _turn: ContextVar[Turn | None] = ContextVar("turn", default=None)  # of the stre
 _driver: ContextVar[object] = ContextVar("driver", default=None)  # the task that drives, in a tab
 
 
-class Detached:
-    """The first item of a stream that needs neither the worker's thread nor its lock for the rest.
+class ForDriver:
+    """An item of a stream that is for who drives it; readers never get it."""
 
-    From then on it is driven by the event loop that reads it. Readers never get this item."""
+
+class Detached(ForDriver):
+    """Says that a stream needs neither the worker's thread nor its lock for the rest.
+
+    From then on it is driven by the event loop that reads it."""
+
+
+class Deferred(ForDriver):
+    """Says that a stream cannot go on beside those that have their turn: it waits for another."""
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -198,7 +206,11 @@ class Worker:
                     item = context.run(self._run, _next(stream))
                 except StopAsyncIteration:
                     return
-                if not isinstance(item, Detached):
+                if isinstance(item, Deferred):
+                    self.turns.end(turn)
+                    turn = self.turns.wait(is_stream=True)
+                    context.run(_turn.set, turn)
+                elif not isinstance(item, ForDriver):
                     yield item
         finally:
             try:
@@ -235,9 +247,13 @@ class Worker:
                     item = await (anext(stream) if detached else self.drive(_next(stream)))
                 except StopAsyncIteration:
                     return
-                if isinstance(item, Detached):
+                if isinstance(item, Deferred):
+                    self.turns.end(turn)
+                    turn = await self.turns.await_turn(is_stream=True)
+                    _turn.set(turn)
+                elif isinstance(item, Detached):
                     detached = True
-                else:
+                elif not isinstance(item, ForDriver):
                     yield item
         finally:
             try:
@@ -245,9 +261,18 @@ class Worker:
             finally:
                 self.turns.end(turn)
 
+    async def next_item(self, stream: AsyncGenerator[T, None], *, detached: bool) -> T:
+        """Return the next item of a stream that is read inside another one."""
+        is_here = detached or is_driven()
+        return await (anext(stream) if is_here else self.drive(_next(stream)))
+
+    async def close_stream(self, stream: AsyncGenerator[Any, None]) -> None:
+        """Close a stream that is read inside another one."""
+        await (stream.aclose() if is_driven() else self.drive(_close(stream)))
+
     def breathe(self) -> None:
-        """Let others have the lock that the running code has, where somebody waits for it."""
-        if not IN_BROWSER:
+        """Let others have the lock, if the running code has it and somebody waits for it."""
+        if not IN_BROWSER and is_driven():
             self.lock.breathe()
 
     @contextmanager
