@@ -7,6 +7,7 @@ import webgemma
 
 PUBLIC = {
     "Adapter",
+    "BatchReply",
     "Canvas",
     "Chat",
     "DeviceError",

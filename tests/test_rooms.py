@@ -19,12 +19,13 @@ ROOMS = (
     *("errors", "values", "fair_lock", "turns", "sync", "progress", "javascript"),
     *("gguf", "text", "settings", "sampler", "denoising", "images", "device"),
     *("kernels", "graph", "gemma", "reference", "media", "engine", "lora"),
-    *("models", "replies", "api", "convert", "diagnostics", "web", "server", "llm_plugin", "cli"),
+    *("models", "replies", "batches", "api", "convert", "diagnostics", "web", "server"),
+    *("llm_plugin", "cli"),
 )
 LOOSE = {  # modules beside the folders
-    *("__init__", "__main__", "api", "models", "settings", "replies", "sampler", "denoising"),
-    *("images", "graph", "errors", "values", "progress", "javascript", "sync", "turns", "fair_lock"),
-    "llm_plugin",
+    *("__init__", "__main__", "api", "models", "settings", "replies", "batches", "sampler"),
+    *("denoising", "images", "graph", "errors", "values", "progress", "javascript", "sync"),
+    *("turns", "fair_lock", "llm_plugin"),
 }
 
 # The files of the native device.

@@ -6,6 +6,7 @@ once and can answer Ctrl-C from its first instant."""
 TYPE_CHECKING = False  # as in typing, which takes longer to import than all of this file
 if TYPE_CHECKING:
     from webgemma.api import Gemma
+    from webgemma.batches import BatchReply
     from webgemma.denoising import Canvas
     from webgemma.engine.interface import Slot
     from webgemma.errors import (
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Adapter",
+    "BatchReply",
     "Canvas",
     "Chat",
     "DeviceError",
@@ -63,6 +65,7 @@ __all__ = [
 _MODULES = (  # of the public names; the first one imports most of the others
     *(
         "api",
+        "batches",
         "denoising",
         "engine.interface",
         "errors",

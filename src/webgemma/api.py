@@ -20,6 +20,7 @@ from typing import (
     get_args,
 )
 
+from webgemma.batches import BatchReply, replies_beside
 from webgemma.engine.batching import not_finite
 from webgemma.engine.gpu import GpuEngine
 from webgemma.engine.interface import (
@@ -32,7 +33,7 @@ from webgemma.engine.interface import (
     check_slots,
 )
 from webgemma.engine.opening import open_engine
-from webgemma.errors import InputError
+from webgemma.errors import InputError, WebgemmaError
 from webgemma.gemma.config import Config
 from webgemma.gguf.sources import Source
 from webgemma.images import BUDGET
@@ -85,6 +86,7 @@ class Gemma:
 
     - `chat(messages, tools=…, think=…, continue_last=…, …)` replies to a conversation, and
       `generate(prompt, …)` continues a text; both yield pieces as they are generated.
+    - `batch(prompts, …)` replies to many conversations, side by side on the model's `slots`.
     - `count_tokens(messages, …)` and `render(messages, …)` say what the prompt of a chat is.
     - `logits(ids)`, `encode_image(image)` and `encode_audio(audio)` return arrays.
     - `set_lora(lora)` applies adapters; `fork()`, `save(path)` and `restore(path)` are for
@@ -353,6 +355,49 @@ class Gemma:
 
     chat = plain_stream(_chat)
     achat = asynchronous_stream(_chat)
+
+    async def _batch(
+        self,
+        prompts: Sequence[str | Sequence[Message]],
+        *,
+        tools: Sequence[Tool] | None = None,
+        think: bool = False,
+        continue_last: bool = False,
+        overflow: Overflow = "drop",
+        progress: Progress | None = None,
+        **settings: Unpack[Settings],
+    ) -> AsyncGenerator[tuple[int, BatchReply | WebgemmaError], None]:
+        """Reply to many `prompts`, texts or conversations; yield (index, reply) as replies finish.
+
+        As many are computed side by side as the model has slots that nobody else uses. `tools`,
+        `think`, `continue_last`, `overflow` and the settings are those of `chat`, for each of them:
+        a seed is the same for all. A prompt that cannot be answered has its error instead of a
+        reply, and the others go on. `progress` is called with how many are finished and their
+        total, and may raise to end all. Closing the iterator ends what is being written."""
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+            raise wrong_type(prompts, "prompts", "a list of texts or conversations")
+        self._resolve(settings)
+        report, total, finished = _reporter(progress), len(prompts), 0
+        streams = (
+            self._chat(
+                prompt,
+                tools=tools,
+                think=think,
+                continue_last=continue_last,
+                overflow=overflow,
+                **settings,
+            )
+            for prompt in list(prompts)
+        )
+        async with aclosing(replies_beside(self.worker, streams)) as outcomes:
+            async for outcome in outcomes:
+                if isinstance(outcome, tuple):
+                    finished += 1
+                    report(finished, total)
+                yield outcome
+
+    batch = plain_stream(_batch)
+    abatch = asynchronous_stream(_batch)
 
     async def _count_tokens(
         self,
