@@ -85,20 +85,25 @@ class KvCache:
     def copy_slot(
         self, slot: int, source: "KvCache", source_slot: int, length: int, lost: int
     ) -> None:
-        """Copy the first `length` positions of a slot of a cache with the same shapes."""
+        """Copy the first `length` positions of a slot of a cache of the same layers.
+
+        A ring from which positions are lost is copied whole or, into one of another length, from
+        its first position that is not."""
         for layer in self._layers:
-            wrapped = layer.sliding and lost > 0
-            positions = self._rings[layer.index] if wrapped else length
-            nbytes = positions * self._position_nbytes(layer)
-            if not nbytes:
-                continue
             mine, theirs = self.layers[layer.index], source.layers[layer.index]
-            to, at = slot * self._slot_nbytes(layer), source_slot * source._slot_nbytes(layer)
-            for tensor, copied in ((mine.k, theirs.k), (mine.v, theirs.v)):
-                if source is self:
-                    self._copy_within(tensor, at, to, nbytes)
-                else:
-                    self.device.copy(copied.buffer, tensor.buffer, nbytes, at, to)
+            each = self._position_nbytes(layer)
+            wrapped = layer.sliding and lost > 0
+            runs = [(0, mine.ring if wrapped else length)]
+            if wrapped and mine.ring != theirs.ring:
+                runs = list(_common_runs(lost, length, mine.ring, theirs.ring))
+            for first, count in runs:
+                to = (slot * mine.ring + first % mine.ring) * each
+                at = (source_slot * theirs.ring + first % theirs.ring) * each
+                for tensor, copied in ((mine.k, theirs.k), (mine.v, theirs.v)):
+                    if count and source is self:
+                        self._copy_within(tensor, at, to, count * each)
+                    elif count:
+                        self.device.copy(copied.buffer, tensor.buffer, count * each, at, to)
         if source is self:
             plan = self._copies.plan()
             self._copies.calls.clear()
@@ -149,6 +154,14 @@ class KvCache:
         words = self.slots * self._slot_nbytes(layer) // 4
         k, v = (self._memory.tensor(words, label="KV cache") for _ in range(2))
         return LayerCache(k, v, self._rings[layer.index])
+
+
+def _common_runs(first: int, end: int, ring: int, other: int) -> Iterator[tuple[int, int]]:
+    """Yield positions and counts that are contiguous in two rings."""
+    while first < end:
+        count = min(end - first, ring - first % ring, other - first % other)
+        yield first, count
+        first += count
 
 
 class CacheSlot:
