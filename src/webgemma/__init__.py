@@ -63,18 +63,9 @@ __all__ = [
 ]
 
 _MODULES = (  # of the public names; the first one imports most of the others
-    *(
-        "api",
-        "batches",
-        "denoising",
-        "engine.interface",
-        "errors",
-        "gguf.reader",
-        "lora.adapter",
-        "lora.loading",
-        "replies",
-    ),
-    *("settings", "text.chat", "text.parser", "text.tokenizer"),
+    *("api", "batches", "denoising", "engine.interface", "errors", "gguf.reader"),
+    *("lora.adapter", "lora.loading", "replies", "settings"),
+    *("text.chat", "text.parser", "text.tokenizer"),
 )
 
 
