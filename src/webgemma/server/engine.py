@@ -45,8 +45,10 @@ class Engine:
         self._check(request)
         jobs, unread = self._jobs(request), asyncio.Queue[Indexed | Exception | None](MAX_UNREAD)
         at_once = islice(jobs, len(self.model.slots))
+        read = [asyncio.Event() for _ in range(max(1, len(request.prompts)))]
         writers = [
-            asyncio.create_task(self._write(request, job, jobs, unread)) for job in list(at_once)
+            asyncio.create_task(self._write(request, job, jobs, read, unread))
+            for job in list(at_once)
         ]
         self._requests.append(writers)
         running = len(writers)
@@ -70,16 +72,24 @@ class Engine:
         request: Request,
         job: Job | None,
         jobs: Iterator[Job],
+        read: Sequence[asyncio.Event],
         unread: "asyncio.Queue[Indexed | Exception | None]",
     ) -> None:
-        """Write a reply, then others of which nobody has begun one; at the end None or an error."""
+        """Write a reply, then others of which nobody has begun one; at the end None or an error.
+
+        The first reply to a prompt reads it; the others wait for that, and copy what it read."""
         end = None
         try:
             while job is not None:
                 index, settings, prompt = job
+                number, choice = divmod(index, request.choices)
+                if choice:
+                    await read[number].wait()
                 async with aclosing(self._reply(request, prompt, settings)) as pieces:
                     async for piece in pieces:
+                        read[number].set()
                         await unread.put((index, piece))
+                read[number].set()
                 job = next(jobs, None)
         except Exception as error:
             end = error
