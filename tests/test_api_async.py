@@ -321,16 +321,20 @@ def test_calls_from_several_tasks_follow_each_other(gemma: Gemma) -> None:
 
 
 def test_a_plain_call_between_the_pieces_of_a_reply(gemma: Gemma) -> None:
-    """A task does not wait for itself: its next reply ends the one before."""
+    """A task does not wait for itself: without a free slot its next reply ends the one before."""
+    expected = reply(gemma, STORY, 8)
 
     async def interrupt() -> str:
         stream = gemma.achat(STORY, temperature=0, max_tokens=8)
-        await anext(stream)
+        first = await anext(stream)
         assert reply(gemma) == ANSWER
-        return await text_of(stream)
+        return first.text + await text_of(stream)
 
-    with pytest.raises(InputError, match="same caller has begun another one"):
-        asyncio.run(interrupt())
+    if len(gemma.slots) == 1:
+        with pytest.raises(InputError, match="same caller has begun another one"):
+            asyncio.run(interrupt())
+    else:
+        assert asyncio.run(interrupt()) == expected
     assert reply(gemma) == ANSWER
 
 

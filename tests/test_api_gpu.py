@@ -181,12 +181,14 @@ def test_a_fork_is_a_separate_conversation(path: Path) -> None:
         tokens(fork, [2, 30], 1)
 
 
-def test_two_generations_at_once_need_a_fork(gemma: Gemma) -> None:
+def test_two_generations_at_once_have_a_slot_each(gemma: Gemma) -> None:
+    expected = [tokens(gemma, ids, 9, temperature=0) for ids in ([2, 30], [2, 50])]
     one = gemma.generate([2, 30], temperature=0, max_tokens=9)
-    next(one)
-    next(gemma.generate([2, 50], temperature=0, max_tokens=9))
-    with pytest.raises(InputError, match="give each conversation a fork"):
-        next(one)
+    first = next(one).token
+    two = gemma.generate([2, 50], temperature=0, max_tokens=9)
+    second = next(two).token
+    assert [first, *(piece.token for piece in one)] == expected[0]
+    assert [second, *(piece.token for piece in two)] == expected[1]
 
 
 GPU_ONLY: list[Callable[[Gemma, Path], object]] = [

@@ -10,7 +10,7 @@ from webgemma.settings import SETTINGS, Settings
 
 PAIRS = (
     *("load", "logits", "generate", "chat", "count_tokens", "encode_image", "encode_audio"),
-    *("save", "restore"),
+    *("batch", "save", "restore"),
 )
 
 
@@ -28,7 +28,7 @@ def test_both_faces_have_the_same_signature(name: str) -> None:
     assert plain.__module__ == asynchronous.__module__ == "webgemma.api"
 
 
-@pytest.mark.parametrize("name", ["chat", "achat", "generate", "agenerate"])
+@pytest.mark.parametrize("name", ["chat", "achat", "generate", "agenerate", "batch", "abatch"])
 def test_help_names_and_explains_every_setting(name: str) -> None:
     text = pydoc.render_doc(getattr(Gemma, name), renderer=pydoc.plaintext)
     parameters = inspect.signature(getattr(Gemma, name)).parameters
@@ -41,7 +41,7 @@ def test_help_names_and_explains_every_setting(name: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "a"])
 def test_help_explains_every_parameter(prefix: str) -> None:
-    for name in ("load", "chat"):
+    for name in ("load", "chat", "batch"):
         face = getattr(Gemma, prefix + name)
         text = pydoc.render_doc(face, renderer=pydoc.plaintext)
         own = set(inspect.signature(face).parameters) - {"self", "messages", *SETTINGS}
@@ -53,7 +53,7 @@ def test_help_explains_every_parameter(prefix: str) -> None:
 def test_every_coroutine_has_two_faces() -> None:
     public = [name for name in dir(Gemma) if not name.startswith("_")]
     awaited = {name for name in public if inspect.iscoroutinefunction(getattr(Gemma, name))}
-    streams = {"agenerate", "achat"}
+    streams = {"agenerate", "achat", "abatch"}
     assert awaited | streams == {"a" + name for name in PAIRS}
     coroutines = {
         name

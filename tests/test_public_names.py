@@ -7,6 +7,7 @@ import webgemma
 
 PUBLIC = {
     "Adapter",
+    "BatchReply",
     "Canvas",
     "Chat",
     "DeviceError",
@@ -23,6 +24,7 @@ PUBLIC = {
     "Reply",
     "ReplyParser",
     "Settings",
+    "Slot",
     "StorageError",
     "Tokenizer",
     "ToolCall",

@@ -19,13 +19,13 @@ ROOMS = (
     *("errors", "values", "fair_lock", "turns", "sync", "progress", "javascript"),
     *("gguf", "text", "settings", "sampler", "denoising", "images", "device"),
     *("kernels", "graph", "gemma", "reference", "media", "engine", "lora"),
-    *("models", "replies", "api", "convert", "diagnostics", "web", "server"),
+    *("models", "replies", "batches", "api", "convert", "diagnostics", "web", "server"),
     *("llm_plugin", "distributed", "cli"),
 )
 LOOSE = {  # modules beside the folders
     *("__init__", "__main__", "api", "models", "settings", "replies", "sampler", "denoising"),
     *("images", "graph", "errors", "values", "progress", "javascript", "sync", "turns"),
-    *("fair_lock", "llm_plugin"),
+    *("fair_lock", "batches", "llm_plugin"),
 }
 
 # The files of the native device.

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from webgemma import Gemma, InputError
-from webgemma.sync import Worker
+from webgemma.sync import Deferred, Worker
+from webgemma.turns import Turns
 
 QUESTIONS = [f"What is {number} + {number + 3}?" for number in range(8)]
 SETTINGS: dict[str, Any] = {"max_tokens": 12, "seed": 5}
@@ -206,6 +207,88 @@ def test_a_plain_call_goes_before_the_waiting_tasks_of_its_loop() -> None:
         holder.join()
 
     asyncio.run(main())
+
+
+def test_streams_get_their_turns_in_order() -> None:
+    """Where several have theirs at once, a call waits for all of them, and who comes later waits
+    behind the call."""
+    worker, began = Worker(), list[str]()
+    worker.turns.capacity = 2
+
+    async def stream(name: str, length: int) -> None:
+        async for _ in worker.aiterate(letters("x" * length)):
+            if name not in began:
+                began.append(name)
+            assert len(worker.turns.streams) <= 2
+
+    async def value() -> None:
+        began.append("call")
+        assert not worker.turns.streams
+
+    async def main() -> None:
+        jobs = [stream("a", 5), stream("b", 2), stream("c", 3), worker.arun(value())]
+        await asyncio.gather(*jobs, stream("d", 1), stream("e", 1))
+
+    asyncio.run(main())
+    assert began == ["a", "b", "c", "call", "d", "e"]
+
+
+def test_another_turn_of_the_same_caller() -> None:
+    turns = Turns(3)
+    one = turns.wait(is_stream=True)
+    two, three = turns.another(one), turns.another(one)
+    assert two is not None
+    assert three is not None
+    assert turns.another(one) is None  # there are three
+    turns.end(two)
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(turns.wait, is_stream=True).result()
+        waiting = pool.submit(turns.wait, is_stream=True)
+        while len(turns._queue) < 4:
+            pass
+        turns.end(three)
+        assert waiting.result() in turns.streams
+        turns.end(other)
+        turns.end(waiting.result())
+        call = pool.submit(turns.wait, is_stream=False)
+        while len(turns._queue) < 2:
+            pass
+        assert turns.another(one) is None  # somebody waits
+        turns.end(one)
+        assert turns.another(one) is None  # it has ended
+        turns.end(call.result())
+    assert turns.another(None) is None
+    assert not turns._queue
+
+
+def test_a_stream_that_cannot_go_on_waits_for_another_turn() -> None:
+    """As one does for whose conversation there turns out to be no memory."""
+    worker, busy = Worker(), [False]
+    worker.turns.capacity = 2
+
+    async def one_at_a_time(text: str) -> AsyncGenerator[Any, None]:
+        while busy[0]:
+            worker.turns.capacity = 1
+            yield Deferred()
+        busy[0] = True
+        try:
+            for letter in text:
+                yield letter
+        finally:
+            busy[0] = False
+
+    async def read(text: str) -> str:
+        return "".join([letter async for letter in worker.aiterate(one_at_a_time(text))])
+
+    async def main() -> list[str]:
+        return await asyncio.gather(*map(read, ("abc", "def", "ghi")))
+
+    assert asyncio.run(main()) == ["abc", "def", "ghi"]
+    worker.turns.capacity = 2
+    with ThreadPoolExecutor(3) as pool:
+        iterate = lambda text: "".join(worker.iterate(one_at_a_time(text)))  # noqa: E731
+        assert list(pool.map(iterate, ("abc", "def", "ghi"))) == ["abc", "def", "ghi"]
+    assert not worker.turns._queue
 
 
 def test_cancelled_while_waiting() -> None:

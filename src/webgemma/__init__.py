@@ -6,7 +6,9 @@ once and can answer Ctrl-C from its first instant."""
 TYPE_CHECKING = False  # as in typing, which takes longer to import than all of this file
 if TYPE_CHECKING:
     from webgemma.api import Gemma
+    from webgemma.batches import BatchReply
     from webgemma.denoising import Canvas
+    from webgemma.engine.interface import Slot
     from webgemma.errors import (
         DeviceError,
         DeviceLostError,
@@ -32,6 +34,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Adapter",
+    "BatchReply",
     "Canvas",
     "Chat",
     "DeviceError",
@@ -48,6 +51,7 @@ __all__ = [
     "Reply",
     "ReplyParser",
     "Settings",
+    "Slot",
     "StorageError",
     "Tokenizer",
     "ToolCall",
@@ -59,8 +63,9 @@ __all__ = [
 ]
 
 _MODULES = (  # of the public names; the first one imports most of the others
-    *("api", "denoising", "errors", "gguf.reader", "lora.adapter", "lora.loading", "replies"),
-    *("settings", "text.chat", "text.parser", "text.tokenizer"),
+    *("api", "batches", "denoising", "engine.interface", "errors", "gguf.reader"),
+    *("lora.adapter", "lora.loading", "replies", "settings"),
+    *("text.chat", "text.parser", "text.tokenizer"),
 )
 
 

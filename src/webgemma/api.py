@@ -20,11 +20,20 @@ from typing import (
     get_args,
 )
 
+from webgemma.batches import BatchReply, replies_beside
 from webgemma.engine.batching import not_finite
 from webgemma.engine.gpu import GpuEngine
-from webgemma.engine.interface import DeviceName, Engine, EngineOptions, KvName, PrecisionName
+from webgemma.engine.interface import (
+    DeviceName,
+    Engine,
+    EngineOptions,
+    KvName,
+    PrecisionName,
+    Slot,
+    check_slots,
+)
 from webgemma.engine.opening import open_engine
-from webgemma.errors import InputError
+from webgemma.errors import InputError, WebgemmaError
 from webgemma.gemma.config import Config
 from webgemma.gguf.sources import Source
 from webgemma.images import BUDGET
@@ -77,6 +86,7 @@ class Gemma:
 
     - `chat(messages, tools=…, think=…, continue_last=…, …)` replies to a conversation, and
       `generate(prompt, …)` continues a text; both yield pieces as they are generated.
+    - `batch(prompts, …)` replies to many conversations, side by side on the model's `slots`.
     - `count_tokens(messages, …)` and `render(messages, …)` say what the prompt of a chat is.
     - `logits(ids)`, `encode_image(image)` and `encode_audio(audio)` return arrays.
     - `set_lora(lora)` applies adapters; `fork()`, `save(path)` and `restore(path)` are for
@@ -144,6 +154,7 @@ class Gemma:
         precision: PrecisionName = "auto",
         gpu: str | None = None,
         memory_gb: float | None = None,
+        slots: int | None = None,
         progress: Progress | None = None,
         mmproj: str | os.PathLike[str] | Source | None = None,
         lora: Lora = None,
@@ -168,6 +179,10 @@ class Gemma:
           works in some hundred megabytes more). If the model needs more than that, or than the GPU
           has, its table of per-layer embeddings stays in the file, which makes each token a little
           slower; a model that still does not fit is refused before it is loaded.
+        - `slots`: how many conversations the GPU computes at once, at most (1 to 64). Each has a
+          cache of its own. A number: their memory is taken now, and the model is refused if there
+          is too little. None: up to 4, or as many as `memory_gb` and the GPU have memory for, which
+          is taken when they are first needed.
         - `progress`: called with the bytes that are loaded and their total; it may raise to end
           loading.
         - `mmproj`: the file of the vision and audio encoders, if it is neither the model's own file
@@ -176,6 +191,7 @@ class Gemma:
         for file in (model, mmproj):
             if is_address(file) and not has_event_loop():
                 raise needs_await(file)
+        conversations = check_slots(slots)
         found = with_mmproj(find_model(model), mmproj)
         defaults = found.defaults()
         gguf = await found.aopen()
@@ -191,6 +207,7 @@ class Gemma:
                 precision=precision,
                 gpu=gpu,
                 memory_gb=memory_gb,
+                slots=conversations,
                 progress=None if progress is None else _reporter(progress),
                 label=found.label,
                 projectors=found.projectors,
@@ -338,6 +355,49 @@ class Gemma:
 
     chat = plain_stream(_chat)
     achat = asynchronous_stream(_chat)
+
+    async def _batch(
+        self,
+        prompts: Sequence[str | Sequence[Message]],
+        *,
+        tools: Sequence[Tool] | None = None,
+        think: bool = False,
+        continue_last: bool = False,
+        overflow: Overflow = "drop",
+        progress: Progress | None = None,
+        **settings: Unpack[Settings],
+    ) -> AsyncGenerator[tuple[int, BatchReply | WebgemmaError], None]:
+        """Reply to many `prompts`, texts or conversations; yield (index, reply) as replies finish.
+
+        As many are computed side by side as the model has slots that nobody else uses. `tools`,
+        `think`, `continue_last`, `overflow` and the settings are those of `chat`, for each of them:
+        a seed is the same for all. A prompt that cannot be answered has its error instead of a
+        reply, and the others go on. `progress` is called with how many are finished and their
+        total, and may raise to end all. Closing the iterator ends what is being written."""
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+            raise wrong_type(prompts, "prompts", "a list of texts or conversations")
+        self._resolve(settings)
+        report, total, finished = _reporter(progress), len(prompts), 0
+        streams = (
+            self._chat(
+                prompt,
+                tools=tools,
+                think=think,
+                continue_last=continue_last,
+                overflow=overflow,
+                **settings,
+            )
+            for prompt in list(prompts)
+        )
+        async with aclosing(replies_beside(self.worker, streams)) as outcomes:
+            async for outcome in outcomes:
+                if isinstance(outcome, tuple):
+                    finished += 1
+                    report(finished, total)
+                yield outcome
+
+    batch = plain_stream(_batch)
+    abatch = asynchronous_stream(_batch)
 
     async def _count_tokens(
         self,
@@ -494,6 +554,14 @@ class Gemma:
         )
 
     # The engine
+
+    @property
+    def slots(self) -> list[Slot]:
+        """What computes conversations side by side: which are busy, and the tokens they hold.
+
+        On the CPU it is one."""
+        states = self._engine.slot_states(len(self.worker.turns.streams))
+        return [Slot(n, busy, tokens, self.context) for n, (busy, tokens) in enumerate(states)]
 
     @property
     def memory_nbytes(self) -> int:

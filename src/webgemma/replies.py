@@ -14,6 +14,7 @@ from webgemma.gemma.config import Config
 from webgemma.media.encoders import MediaSpan
 from webgemma.sampler import SampledToken
 from webgemma.settings import SETTINGS, Settings
+from webgemma.sync import ForDriver
 from webgemma.text.parser import ReplyParser, ToolCall
 from webgemma.text.tokenizer import Tokenizer
 from webgemma.values import shown
@@ -109,7 +110,7 @@ class Replies:
     ) -> AsyncGenerator[Any, None]:
         """Yield the reply to a prompt, as the reader makes pieces of it.
 
-        Before the first one may come what its driver reads: see `sync.Detached`."""
+        Before the first one may come what its driver reads: see `sync.ForDriver`."""
         prompt = self.check_prompt(ids)
         limit = self._limit(len(prompt), settings)
         if limit == 0:
@@ -120,6 +121,7 @@ class Replies:
             async for item in stream:
                 if isinstance(item, Started):
                     usage = replace(usage, cached=item.cached)
+                if isinstance(item, ForDriver):
                     yield item
                     continue
                 if isinstance(item, Canvas):
@@ -148,7 +150,7 @@ class Replies:
 
     def _stream(
         self, ids: list[int], settings: Settings, media: Sequence[MediaSpan]
-    ) -> AsyncGenerator[SampledToken | Canvas | Started, None]:
+    ) -> AsyncGenerator[SampledToken | Canvas | ForDriver, None]:
         """Return the sampled tokens, or those of canvas after canvas."""
         seed = settings["seed"]
         seed = secrets.randbits(32) if seed is None else seed

@@ -34,12 +34,21 @@ _running = threading.local()  # .job: the _Job that this thread drives, if any; 
 
 
 _turn: ContextVar[Turn | None] = ContextVar("turn", default=None)  # of the stream that is driven
+_driver: ContextVar[object] = ContextVar("driver", default=None)  # the task that drives, in a tab
 
 
-class Detached:
-    """The first item of a stream that needs neither the worker's thread nor its lock for the rest.
+class ForDriver:
+    """An item of a stream that is for who drives it; readers never get it."""
 
-    From then on it is driven by the event loop that reads it. Readers never get this item."""
+
+class Detached(ForDriver):
+    """Says that a stream needs neither the worker's thread nor its lock for the rest.
+
+    From then on it is driven by the event loop that reads it."""
+
+
+class Deferred(ForDriver):
+    """Says that a stream cannot go on beside those that have their turn: it waits for another."""
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -62,8 +71,13 @@ def iterate_sync(stream: AsyncGenerator[T, None]) -> Iterator[T]:
 
 
 def is_driven() -> bool:
-    """Return whether `run_sync` drives the running code, which therefore has to block."""
-    return getattr(_running, "depth", 0) > 0
+    """Return whether a worker drives the running code, which has its lock.
+
+    Natively such code has to block."""
+    if getattr(_running, "depth", 0) > 0:
+        return True
+    driver = _driver.get()
+    return driver is not None and driver is asyncio.current_task()
 
 
 def current_turn() -> Turn | None:
@@ -160,6 +174,7 @@ class Worker:
     def __init__(self, lock: FairLock | None = None) -> None:
         self.lock = lock or FairLock()
         self.turns = Turns()
+        self._gate = asyncio.Lock()  # in a browser, where tasks take the lock's place
         self._thread: ThreadPoolExecutor | None = None
         _workers.add(self)
 
@@ -191,7 +206,11 @@ class Worker:
                     item = context.run(self._run, _next(stream))
                 except StopAsyncIteration:
                     return
-                if not isinstance(item, Detached):
+                if isinstance(item, Deferred):
+                    self.turns.end(turn)
+                    turn = self.turns.wait(is_stream=True)
+                    context.run(_turn.set, turn)
+                elif not isinstance(item, ForDriver):
                     yield item
         finally:
             try:
@@ -228,9 +247,13 @@ class Worker:
                     item = await (anext(stream) if detached else self.drive(_next(stream)))
                 except StopAsyncIteration:
                     return
-                if isinstance(item, Detached):
+                if isinstance(item, Deferred):
+                    self.turns.end(turn)
+                    turn = await self.turns.await_turn(is_stream=True)
+                    _turn.set(turn)
+                elif isinstance(item, Detached):
                     detached = True
-                else:
+                elif not isinstance(item, ForDriver):
                     yield item
         finally:
             try:
@@ -238,9 +261,18 @@ class Worker:
             finally:
                 self.turns.end(turn)
 
+    async def next_item(self, stream: AsyncGenerator[T, None], *, detached: bool) -> T:
+        """Return the next item of a stream that is read inside another one."""
+        is_here = detached or is_driven()
+        return await (anext(stream) if is_here else self.drive(_next(stream)))
+
+    async def close_stream(self, stream: AsyncGenerator[Any, None]) -> None:
+        """Close a stream that is read inside another one."""
+        await (stream.aclose() if is_driven() else self.drive(_close(stream)))
+
     def breathe(self) -> None:
-        """Let others have the lock that the running code has, where somebody waits for it."""
-        if not IN_BROWSER:
+        """Let others have the lock, if the running code has it and somebody waits for it."""
+        if not IN_BROWSER and is_driven():
             self.lock.breathe()
 
     @contextmanager
@@ -276,7 +308,7 @@ class Worker:
     async def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine that this worker's thread drives, whoever has the turn."""
         if IN_BROWSER:
-            return await coroutine
+            return await self._drive_here(coroutine)
         job = _Job(self.lock)
         outcome: Future[Callable[[], T]] = self._submit(
             copy_context().run, self._outcome, coroutine, job
@@ -289,6 +321,22 @@ class Worker:
                 coroutine.close()  # it has not begun
             await _finished(outcome)
             raise
+
+    async def _drive_here(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine in this task, while no other one drives something."""
+        if is_driven():
+            return await coroutine
+        try:
+            await self._gate.acquire()
+        except BaseException:
+            coroutine.close()
+            raise
+        before = _driver.set(asyncio.current_task())
+        try:
+            return await coroutine
+        finally:
+            _driver.reset(before)
+            self._gate.release()
 
     def _submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call a function in this worker's thread."""

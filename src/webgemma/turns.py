@@ -100,6 +100,25 @@ class Turns:
             raise
         return turn
 
+    def another(self, turn: Turn | None) -> Turn | None:
+        """Return one more turn for the caller of a stream that has one; None if it had to wait."""
+        with self._mutex:
+            active = self._active()
+            has_room = len(active) == len(self._queue) < self.capacity
+            if turn is None or turn not in active or not turn.is_stream or not has_room:
+                return None
+            more = Turn(is_stream=True)
+            more.thread, more.task, more.has_loop = turn.thread, turn.task, turn.has_loop
+            more.ready.set_result(None)
+            self._queue.append(more)
+            return more
+
+    @property
+    def streams(self) -> list[Turn]:
+        """The turns of streams that have come."""
+        with self._mutex:
+            return [turn for turn in self._active() if turn.is_stream and not turn.is_gone]
+
     def end(self, turn: Turn | None) -> None:
         """End a turn, or leave the queue."""
         with self._mutex:

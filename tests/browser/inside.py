@@ -37,6 +37,18 @@ async def tokens(kind: str, ids: list[int], settings: dict[str, Any], **options:
         return gemma.device, [piece.token async for piece in gemma.agenerate(ids, **settings)]
 
 
+async def side_by_side(kind: str, texts: list[str], settings: dict[str, Any]) -> Any:
+    """Return the tokens of replies: of a batch, and of tasks on one model."""
+    with await load(kind, kv="f32") as gemma:
+        batch = {index: reply async for index, reply in gemma.abatch(texts, **settings)}
+
+        async def one(text: str) -> list[int]:
+            return [piece.token async for piece in gemma.achat(text, **settings)]
+
+        tasks = await asyncio.gather(*map(one, texts))
+        return [[p.token for p in batch[n].pieces] for n in range(len(texts))], tasks
+
+
 async def logits(kind: str, ids: list[int]) -> list[list[float]]:
     """Return the logits after each of the ids, without numpy."""
     with await load(kind, kv="f32") as gemma:

@@ -114,6 +114,16 @@ def test_the_same_tokens_are_sampled_as_natively(tab: Tab, tmp_path: Path) -> No
     assert tab.call("tokens", "small", ids, settings, kv="f32")[1] == natively
 
 
+def test_conversations_side_by_side(tab: Tab, tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.write_bytes(tiny_gguf(KINDS["small"]))
+    texts = ["in the end", "then", "here and there", "the", "hint", "in"]
+    settings = {"seed": 3, "max_tokens": 6}
+    with Gemma.load(path, "gpu", kv="f32") as gemma:
+        expected = [[piece.token for piece in gemma.chat(text, **settings)] for text in texts]
+    assert tab.call("side_by_side", "small", texts, settings) == [expected, expected]
+
+
 def test_canvases_are_denoised_as_natively(tab: Tab, tmp_path: Path) -> None:
     ids = [2, *range(30, 51)]
     settings = {"steps": 2, "entropy_bound": 3.0, "seed": 5, "max_tokens": 20, "watch": True}

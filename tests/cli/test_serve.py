@@ -65,7 +65,7 @@ def test_it_says_what_to_set_in_clients(tmp_path: Path) -> None:
     """It takes Ollama's port, or the next one that is free."""
     with start(tiny_model(tmp_path), WEBGEMMA_API_KEY="0123456789abcdef") as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(6)]
+        lines = [process.stdout.readline() for _ in range(7)]
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE)
     url = lines[0].split()[-1]
@@ -74,6 +74,7 @@ def test_it_says_what_to_set_in_clients(tmp_path: Path) -> None:
     assert f"ANTHROPIC_BASE_URL={url} " in lines[2]
     assert f"OLLAMA_HOST={url}" in lines[3]
     assert lines[4].endswith(f" {url}/status\n")
+    assert "small: 0.00111 GB for weights and " in lines[5]
     assert int(url.rpartition(":")[2]) >= 11434
     assert "0123456789abcdef" not in "".join(lines)
 
@@ -82,6 +83,7 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     model = tiny_model(tmp_path)
     assert "need an API key" in refused("serve", model, "--host", "0.0.0.0")
     assert "There is no file" in refused("serve", tmp_path / "missing.gguf")
+    assert "slots is 65; it must be" in refused("serve", model, "--slots", "65")
     assert "is no origin" in refused("serve", model, "--origin", "*")
     assert "No such file" in refused("serve", model, "--api-key-file", tmp_path / "none")
     keys = tmp_path / "keys.txt"

@@ -3,12 +3,15 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.blank import BlankGguf, e2b
-from helpers.tiny import SMALL, tiny_gguf
+from helpers.sessions import open_tiny
+from helpers.tiny import LARGE, SMALL, Tiny, tiny_gguf
 
 from webgemma import Gemma
 from webgemma.device import Device
@@ -141,6 +144,76 @@ def test_a_real_device_without_memory_raises_an_error() -> None:
 def test_memory_gb_decides_where_the_table_is(missing_gb: float, location: str) -> None:
     budget = MemoryBudget("a model", 10**9, 2 * 10**9, 10**8, 4096, 3.1 - missing_gb)
     assert budget.table_location() == location
+
+
+# Several conversations
+
+
+def test_the_caches_of_all_slots_count() -> None:
+    one = MemoryBudget("a model", 10**9, 2 * 10**9, 10**8, 4096)
+    four = replace(one, slots=4)
+    assert four.nbytes("device") - one.nbytes("device") == 3 * 10**8
+    assert [four.fitting(n, "host").slots for n in (0, 1_199_999_999, 12 * 10**8, 10**10)] == [
+        *(1, 1, 2, 4)
+    ]
+    message = str(four.refusal("there is nothing"))
+    assert (
+        "a model needs 1 GB for weights (and 2 GB left in the file) and 0.4 GB for 4 conversations "
+        "at once (slots), each with a cache of 4096 tokens (0.1 GB), but there is nothing; "
+    ) in message
+    assert "fewer slots" in message
+    assert "slots" not in str(one.refusal("there is nothing"))
+    assert four.described(most=True) == (
+        "3 GB for weights and up to 0.4 GB for 4 conversations at once (slots), each with a cache "
+        "of 4096 tokens (0.1 GB)"
+    )
+    assert one.described("host") == "1 GB for weights and 0.1 GB for a cache of 4096 tokens"
+
+
+@pytest.mark.parametrize("kind", [SMALL, LARGE])
+def test_the_budget_is_what_the_slots_take(kind: Tiny) -> None:
+    """Also where several slots are made for images that are read whole."""
+    gguf, config = open_tiny(kind)
+    for slots in (1, 3):
+        budget = MemoryBudget.of(gguf, config, 2048, "f16", slots=slots)
+        session = run_sync(allocate(gguf, config, NullDevice(), budget, EngineOptions()))
+        assert session.slots.count == slots
+        assert session.slots.cache.slot_nbytes == budget.cache_nbytes
+        session.close()
+        session.model.close()
+
+
+@pytest.mark.parametrize("slots", [0, 65, -1, 1.5, "4", True, float("nan"), 10**99])
+def test_slots_that_do_not_exist(small_path: Path, slots: Any) -> None:
+    for device in ("cpu", "gpu"):
+        with pytest.raises(InputError, match="a whole number from 1 to 64"):
+            Gemma.load(small_path, device, slots=slots)
+    with pytest.raises(InputError, match="a whole number from 1 to 64"):
+        EngineOptions(slots=slots).check()
+
+
+def test_slots_take_their_memory_at_once_or_are_refused(small_path: Path) -> None:
+    with Gemma.load(small_path, "gpu", slots=np.int64(2)) as two:
+        taken = two.memory_nbytes
+        assert len(two._engine._sessions) == len(two.slots) == 2
+    with Gemma.load(small_path, "gpu", slots=12) as gemma:
+        assert len(gemma.slots) == 12
+        assert gemma.memory_nbytes > taken
+    with pytest.raises(DeviceError, match=r"for 12 conversations at once .*but memory_gb=0\.0013"):
+        Gemma.load(small_path, "gpu", memory_gb=0.0013, context=128, slots=12)
+    with Gemma.load(small_path, "cpu", slots=12) as gemma:
+        assert len(gemma.slots) == 1
+
+
+@pytest.mark.parametrize(("extra", "slots"), [(0.0, 1), (1.5, 2), (10, 4)])
+def test_without_a_number_memory_gb_says_how_many(
+    small_path: Path, extra: float, slots: int
+) -> None:
+    gguf, config = open_tiny(SMALL)
+    budget = MemoryBudget.of(gguf, config, 256, "f16")
+    memory_gb = (budget.nbytes("device") + extra * budget.cache_nbytes + 1) / 1e9
+    with Gemma.load(small_path, "gpu", memory_gb=memory_gb, context=256) as gemma:
+        assert len(gemma.slots) == slots
 
 
 # memory_gb of Gemma.load

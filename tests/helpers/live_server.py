@@ -40,7 +40,8 @@ def live_server(*models: str | Path, **options: Any) -> Iterator[Live]:
     """Run a server; options that `Server` does not have are the registry's."""
     own = {name: options.pop(name) for name in ("keys", "origins", "host") if name in options}
     own["grace_seconds"] = options.pop("grace_seconds", 0.2)
-    registry = Registry([str(model) for model in models], device="cpu", **options)
+    options.setdefault("device", "cpu")
+    registry = Registry([str(model) for model in models], **options)
     server = Server(registry, port=0, **own)
     thread = threading.Thread(target=server.run)
     thread.start()

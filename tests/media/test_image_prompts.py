@@ -185,6 +185,31 @@ def test_the_next_turn_does_not_encode_again(gemma: Gemma, encodings: list[RgbIm
     assert len(encodings) == 2
 
 
+@pytest.mark.parametrize("kind", ["small", "embedder"])
+def test_conversations_side_by_side_about_the_same_image(kind: str, folder: Path) -> None:
+    """What is in common is known by the image's digest; one of the same size is read itself."""
+    other = RNG.integers(0, 256, CAT.shape, np.uint8)
+    chats = [
+        [user(image(CAT), "this?")],
+        [user(image(CAT), "is it a cat?")],
+        [user(image(other), "this?")],
+    ]
+    with Gemma.load(folder / f"{kind}.one", "gpu", slots=1, **EXACT) as gemma:
+        alone = []
+        for chat in chats:
+            reply(gemma, [user("nothing")])  # of which nothing is in common
+            alone.append(reply(gemma, chat))
+    with Gemma.load(folder / f"{kind}.one", "gpu", slots=3, **EXACT) as gemma:
+        first = gemma.chat(chats[0], temperature=0, max_tokens=60)
+        next(first)  # it is being written while the others begin
+        found = dict(gemma.batch(chats[1:], temperature=0, max_tokens=8))
+        for index, expected in enumerate(alone[1:]):
+            assert [piece.token for piece in found[index].pieces] == expected
+        assert found[0].usage.cached > SIZES["cat"]
+        assert found[1].usage.cached < SIZES["cat"] / 2
+        first.close()
+
+
 @pytest.mark.usefixtures("fresh")
 def test_a_limited_number_of_encoded_images_is_kept(
     gemma: Gemma, encodings: list[RgbImage]

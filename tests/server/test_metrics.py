@@ -1,8 +1,9 @@
 """What the server counts, for Prometheus and for people: `/metrics` and `/slots`."""
 
-import asyncio
 import re
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,8 @@ from helpers.live_server import Live, live_server, tiny_model, wait_until
 from helpers.pieces import cached_prompt, reply
 
 from webgemma.api import Gemma
-from webgemma.server.engine import Engine
+from webgemma.engine.cpu import CpuEngine
+from webgemma.sampler import SampledToken
 from webgemma.server.metrics import Metrics, Speed
 
 SECRET = "xylophone"
@@ -130,11 +132,10 @@ def test_requests_are_counted(live: Live) -> None:
 def test_who_is_served_and_who_waits(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     async def endless(*_: Any) -> Any:
         while True:
-            for piece in reply("word ", finish=""):
-                await asyncio.sleep(0.01)
-                yield piece
+            time.sleep(0.01)
+            yield SampledToken(40, -1.0)
 
-    monkeypatch.setattr(Engine, "_reply", endless)
+    monkeypatch.setattr(CpuEngine, "generate", endless)
 
     def counts() -> tuple[float, float]:
         found = numbers(live.http.get("/metrics").text)
@@ -148,12 +149,14 @@ def test_who_is_served_and_who_waits(live: Live, monkeypatch: pytest.MonkeyPatch
         (slot,) = live.http.get("/slots").json()
         assert slot == {
             "id": 0, "model": "small", "n_ctx": 512, "speculative": False, "is_processing": True,
+            "n_prompt_tokens": slot["n_prompt_tokens"],
         }  # fmt: skip
         assert live.http.get("/slots?fail_on_no_slot=1").status_code == 503
-        with live.http.stream("POST", "/api/chat", json=HELLO) as second:
-            others = second.iter_bytes()
-            next(others)
-            assert counts() == (1, 1)  # this engine has one slot
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(live.post, "/api/chat", {**HELLO, "options": {"num_predict": 2}})
+            wait_until(lambda: counts() == (1, 1))  # this engine has one slot
+            first.close()
+            assert second.result().status_code == 200
     wait_until(lambda: counts() == (0, 0))
     assert live.http.get("/slots?fail_on_no_slot=1").json()[0]["is_processing"] is False
 
@@ -161,7 +164,7 @@ def test_who_is_served_and_who_waits(live: Live, monkeypatch: pytest.MonkeyPatch
 def test_slots_of_an_engine_that_has_them(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     slots = [SimpleNamespace(id=n, busy=n == 1, tokens=7 * n, context=256) for n in range(2)]
     live.post("/api/generate", {"model": "small"})
-    monkeypatch.setattr(Gemma, "slots", slots, raising=False)
+    monkeypatch.setattr(Gemma, "slots", slots)
     found = live.http.get("/slots").json()
     assert [slot["is_processing"] for slot in found] == [False, True]
     assert [slot["n_prompt_tokens"] for slot in found] == [0, 7]

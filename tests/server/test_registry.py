@@ -257,6 +257,56 @@ def test_a_model_that_cannot_fit_is_refused_with_numbers(three: list[str]) -> No
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("room", "slots"), [(0, 1), (2.5, 3), (50, 6)])
+def test_a_limit_says_how_many_slots_a_model_gets(
+    three: list[str], monkeypatch: pytest.MonkeyPatch, room: float, slots: int
+) -> None:
+    given: list[int] = []
+    real = Gemma.aload
+
+    async def load(found: Any, **options: Any) -> Gemma:
+        given.append(options["slots"])
+        return await real(found, device="cpu")
+
+    async def main() -> None:
+        budget = Registry(three).find("one").memory_budget({})
+        most = budget.nbytes("device") + room * budget.cache_nbytes
+        registry = Registry(three, slots=6, memory_gb=(most + 1) / 1e9)
+        sentence = registry.memory_sentences()["one"]
+        assert (f" for {slots} conversations at once (slots), " in sentence) is (slots > 1)
+        assert "up to" not in sentence
+        await touch(registry, "one")
+        assert given == [slots]
+        assert registry.loaded()[0].estimate == budget.nbytes("device") + (
+            (slots - 1) * budget.cache_nbytes
+        )
+        await registry.close()
+
+    monkeypatch.setattr(loading.Gemma, "aload", load)
+    asyncio.run(main())
+
+
+def test_what_a_model_takes_is_logged_before_it_is_loaded(
+    three: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(InputError, match="a whole number from 1 to 64"):
+        Registry(three, slots=65)
+    caplog.set_level("INFO", "webgemma.server")
+    registry = Registry(three[:1], memory_gb=1)
+    assert registry.memory_sentences()["one"].startswith("0.001")
+
+    async def main() -> None:
+        cpu = Registry(three, device="cpu", context=64)
+        await touch(cpu, "two")
+        await cpu.close()
+
+    asyncio.run(main())
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == (
+        "two is being loaded: 0.00111 GB for weights and 1.64e-05 GB for a cache of 64 tokens."
+    )
+
+
 class Slow:
     """Loads models only when it is let to; some devices have no room for them."""
 

@@ -1,11 +1,13 @@
 """`webgemma serve`: models for programs that speak OpenAI's, Ollama's or Anthropic's API."""
 
 import json
+import logging
 import math
 import os
 import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,6 +89,13 @@ def serve(
             help="Keep at most so many models in memory; 1 unless --memory-gb says how many.",
         ),
     ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            help="Conversations that a model computes at once, at most; their memory is taken when "
+            "it is loaded. If not given: 4, or as many as there is memory for."
+        ),
+    ] = None,
     context: Annotated[
         int | None, typer.Option(help="Positions of prompt and reply together, at most.")
     ] = None,
@@ -127,6 +136,7 @@ def serve(
       webgemma serve
       webgemma serve gemma4:e2b --port 8080
       webgemma serve --memory-gb 20
+      webgemma serve gemma4:e4b --slots 16 --context 8192
       webgemma serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
       webgemma serve gemma4:e2b --ray --gpu dawn:H200 --replicas 2
     """
@@ -155,11 +165,15 @@ def serve(
             "kv": kv.value,
             "precision": precision.value,
             "context": context,
+            "slots": slots,
         }
         keys = _keys(api_key_file)
         listening: dict[str, Any] = {"keys": keys, "origins": origin or ()}
         registry = Registry(models or (), gpu=gpu[0] if gpu else None, **options)
         names = [entry.name for entry in registry.entries()]
+        memory = registry.memory_sentences() if models and not as_json else {}
+        if not as_json:
+            _show_log()
         with ExitStack() as stack:
             stack.enter_context(StopSignals())
             try:
@@ -174,7 +188,7 @@ def serve(
                     if err.is_terminal:
                         err.print("starting Ray ...", style="dim")
                     stack.enter_context(source.running())
-                _announce(server.url, server.port, names, bool(keys), as_json)
+                _announce(server.url, server.port, names, memory, bool(keys), as_json)
                 server.run()
             except KeyboardInterrupt:  # the usual end, also by SIGTERM
                 err.print("stopped")
@@ -211,7 +225,17 @@ def _keys(path: Path | None) -> list[str]:
     return [key for key in keys if key]
 
 
-def _announce(url: str, port: int, names: list[str], has_keys: bool, as_json: bool) -> None:
+def _show_log() -> None:
+    """Print what the server logs, such as which model it loads."""
+    log = logging.getLogger("webgemma.server")
+    log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+def _announce(
+    url: str, port: int, names: list[str], memory: dict[str, str], has_keys: bool, as_json: bool
+) -> None:
     if as_json:
         typer.echo(json.dumps({"url": url, "models": names}))
         return
@@ -224,6 +248,7 @@ def _announce(url: str, port: int, names: list[str], has_keys: bool, as_json: bo
         + (" (its clients' default)" if port == PORT else "")
         + (f", OLLAMA_API_KEY=… ({key})" if has_keys else ""),
         f"  Status     {url}/status",
+        *(f"  Memory     {name}: {sentence}" for name, sentence in islice(memory.items(), 8)),
         "Ctrl-C stops it.",
     ]
     for line in lines:

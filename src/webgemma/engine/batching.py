@@ -174,6 +174,7 @@ class Batch:
     async def grow(self, count: int, sessions: Sequence[Conversation]) -> None:
         """Get slots for more conversations; these sessions keep what they have read."""
         await self.settle()
+        self.generations = [each for each in self.generations if each.check()]
 
         def adopt(before: KvCache) -> None:
             for session in sessions:

@@ -170,6 +170,10 @@ class CpuEngine:
         self.model, self._cached = CancellableModel(self.model.config, weights), []
         self.cache.truncate(0)
 
+    def slot_states(self, streams: int) -> list[tuple[bool, int]]:
+        """Return whether a conversation is being computed, and the tokens of the last one."""
+        return [(streams > 0, len(self._cached))]
+
     def close(self) -> None:
         """Close the file."""
         self.closed = True

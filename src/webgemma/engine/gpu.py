@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from webgemma.denoising import Canvas, Denoising
 from webgemma.device import Device
@@ -11,7 +12,7 @@ from webgemma.engine.memory_budget import MemoryBudget, free_host_nbytes, gigaby
 from webgemma.engine.saved_session import SavedPath
 from webgemma.engine.selftest import check_matrix_units, selftest
 from webgemma.engine.session import Session
-from webgemma.errors import DeviceError, DeviceMemoryError, InputError
+from webgemma.errors import DeviceError, DeviceLostError, DeviceMemoryError, InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.lora_weights import ScaledAdapter
 from webgemma.gemma.soft_tokens import SoftTokens, marked
@@ -20,7 +21,7 @@ from webgemma.gguf.reader import Gguf
 from webgemma.media.encoders import Encoders, MediaSpan, gpu_encoders
 from webgemma.sampler import SampledToken
 from webgemma.settings import Settings
-from webgemma.sync import IN_BROWSER, Worker, checkpoint
+from webgemma.sync import IN_BROWSER, Deferred, ForDriver, Worker, checkpoint
 
 DEFAULT_SLOTS = 4  # conversations that may be computed at once
 FEWEST_COPIED = 32  # tokens of another conversation that are worth a copy
@@ -41,13 +42,15 @@ class GpuEngine:
         sharing: "list[GpuEngine] | None" = None,
         slots: int = 1,
     ) -> None:
-        """Compute up to `slots` conversations at once; memory for them is taken when needed."""
+        """Compute up to `slots` conversations at once; memory for those that the session's slots do
+        not hold is taken when it is needed."""
         self.name = session.device.name
         self.encoders = encoders  # shared too
         self.gguf = gguf
         self.slots = 1 if isinstance(session, DiffusionSession) else slots
         self._session = session  # the one that was used last
         self._sessions = [session]
+        self._add_sessions()
         self._sharing = [] if sharing is None else sharing  # every open engine on this model
         self._sharing.append(self)
 
@@ -72,13 +75,14 @@ class GpuEngine:
 
     async def generate(
         self, ids: Sequence[int], settings: Settings, seed: int, media: Sequence[MediaSpan] = ()
-    ) -> AsyncGenerator[SampledToken | Started, None]:
+    ) -> AsyncGenerator[SampledToken | ForDriver, None]:
         """Yield token after token with its log-probability.
 
         The conversation gets an idle slot, and begins with the longest prefix that any slot holds.
         It is computed together with all others."""
         soft = self._soft_tokens(media)
-        session = await self._take_session(ids, soft)
+        while (session := await self._take_session(ids, soft)) is None:
+            yield Deferred()
         generation = await session.begin(ids, settings, seed, soft)
         self._session = session
         try:
@@ -88,14 +92,18 @@ class GpuEngine:
         finally:
             generation.leave()
 
-    async def _take_session(self, ids: Sequence[int], soft: Sequence[SoftTokens]) -> Session:
-        """Return an idle session that begins as the prompt does, as far as any session does."""
+    async def _take_session(self, ids: Sequence[int], soft: Sequence[SoftTokens]) -> Session | None:
+        """Return an idle session that begins as the prompt does, as far as any session does.
+
+        None if all are busy, which happens where there was no memory for more of them."""
         batch = self._session.batch
         if all(map(batch.is_busy, self._sessions)) and len(self._sessions) < self.slots:
             await self._grow()
         idle = [each for each in self._sessions if not batch.is_busy(each)]
         if not idle:
-            raise InputError(BUSY)
+            if batch.worker is None:  # nobody's turn would come later
+                raise InputError(BUSY)
+            return None
         marks = marked(ids, soft)
         best = max(self._sessions, key=lambda each: each.reusable(marks, soft))
         length = best.reusable(marks, soft)
@@ -108,17 +116,44 @@ class GpuEngine:
         return oldest
 
     async def _grow(self) -> None:
-        """Get memory for all conversations that may be computed at once, if there is enough."""
+        """Get memory for all conversations that may be computed at once, or for fewer."""
         batch = self._session.batch
-        try:
-            await batch.grow(self.slots, self._sessions)
-        except (DeviceMemoryError, DeviceError):
-            self.slots = len(self._sessions)
-            if batch.worker is not None:
-                batch.worker.turns.capacity = self.slots
-            return
-        for index in range(len(self._sessions), self.slots):
-            self._sessions.append(type(self._session).in_slot(batch, index))
+        while len(self._sessions) < self.slots:
+            try:
+                self._check_memory(self.slots)
+                await batch.grow(self.slots, self._sessions)
+                self._add_sessions()
+            except DeviceLostError:
+                raise
+            except DeviceError:  # too little memory, or a buffer that kernels cannot bind
+                self.slots = (self.slots + len(self._sessions)) // 2
+        if batch.worker is not None:
+            batch.worker.turns.capacity = self.slots
+
+    def _check_memory(self, slots: int) -> None:
+        """Raise DeviceMemoryError if this machine's memory does not hold the caches of so many.
+
+        A device without memory of its own allocates more than there is, and the process is
+        killed."""
+        session = self._session
+        free_nbytes = free_host_nbytes() if session.device.unified else None
+        if free_nbytes is not None and slots * session.slots.cache.slot_nbytes > free_nbytes:
+            raise DeviceMemoryError(f"{gigabytes(free_nbytes)} is free.", session.device.nbytes)
+
+    def _add_sessions(self) -> None:
+        """Make sessions in the slots that have none."""
+        first = self._sessions[0]
+        for index in range(len(self._sessions), first.slots.count):
+            self._sessions.append(type(first).in_slot(first.batch, index))
+
+    def slot_states(self, streams: int) -> list[tuple[bool, int]]:
+        """Return of each slot whether it is busy and the tokens it holds, while so many streams
+        have their turn."""
+        if isinstance(self._session, DiffusionSession):
+            return [(streams > 0, len(self._session.tokens))]
+        busy = self._session.batch.is_busy
+        states = [(busy(each), len(each.tokens)) for each in list(self._sessions)]
+        return states + [(False, 0)] * (self.slots - len(states))
 
     def denoise(
         self, ids: Sequence[int], denoising: Denoising, seed: int, media: Sequence[MediaSpan] = ()
@@ -186,7 +221,9 @@ async def open_gpu_engine(
     try:
         await selftest(device)
         await check_matrix_units(device)
-        budget = MemoryBudget.of(gguf, config, context, options.kv, options.memory_gb)
+        budget = MemoryBudget.of(
+            gguf, config, context, options.kv, options.memory_gb, options.slots or 1
+        )
         session = await allocate(gguf, config, device, budget, options)
         await session.model.derive(gguf)
         if IN_BROWSER:
@@ -194,10 +231,20 @@ async def open_gpu_engine(
         await session.model.load_all(gguf, advance)
         files = options.encoder_files(gguf, config)
         encoders = gpu_encoders(files, device, options.memory_gb, session.precision)
-        return GpuEngine(gguf, session, encoders, slots=options.slots or DEFAULT_SLOTS)
+        slots = options.slots or possible_slots(session, budget)
+        return GpuEngine(gguf, session, encoders, slots=slots)
     except BaseException:
         device.close()
         raise
+
+
+def possible_slots(session: Session, budget: MemoryBudget) -> int:
+    """Return how many conversations may be computed at once, where nobody says how many."""
+    if budget.memory_gb is None:
+        return DEFAULT_SLOTS
+    wanted = replace(budget, slots=DEFAULT_SLOTS)
+    table: TableLocation = "host" if session.model.table else "device"
+    return wanted.fitting(int(budget.memory_gb * 1e9), table).slots
 
 
 async def allocate(
@@ -240,7 +287,13 @@ async def _allocate_with_table(
         model = Model.allocate_all(gguf, config, device, table=table)
         allocated.callback(model.close)
         kind = DiffusionSession if config.diffusion else Session
-        session = kind(model, budget.context, kv=options.kv, precision=options.precision)
+        session = kind(
+            model,
+            budget.context,
+            kv=options.kv,
+            precision=options.precision,
+            slots=budget.slots,
+        )
         allocated.callback(session.close)
         await device.read(model.one.buffer, 0, 4).bytes()  # browsers report missing memory late
         allocated.pop_all()

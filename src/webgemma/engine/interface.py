@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, get_args
 from webgemma.denoising import Canvas, Denoising
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
+from webgemma.gemma.gpu_sampler import MAX_SLOTS
 from webgemma.gemma.kv_cache import ELEMENT_NBYTES
 from webgemma.gemma.lora_weights import ScaledAdapter
 from webgemma.gemma.record.precision import check_precision
@@ -15,8 +16,8 @@ from webgemma.media.encoders import EncoderFile, EncoderFiles, Encoders, MediaSp
 from webgemma.progress import Progress
 from webgemma.sampler import SampledToken
 from webgemma.settings import Settings
-from webgemma.sync import Detached
-from webgemma.values import real_number, shown
+from webgemma.sync import Detached, ForDriver
+from webgemma.values import real_number, shown, whole_number
 
 DeviceName = Literal["auto", "gpu", "cpu"]
 KvName = Literal["f16", "f32"]
@@ -30,6 +31,16 @@ class Started(Detached):
         self.cached = cached  # tokens of the prompt that need not be read again
 
 
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What computes one conversation at a time, beside those of a model's other slots."""
+
+    id: int
+    busy: bool  # whether a conversation is being computed
+    tokens: int  # that its cache holds, of that conversation or the one before
+    context: int  # positions of prompt and reply together, at most
+
+
 class Engine(Protocol):
     """What computes: the GPU, or the reference on the CPU."""
 
@@ -40,13 +51,15 @@ class Engine(Protocol):
 
     def generate(
         self, ids: Sequence[int], settings: Settings, seed: int, media: Sequence[MediaSpan] = ()
-    ) -> "AsyncGenerator[SampledToken | Started, None]": ...
+    ) -> "AsyncGenerator[SampledToken | ForDriver, None]": ...
 
     def denoise(
         self, ids: Sequence[int], denoising: Denoising, seed: int, media: Sequence[MediaSpan] = ()
     ) -> AsyncGenerator[Canvas, None]: ...
 
     def set_adapters(self, adapters: Sequence[ScaledAdapter]) -> None: ...
+
+    def slot_states(self, streams: int) -> list[tuple[bool, int]]: ...
 
     def close(self) -> None: ...
 
@@ -60,7 +73,7 @@ class EngineOptions:
     precision: PrecisionName = "auto"
     gpu: str | None = None  # a part of the GPU's name
     memory_gb: float | None = None
-    slots: int | None = None  # conversations that may be computed at once
+    slots: int | None = None  # conversations with memory of their own; None: a few, when needed
     progress: Progress | None = None
     label: str = ""  # the model's name, where it is not that of its file
     projectors: Callable[[], Sequence[EncoderFile]] = tuple
@@ -84,6 +97,17 @@ class EngineOptions:
             raise InputError(
                 f"memory_gb is {shown(self.memory_gb)}; it must be a number above zero."
             )
+        check_slots(self.slots)
+
+
+def check_slots(slots: object) -> int | None:
+    """Return how many conversations are computed at once; InputError if no engine does that."""
+    if slots is not None and not 1 <= (whole_number(slots) or 0) <= MAX_SLOTS:
+        raise InputError(
+            f"slots is {shown(slots)}; it must be a whole number from 1 to {MAX_SLOTS}: how many "
+            "conversations are computed at once."
+        )
+    return whole_number(slots)
 
 
 def _is_one_of(value: object, names: Iterable[str]) -> bool:

@@ -46,11 +46,17 @@ class Session:
     slots_type: ClassVar[type[Slots]] = Slots
 
     def __init__(
-        self, model: Model, context: int, *, kv: str = "f16", precision: str = "auto"
+        self,
+        model: Model,
+        context: int,
+        *,
+        kv: str = "f16",
+        precision: str = "auto",
+        slots: int = 1,
     ) -> None:
-        """Make a session with slots of its own."""
-        slots = self.slots_type(model, context, kv=kv, precision=precision)
-        self._join(Batch(slots), 0, owns=True)
+        """Make a session with slots of its own, of which it takes the first."""
+        owned = self.slots_type(model, context, kv=kv, precision=precision, count=slots)
+        self._join(Batch(owned), 0, owns=True)
 
     @classmethod
     def in_slot(cls, batch: Batch, index: int) -> Self:

@@ -9,18 +9,21 @@ import logging
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from webgemma.api import Gemma
-from webgemma.engine.memory_budget import gigabytes
-from webgemma.errors import DeviceMemoryError
+from webgemma.engine.gpu import DEFAULT_SLOTS
+from webgemma.engine.memory_budget import MemoryBudget, gigabytes
+from webgemma.errors import DeviceMemoryError, WebgemmaError
+from webgemma.gemma.weights import TableLocation
 from webgemma.server.engine import Engine
 from webgemma.server.offered import Key, Offered
 from webgemma.server.ollama import FOREVER
 from webgemma.server.protocol import RequestError
 
 LONGEST_SECONDS = 1e9  # beyond, a model stays for ever
+TABLE_LOCATIONS: tuple[TableLocation, ...] = ("device", "host")
 CLOSE_SECONDS = 5.0  # that those who use a model have when all are closed
 
 log = logging.getLogger("webgemma.server")
@@ -214,13 +217,15 @@ class LoadedModels:
 
     async def _load(self, model: LoadedModel) -> None:
         options = self.options
+        needed, table = await asyncio.to_thread(self._needed, model.offered)
         if self.limits.nbytes is not None:
-            model.estimate = await asyncio.to_thread(self._needed, model.offered)
+            model.estimate = needed.nbytes(table)
         await self._make_room(model)
+        log.info("%s is being loaded: %s.", model.offered.name, self._described(needed, table))
         while True:
             if self.limits.nbytes is not None:
                 free = self.limits.nbytes - sum(other.nbytes for other in self._others(model))
-                options = {**self.options, "memory_gb": (free + 1) / 1e9}
+                options = {**self.options, "memory_gb": (free + 1) / 1e9, "slots": needed.slots}
             frees = self._frees
             try:
                 loaded = await self._opened(model.offered, options)
@@ -240,15 +245,33 @@ class LoadedModels:
             self._track(_discard(opening))
             raise
 
-    def _needed(self, offered: Offered) -> int:
-        """Return the bytes of a model, without what can stay in its file if that is too much."""
-        budget = offered.memory_budget(self.options)
-        most = self.limits.nbytes or 0
-        for location in ("device", "host"):
-            if (needed := budget.nbytes(location)) <= most:
-                return needed
+    def _needed(self, offered: Offered) -> tuple[MemoryBudget, TableLocation]:
+        """Return what a model takes, and where its table of per-layer embeddings is.
+
+        If the limit does not hold all of it, the model gets fewer slots, at least one; if that is
+        still too much, the table stays in the file."""
+        budget = offered.memory_budget(self.options, DEFAULT_SLOTS)
+        most = self.limits.nbytes
+        if most is None:
+            return budget, "device"
+        for location in TABLE_LOCATIONS:
+            fitting = budget.fitting(most, location)
+            if fitting.nbytes(location) <= most:
+                return fitting, location
+        budget = replace(budget, slots=1)
         refusal = budget.refusal(f"this server may take {gigabytes(most)} (--memory-gb)")
         raise RequestError(str(refusal), 500)
+
+    def memory_sentence(self, offered: Offered) -> str:
+        """Return what a model takes, or why it cannot be loaded; this opens its file."""
+        try:
+            return self._described(*self._needed(offered))
+        except WebgemmaError as error:
+            return str(error)
+
+    def _described(self, budget: MemoryBudget, table: TableLocation) -> str:
+        is_lazy = self.limits.nbytes is None and self.options.get("slots") is None
+        return budget.described(table, most=is_lazy)
 
     async def _make_room(self, model: LoadedModel) -> None:
         """Free what others take until a model fits; those in use are waited for."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from webgemma.engine.interface import Slot
 from webgemma.replies import Piece
 from webgemma.server.loading import LoadedModel
 
@@ -28,7 +29,7 @@ SENTENCES = {
     "prompt_tokens_seconds": "Tokens of a prompt in a second, over the last minute.",
     "predicted_tokens_seconds": "Tokens of a reply in a second, over the last minute.",
     "requests_processing": "Requests that are being served.",
-    "requests_deferred": "Requests that wait.",
+    "requests_deferred": "Requests that wait, for a slot or until their model is loaded.",
     "n_busy_slots_per_decode": "Replies being written at a token, on average.",
 }
 
@@ -155,44 +156,28 @@ class _Request:
             self._began = now
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """What serves one conversation at a time."""
-
-    id: int
-    model: str
-    busy: bool
-    context: int  # positions
-    tokens: int | None = None  # that it holds, if that is known
-
-    def described(self) -> dict[str, Any]:
-        """Return it in llama.cpp's words."""
-        held = {} if self.tokens is None else {"n_prompt_tokens": self.tokens}
-        return {
-            "id": self.id,
-            "model": self.model,
-            "n_ctx": self.context,
-            "speculative": False,
-            "is_processing": self.busy,
-            **held,
-        }
+def slots_of(models: Sequence[LoadedModel]) -> list[tuple[str, Slot]]:
+    """Return the slots of all loaded models, each with its model's name."""
+    return [
+        (model.offered.name, slot)
+        for model in models
+        if model.engine
+        for slot in model.engine.model.slots
+    ]
 
 
-def slots_of(models: Sequence[LoadedModel]) -> list[Slot]:
-    """Return the slots of all loaded models; an engine that has none serves one at a time."""
-    found = []
-    for model in models:
-        name, gemma = model.offered.name, model.engine.model if model.engine else None
-        slots = getattr(gemma, "slots", None)
-        if slots:
-            found += [Slot(each.id, name, each.busy, each.context, each.tokens) for each in slots]
-        elif gemma is not None:
-            found.append(Slot(0, name, model.users > 0, gemma.context))
-    return found
+def described(model: str, slot: Slot) -> dict[str, Any]:
+    """Return a slot in llama.cpp's words."""
+    return {
+        "id": slot.id,
+        "model": model,
+        "n_ctx": slot.context,
+        "speculative": False,
+        "is_processing": slot.busy,
+        "n_prompt_tokens": slot.tokens,
+    }
 
 
 def processing(models: Sequence[LoadedModel]) -> int:
-    """Return how many requests are served now: as many as a model has slots for."""
-    slots = slots_of(models)
-    counts = [sum(slot.model == model.offered.name for slot in slots) for model in models]
-    return sum(min(m.users, most) for m, most in zip(models, counts, strict=True))
+    """Return how many requests are served now: those that wait for a slot are not."""
+    return sum(model.users - model.engine.waiting for model in models if model.engine)

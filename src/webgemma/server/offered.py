@@ -28,12 +28,16 @@ class Offered:
         """What differs once another file is behind the name."""
         return self.name, self.found.path, self.entry.digest
 
-    def memory_budget(self, options: dict[str, Any]) -> MemoryBudget:
-        """Return what it will take with these options of `Gemma.load`; this opens its file."""
+    def memory_budget(self, options: dict[str, Any], slots: int | None = None) -> MemoryBudget:
+        """Return what it will take with these options of `Gemma.load`; this opens its file.
+
+        `slots` counts where the options do not say how many; the CPU has one."""
+        slots = 1 if options.get("device") == "cpu" else options.get("slots") or slots or 1
         with self.found.open() as gguf:
             config = Config.from_gguf(gguf)
             context = self.found.defaults().choose_context(config, options.get("context"))
-            return MemoryBudget.of(gguf, config, context, options.get("kv", "f16"))
+            kv = options.get("kv", "f16")
+            return MemoryBudget.of(gguf, config, context, kv, slots=slots)
 
 
 def offered_model(model: str) -> Offered:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from webgemma.engine.interface import check_slots
 from webgemma.errors import InputError, ModelNotFoundError
 from webgemma.gguf.ollama import OllamaStore
 from webgemma.gguf.reader import Gguf
@@ -41,7 +42,9 @@ class Registry:
 
         At most `max_loaded` models are in memory at once, which take at most `memory_gb` together
         (in 10**9 bytes); without either limit it is one model, as a GPU does not tell what of its
-        memory is free."""
+        memory is free. Where `memory_gb` does not hold the caches of all `slots`, a model gets as
+        many as it holds."""
+        check_slots(options.get("slots"))
         most = 1 if max_loaded is None and memory_gb is None else max_loaded
         limits = Limits(most, None if memory_gb is None else int(memory_gb * 1e9))
         self._loaded = LoadedModels(limits, keep_seconds, options)
@@ -107,6 +110,10 @@ class Registry:
     def loaded(self) -> list[LoadedModel]:
         """Return the models in memory, those used last first."""
         return self._loaded.all()
+
+    def memory_sentences(self) -> dict[str, str]:
+        """Return what each model that was named takes, or why it cannot be loaded."""
+        return {each.name: self._loaded.memory_sentence(each) for each in self._own.values()}
 
     def loading(self) -> list[str]:
         """Return the names of models that somebody waits for."""

@@ -49,10 +49,10 @@ class Status:
     async def slots(self, request: Any) -> Any:
         """List the slots; with fail_on_no_slot, status 503 if none is free."""
         slots = slots_of(self.registry.loaded())
-        is_full = bool(slots) and all(slot.busy for slot in slots)
+        is_full = bool(slots) and all(slot.busy for _, slot in slots)
         if request.query_params.get("fail_on_no_slot") and is_full:
             return respond(error_body(RequestError("No slot is free.", 503)), 503)
-        return respond([slot.described() for slot in slots])
+        return respond([metrics.described(name, slot) for name, slot in slots])
 
     async def page(self, _: Any) -> Any:
         """Return the page, which holds nothing secret: it asks for a key where one is needed."""
@@ -88,7 +88,7 @@ class Status:
 
 def _described(model: LoadedModel) -> dict[str, Any]:
     leaves = None if model.expires == math.inf else max(0.0, model.expires - time.time())
-    slots = slots_of([model])
+    slots = [slot for _, slot in slots_of([model])]
     return {
         "name": model.offered.name,
         "requests": model.users,
