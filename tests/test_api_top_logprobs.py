@@ -111,7 +111,7 @@ def test_plans_report_top_logprobs_only_when_required() -> None:
     session = Session(model, 64)
     take(session, SETTINGS["greedy"])
     assert not any(key.top_logprobs for key in session.plans._plans)
-    assert session.sampler.result(0)[2] == 8
+    assert session.sampler.result(1)[2] == 8
     take(session, SETTINGS["greedy"], 1)
     assert {key for key in session.plans._plans if key.top_logprobs} == {
         PlanKey("sample", greedy=True, top_logprobs=True),

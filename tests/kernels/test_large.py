@@ -76,6 +76,7 @@ def test_more_workgroups_than_one_axis_has_fold() -> None:
         rows=VOCAB,
         stride=VOCAB,
         input="float",
+        row_products="two_units",
         operand="buffer",
         live="counted",
         epilogue="none",

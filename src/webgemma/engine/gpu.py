@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from webgemma.denoising import Canvas, Denoising
 from webgemma.device import Device
+from webgemma.device.forks import check_process
 from webgemma.engine.diffusion_session import DiffusionSession
 from webgemma.engine.interface import EngineOptions, Started
 from webgemma.engine.memory_budget import MemoryBudget, free_host_nbytes, gigabytes
@@ -118,6 +119,7 @@ class GpuEngine:
     async def _grow(self) -> None:
         """Get memory for all conversations that may be computed at once, or for fewer."""
         batch = self._session.batch
+        check_process()  # its error is not about memory
         while len(self._sessions) < self.slots:
             try:
                 self._check_memory(self.slots)

@@ -122,8 +122,6 @@ class GpuSampler:
             "recent": settings["recent"] & MASK if penalties else 0,
             "bias_count": len(settings["logit_bias"]),
             "seed": (seed & MASK, seed >> 32 & MASK),
-            "reserved": 0,
-            "reserved2": (0, 0),
         }
         plain = {name: settings[name] for name, _ in self._table.fields if name not in special}  # type: ignore[literal-required]
         floats = {name for name, type_ in self._table.fields if type_ == "f32"}

@@ -14,9 +14,7 @@ struct Settings {
     recent: u32, // tokens that the penalties cover; 0 where there is no penalty
     bias_count: u32,
     seed: vec2<u32>, // low and high half
-    top_logprobs: u32, // how many of the likeliest tokens to report
-    reserved: u32, // with it, a multiple of 16 bytes, as arrays of uniforms need
-    reserved2: vec2<u32>,
+    @size(16) top_logprobs: u32, // how many of the likeliest to report; arrays of uniforms need steps of 16 bytes
 }
 
 var<uniform> settings_table: array<Settings, MAX_SLOTS>; // by their slots
