@@ -159,6 +159,25 @@ def test_a_caller_that_is_gone_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(both())
 
 
+def test_each_item_may_be_read_by_a_task_of_its_own() -> None:
+    """As `asyncio.wait_for` does it: the stream is not given up while others wait for its turn."""
+    worker = Worker()
+
+    async def read(text: str) -> str:
+        stream, found = worker.aiterate(letters(text)), ""
+        while True:
+            try:
+                found += await asyncio.create_task(anext(stream))  # type: ignore[arg-type]
+            except StopAsyncIteration:
+                return found
+            await asyncio.sleep(0.01)
+
+    async def both() -> list[str]:
+        return await asyncio.gather(read("abcde"), read("uvwxyz"), read("12"))
+
+    assert asyncio.run(both()) == ["abcde", "uvwxyz", "12"]
+
+
 def test_a_plain_call_never_waits_for_a_task_that_it_blocks() -> None:
     worker = Worker()
 

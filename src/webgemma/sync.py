@@ -243,10 +243,14 @@ class Worker:
         try:
             while True:
                 self.turns.check(turn)
+                if turn is not None:
+                    turn.use()
                 try:
                     item = await (anext(stream) if detached else self.drive(_next(stream)))
                 except StopAsyncIteration:
                     return
+                if turn is not None:
+                    turn.use()
                 if isinstance(item, Deferred):
                     self.turns.end(turn)
                     turn = await self.turns.await_turn(is_stream=True)

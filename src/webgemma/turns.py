@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from webgemma.errors import InputError
@@ -28,7 +29,7 @@ REPLACED = (
 class Turn:
     """A caller's place in the queue."""
 
-    __slots__ = ("ended", "has_loop", "is_stream", "ready", "task", "thread")
+    __slots__ = ("ended", "has_loop", "is_stream", "ready", "task", "thread", "used")
 
     def __init__(self, is_stream: bool) -> None:
         self.is_stream = is_stream
@@ -41,6 +42,15 @@ class Turn:
             self.task = asyncio.current_task()
         except RuntimeError:
             self.has_loop = False
+        self.used = monotonic()
+
+    def use(self) -> None:
+        """Note that it is being used, by the running task.
+
+        `asyncio.wait_for` may read each item of a stream in a task of its own."""
+        self.used = monotonic()
+        if self.task is not None:
+            self.task = asyncio.current_task()
 
     def is_of(self, other: "Turn") -> bool:
         """Return whether both are of the same caller: a task or, outside of tasks, a thread."""
@@ -53,9 +63,9 @@ class Turn:
 
     @property
     def is_gone(self) -> bool:
-        """Whether its caller has ended, or waits no longer."""
+        """Whether its caller has ended some time ago, or waits no longer."""
         ended = self.task.done() if self.task else not self.thread.is_alive()
-        return ended or self.ready.cancelled()
+        return self.ready.cancelled() or (ended and monotonic() - self.used >= POLL)
 
 
 class Turns:
