@@ -120,7 +120,7 @@ def test_logits_and_tokens_are_those_of_the_reference(
 def test_conversations_that_decode_together(
     kind: str, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From sixteen on, matrix units multiply them, except where matrices are small."""
+    """Of more than eight, matrix units multiply them, except where matrices are small."""
     monkeypatch.setattr("webgemma.gemma.record.matmul.FEWEST_WEIGHTS", 4000)
     gguf, config = open_tiny(KINDS[kind])
     reference = TextModel(config, Weights(gguf))
