@@ -110,6 +110,14 @@ def serve(
         ),
     ] = None,
     lora: LoraOption = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Offer a LoRA adapter of the one MODEL (a PEFT folder or GGUF file, or PATH:SCALE)"
+            " as a model of this name; may repeat.",
+        ),
+    ] = None,
     kv: KvOption = Kv.f16,
     precision: PrecisionOption = Precision.auto,
     ray: Annotated[
@@ -137,6 +145,7 @@ def serve(
       webgemma serve gemma4:e2b --port 8080
       webgemma serve --memory-gb 20
       webgemma serve gemma4:e4b --slots 16 --context 8192
+      webgemma serve gemma4:e2b --adapter pirate=adapters/pirate --adapter terse=terse.gguf:0.5
       webgemma serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
       webgemma serve gemma4:e2b --ray --gpu dawn:H200 --replicas 2
     """
@@ -162,6 +171,7 @@ def serve(
             "keep_seconds": float("inf") if keep_alive < 0 else keep_alive,
             "device": device.value,
             "lora": lora,
+            "adapters": adapter or (),
             "kv": kv.value,
             "precision": precision.value,
             "context": context,

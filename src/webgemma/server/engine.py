@@ -11,6 +11,7 @@ from typing import Any
 
 from webgemma.api import Gemma
 from webgemma.replies import Piece
+from webgemma.server.adapters import Adapters
 from webgemma.server.protocol import Request, RequestError
 from webgemma.settings import applicable
 
@@ -23,8 +24,10 @@ Job = tuple[int, dict[str, Any], Any]  # the index of a reply, its settings, its
 class Engine:
     """A loaded model that serves requests."""
 
-    def __init__(self, model: Gemma) -> None:
+    def __init__(self, model: Gemma, lora: Any = None) -> None:
+        """`lora` is what the model was loaded with."""
         self.model = model
+        self.adapters = Adapters(model, lora)
         self._requests: list[list[asyncio.Task[None]]] = []  # what writes the replies of each
 
     @property

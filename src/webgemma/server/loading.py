@@ -233,7 +233,7 @@ class LoadedModels:
             except DeviceMemoryError as error:  # the device has less than the limits allow
                 if not await self._free_another(model, frees):
                     raise RequestError(str(error), 500) from None
-        model.ready.set_result(Engine(loaded))
+        model.ready.set_result(Engine(loaded, options.get("lora")))
 
     async def _opened(self, offered: Offered, options: dict[str, Any]) -> Gemma:
         """Return a model; if this is cancelled, one that is there nevertheless is freed."""

@@ -1,12 +1,13 @@
 """A model that can be loaded: its name, its files, and the memory that it will take."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from webgemma.engine.memory_budget import MemoryBudget
 from webgemma.errors import GgufError, InputError
 from webgemma.gemma.config import Config
+from webgemma.lora.loading import fitted_adapters
 from webgemma.models import BUNDLED_PATH, FoundModel, find_model
 from webgemma.server.ollama_models import ModelEntry
 
@@ -17,11 +18,13 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A model that can be loaded."""
+    """A model that can be loaded, or one of its adapters under a name of its own."""
 
     name: str
     entry: ModelEntry
     found: FoundModel
+    adapter: str = ""  # a path, or "path:scale"
+    base: "Offered | None" = None  # the model that applies the adapter
 
     @property
     def key(self) -> Key:
@@ -38,6 +41,17 @@ class Offered:
             context = self.found.defaults().choose_context(config, options.get("context"))
             kv = options.get("kv", "f16")
             return MemoryBudget.of(gguf, config, context, kv, slots=slots)
+
+
+def offered_adapter(text: str, base: Offered) -> Offered:
+    """Return an adapter that the command line gives as NAME=PATH or NAME=PATH:SCALE."""
+    name, equals, path = text.partition("=")
+    if not (equals and name.strip() and path) or name != "".join(name.split()):
+        raise InputError(f"--adapter is {text!r}; it must be NAME=PATH or NAME=PATH:SCALE.")
+    with base.found.open() as gguf:
+        fitted_adapters(path, Config.from_gguf(gguf))
+    entry = replace(base.entry, name=name)
+    return replace(base, name=name, entry=entry, adapter=path, base=base)
 
 
 def offered_model(model: str) -> Offered:

@@ -15,7 +15,7 @@ from webgemma.gguf.reader import Gguf
 from webgemma.models import FoundModel
 from webgemma.server.engine import Engine
 from webgemma.server.loading import LONGEST_SECONDS, Limits, LoadedModel, LoadedModels
-from webgemma.server.offered import Offered, offered_model
+from webgemma.server.offered import Offered, offered_adapter, offered_model
 from webgemma.server.ollama_models import ModelEntry, Running, capabilities_of
 from webgemma.server.protocol import RequestError
 
@@ -30,6 +30,7 @@ class Registry:
         self,
         models: Sequence[str] = (),
         *,
+        adapters: Sequence[str] = (),
         keep_seconds: float = KEEP_SECONDS,
         max_loaded: int | None = None,
         memory_gb: float | None = None,
@@ -38,7 +39,8 @@ class Registry:
     ) -> None:
         """Offer these models ("-": the bundled one) or, without any, the bundled one and those of
         Ollama's store. The options are those of `Gemma.load`. InputError, GgufError or
-        ModelNotFoundError for a model that cannot be offered.
+        ModelNotFoundError for a model that cannot be offered. `adapters` of the one model, as
+        NAME=PATH or NAME=PATH:SCALE, are offered under names of their own.
 
         At most `max_loaded` models are in memory at once, which take at most `memory_gb` together
         (in 10**9 bytes); without either limit it is one model, as a GPU does not tell what of its
@@ -50,13 +52,14 @@ class Registry:
         self._loaded = LoadedModels(limits, keep_seconds, options)
         self._store = None if models else store or OllamaStore()
         self._own: dict[str, Offered] = {}
-        for model in models or ["-"]:
-            offered = offered_model(model)
+        offers = [offered_model(model) for model in models or ["-"]]
+        if adapters and len(models) != 1:
+            raise InputError("Adapters belong to one model: name that, and no other.")
+        for offered in offers + [offered_adapter(text, offers[0]) for text in adapters]:
             other = self._own.setdefault(_folded(offered.name), offered)
             if other is not offered:
-                raise InputError(
-                    f"Two of the models would be named {offered.name}: rename one of the files."
-                )
+                what = "adapters: choose another name" if offered.base else "models: rename a file"
+                raise InputError(f"{offered.name} would name two of the {what}.")
         self.requests = 0  # that are served or wait
 
     @property
@@ -113,7 +116,8 @@ class Registry:
 
     def memory_sentences(self) -> dict[str, str]:
         """Return what each model that was named takes, or why it cannot be loaded."""
-        return {each.name: self._loaded.memory_sentence(each) for each in self._own.values()}
+        models = [each for each in self._own.values() if each.base is None]
+        return {each.name: self._loaded.memory_sentence(each) for each in models}
 
     def loading(self) -> list[str]:
         """Return the names of models that somebody waits for."""
@@ -133,14 +137,19 @@ class Registry:
         self.requests += 1
         try:
             offered = await self.afind(name)
-            async with self._loaded.use(offered, keep_seconds) as engine:
+            model = offered.base or offered
+            async with (
+                self._loaded.use(model, keep_seconds) as engine,
+                engine.adapters.applied(offered.adapter),
+            ):
                 yield engine
         finally:
             self.requests -= 1
 
     async def unload(self, name: str) -> None:
         """Free a model now or, if it is in use, as soon as it is not."""
-        await self._loaded.unload((await self.afind(name)).name)
+        offered = await self.afind(name)
+        await self._loaded.unload((offered.base or offered).name)
 
     async def close(self) -> None:
         """Free what is loaded."""
