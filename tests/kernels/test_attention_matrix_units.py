@@ -67,7 +67,7 @@ class Inputs:
     def attended(self, out: Tensor) -> None:
         """Compute what the engine records for the batch."""
         case, recorder = self.case, Recorder(device())
-        batch = put(np.array([case.first, case.tokens, *self.ends], np.uint32))
+        batch = put(np.array([case.first, case.tokens, 0, 0, *self.ends], np.uint32))
         weights = SimpleNamespace(matrices={})
         ops = Ops(weights, recorder, batch, case.rows, 1e-6, "f16")
         cache = LayerCache(put(self.cached[0]), put(self.cached[1]), case.ring)
