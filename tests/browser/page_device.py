@@ -129,8 +129,10 @@ class PageDevice:
         size = buffer.nbytes - offset if nbytes is None else nbytes
         return PageReading(self._wire, self._wire.send("run", [], buffer.raw, offset, size))
 
-    def copy(self, source: Buffer, target: Buffer, nbytes: int) -> None:
-        self._wire.send("copy", source.raw, target.raw, nbytes)
+    def copy(
+        self, source: Buffer, target: Buffer, nbytes: int, at: int = 0, target_at: int = 0
+    ) -> None:
+        self._wire.send("copy", source.raw, at, target.raw, target_at, nbytes)
 
     def pipeline(self, kernel: Kernel) -> tuple[Thing, str]:
         if kernel not in self._pipelines:
