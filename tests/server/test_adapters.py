@@ -80,6 +80,16 @@ def test_requests_for_all_of_them_at_once(live: Live, expected: dict[str, list[f
         assert_same(values, expected[name])
 
 
+def test_tokens_need_no_adapter(live: Live) -> None:
+    (loaded,) = live.registry.loaded()
+    assert loaded.engine is not None
+    logprobs(live, "two")
+    for name in ("one", "small", ""):
+        answer = live.post("/tokenize", {"model": name, "content": "a b c"})
+        assert answer.json()["tokens"]
+    assert str(loaded.engine.adapters._applied).endswith("two.gguf:0.5")
+
+
 def test_who_needs_another_waits_and_nobody_for_ever() -> None:
     class Model:
         def __init__(self) -> None:

@@ -231,6 +231,8 @@ class Batch:
             for generation in self.generations:
                 generation.error = generation.error or error
             self.generations.clear()
+            self._steps.clear()  # one that cannot be read must not end later generations, too
+            self._chunks.clear()
 
     async def _take_step(self) -> None:
         self.generations = [each for each in self.generations if each.check()]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import replace
 
 from webgemma.device import Device
@@ -66,15 +67,15 @@ class Slots:
         """Reallocate for more conversations; `adopt` copies what the old caches hold.
 
         If there is too little memory, nothing changes."""
-        before = dict(self.__dict__)
+        before = copy(self)
         images = self.model.config.bidirectional_images
         try:
             self._allocate(LARGEST_CHUNK if images else self.chunk, count)
         except BaseException:
-            self.__dict__.update(before)
+            self.__dict__.update(before.__dict__)
             raise
-        adopt(before["cache"])
-        before["_owned"].close()
+        adopt(before.cache)
+        before._owned.close()
 
     def allocate_soft_tokens(self) -> None:
         """Allocate the rows of a chunk's soft tokens, when there are some for the first time."""

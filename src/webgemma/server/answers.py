@@ -116,7 +116,8 @@ class Answer:
         """Yield all pieces; the model is free when the last is written, whoever reads them when."""
         facts, request = self.facts, self.request
         facts.model = request.model or self.registry.find("").name
-        async with self.registry.use(facts.model, request.own.get("keep_alive")) as engine:
+        keep_seconds, use = request.own.get("keep_alive"), self.registry.use
+        async with use(facts.model, keep_seconds, with_adapter=True) as engine:
             facts.loaded = time.perf_counter_ns()
             facts.token_bytes = engine.model.tokenizer.token_bytes
             with self.metrics.request() as count:

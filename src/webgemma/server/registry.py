@@ -130,19 +130,23 @@ class Registry:
     # Using one
 
     @asynccontextmanager
-    async def use(self, name: str, keep_seconds: float | None = None) -> AsyncIterator[Engine]:
-        """Give the engine of a model, which stays in memory meanwhile and for some time after."""
+    async def use(
+        self, name: str, keep_seconds: float | None = None, *, with_adapter: bool = False
+    ) -> AsyncIterator[Engine]:
+        """Give the engine of a model, which stays in memory meanwhile and for some time after.
+
+        Only what computes replies waits for the adapter of the name to be applied."""
         if self.requests >= MAX_REQUESTS:
             raise RequestError("The server is busy, please try again: its queue is full.", 503)
         self.requests += 1
         try:
             offered = await self.afind(name)
-            model = offered.base or offered
-            async with (
-                self._loaded.use(model, keep_seconds) as engine,
-                engine.adapters.applied(offered.adapter),
-            ):
-                yield engine
+            async with self._loaded.use(offered.base or offered, keep_seconds) as engine:
+                if not with_adapter:
+                    yield engine
+                    return
+                async with engine.adapters.applied(offered.adapter):
+                    yield engine
         finally:
             self.requests -= 1
 

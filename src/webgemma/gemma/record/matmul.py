@@ -46,7 +46,6 @@ DEQUANTISED_NBYTES = 256 << 20
 # Precisions on matrix units, and what becomes of them where those do not multiply. Split, factors
 # are sums of two float16: as precise as the products of float32 that training needs.
 ON_UNITS = {"f16": "int16", "split": "exact"}
-MAX_SLOTS = 64  # conversations that decode together
 # Of so few tokens, small workgroups on matrix units that a core runs together: their threads.
 FEW_ON_UNITS, CORE_THREADS = 16, 256
 FEWEST_WEIGHTS = 1 << 20  # of a matrix that keeps matrix units busy when they decode
@@ -245,11 +244,11 @@ class Matmul:
             add=int(add),
         )
 
-    def one_by_one(self, tokens: int, weight: Weight | None = None) -> bool:
+    def one_by_one(self, tokens: int, weight: Weight) -> bool:
         """Return whether so many tokens are multiplied as single ones are, by matvec.
 
         Beside matrix units, so are matrices that are too small for those to be busy with."""
-        if weight is not None and self._apart_on_units and tokens <= MAX_SLOTS:
+        if self._apart_on_units:
             return not self.on_units(weight, tokens)
         return tokens <= FEW_TOKENS or self.apart
 
