@@ -1,0 +1,1 @@
+"""Python functions that a model calls."""

@@ -1,0 +1,1 @@
+"""Structured output: what a caller asks for becomes a grammar, and that a constraint."""
