@@ -1,0 +1,234 @@
+"""Speculation: which drafts of the next tokens a step checks, and how many, so that it pays.
+
+A step that reads a token and k drafts of those after it yields as many tokens as the drafts agree
+with what is chosen, and one more; each is what it would be without drafts. It takes longer than a
+step of one token, so drafts pay only if enough of them remain.
+
+Drafts come from the conversation itself ("lookup") or from a drafter ("mtp")."""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from webgemma.gemma.gpu_sampler import MAX_DRAFTS, plan_rows
+
+LOOKUP, MTP = "lookup", "mtp"
+MOST_ROWS = 8  # of a step with drafts: that many are computed as each would be alone
+RECENT = 32  # outcomes that the share of drafts that remain is taken from
+FEWEST = 6  # outcomes before that share is believed
+PATIENCE, MOST_PATIENCE = 64, 1024  # tokens until it is tried again where drafts did not pay
+GAIN = 1.05  # by which a step with drafts has to be faster
+# Of a further row, and of a drafter's step, in steps of one row, until they have been measured.
+ROW_COST, DRAFT_COST = 0.15, 0.05
+INDEXED = 1 << 14  # tokens of a prompt whose pairs are remembered, the last ones
+WEIGHT = 0.1  # of a measurement in the average
+# The share of a drafter's drafts that remain, until it is known, and the outcomes it counts for.
+EXPECTED, EXPECTED_WEIGHT = 0.6, 4
+
+
+class StepSize(NamedTuple):
+    """What decides how long a step takes: the rows of its plan, and who makes how many drafts."""
+
+    rows: int
+    drafter: str = ""
+    drafts: int = 0  # of each conversation
+
+    @property
+    def estimate(self) -> float:
+        """The time of such a step, in steps of one row."""
+        return 1 + ROW_COST * (self.rows - 1) + DRAFT_COST * self.drafts * (self.drafter == MTP)
+
+
+class StepCosts:
+    """How long steps take: averages of what was measured."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[StepSize, float] = {}
+
+    def note(self, step: StepSize, seconds: float) -> None:
+        """Note how long a step took."""
+        before = self._seconds.get(step)
+        if before is None or seconds < before / 2:
+            self._seconds[step] = seconds
+        else:
+            self._seconds[step] = before + WEIGHT * (min(seconds, 2 * before) - before)
+
+    def knows(self, step: StepSize) -> bool:
+        """Return whether such a step has been measured."""
+        return step in self._seconds
+
+    def relative(self, step: StepSize, other: StepSize) -> float:
+        """Return the time of a step in steps of another size, which has fewer rows."""
+        mine, others = self._seconds.get(step), self._seconds.get(other)
+        if mine is None or others is None:
+            return step.estimate / other.estimate
+        return max(1.0, mine / others)
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """How many drafts were checked, and how many of them remained."""
+
+    checked: int = 0
+    remained: int = 0
+
+
+@dataclass(slots=True)
+class Share:
+    """The share of drafts that remain, of those whose predecessors did: a recent average."""
+
+    expected: float = 0.0
+    weight: int = 0  # outcomes that the expectation counts for
+    outcomes: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def note(self, offered: int, remained: int) -> None:
+        """Note that so many of the drafts of a step remained."""
+        self.outcomes.extend([True] * remained)
+        if remained < offered:
+            self.outcomes.append(False)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there are enough outcomes."""
+        return len(self.outcomes) >= FEWEST
+
+    @property
+    def value(self) -> float:
+        """The share; without an expectation, 0 until it is known."""
+        if not self.weight and not self.is_known:
+            return 0.0
+        total = sum(self.outcomes) + self.expected * self.weight
+        return total / (len(self.outcomes) + self.weight)
+
+
+class Repetition:
+    """Whether a conversation repeats itself: what followed its last tokens before, follows again.
+
+    It follows the tokens that the host knows, as lookup_drafts.wgsl does those of the device."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        recent = tokens[-INDEXED:]
+        self._after: dict[tuple[int, int], int] = {}
+        for (first, second), third in zip(pairwise(recent), recent[2:], strict=False):
+            self._after[first, second] = third
+        self._last = tuple(recent[-2:])
+        self.share = Share()
+
+    def read(self, token: int) -> None:
+        """Note the next token, and whether it was expected."""
+        if len(self._last) == 2:
+            pair = (self._last[0], self._last[1])
+            self.share.note(1, int(self._after.get(pair) == token))
+            self._after[pair] = token
+        self._last = (*self._last[-1:], token)
+
+
+class _Source:
+    """Where drafts of one generation come from, and how many of them remained of late.
+
+    Where they did not pay they are given up, and tried again after more and more tokens, with less
+    and less hope."""
+
+    def __init__(self, expected: float = 0.0, repetition: Repetition | None = None) -> None:
+        self._share = Share(expected, EXPECTED_WEIGHT if expected else 0)
+        self._repetition = repetition
+        self._patience = PATIENCE
+        self._wait = 0  # tokens until it is tried again
+
+    @property
+    def share(self) -> float:
+        """The share of drafts that will remain, as far as one can tell."""
+        if self._wait:
+            return 0.0
+        if self._repetition is None:
+            return self._share.value
+        found = self._repetition.share.value
+        return min(found, self._share.value) if self._share.is_known else found
+
+    def read(self, token: int) -> None:
+        """Note a token that was chosen."""
+        self._wait = max(0, self._wait - 1)
+        if self._repetition is not None:
+            self._repetition.read(token)
+
+    def note(self, offered: int, remained: int) -> None:
+        """Note how many drafts of a step remained."""
+        self._share.note(offered, remained)
+
+    def settle(self, pays: bool) -> None:
+        """Go on, or give up for a while if it is known not to pay."""
+        if pays and self._share.is_known:
+            self._patience = PATIENCE
+        elif not pays and self._share.is_known and not self._wait:
+            self._wait = self._patience
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+            self._share.outcomes.clear()
+            self._share.expected /= 2
+
+
+class Speculation:
+    """The drafts of one generation: where they may come from, and what became of them."""
+
+    def __init__(
+        self, kind: str, most: int, tokens: list[int], drafters: Collection[str] = (LOOKUP,)
+    ) -> None:
+        """`kind` is auto, off or a drafter's name; `tokens` are those of the prompt."""
+        self.most = min(most, MAX_DRAFTS, MOST_ROWS - 1)
+        self.counts = DraftCounts()
+        self.sources: dict[str, _Source] = {}
+        if kind in ("auto", MTP) and MTP in drafters:
+            self.sources[MTP] = _Source(EXPECTED)
+        if kind in ("auto", LOOKUP) and LOOKUP in drafters:
+            self.sources[LOOKUP] = _Source(repetition=Repetition(tokens))
+
+    def read(self, token: int) -> None:
+        """Note a token that was chosen."""
+        for source in self.sources.values():
+            source.read(token)
+
+    def note(self, drafter: str, offered: int, remained: int) -> None:
+        """Note how many drafts of a step remained."""
+        self.counts.checked += offered
+        self.counts.remained += remained
+        if drafter in self.sources:
+            self.sources[drafter].note(offered, remained)
+
+
+def choose_drafts(generations: Sequence[Speculation], costs: StepCosts) -> tuple[str, int]:
+    """Return who makes how many drafts for each of some generations in their next step.
+
+    ("", 0) where none pay, or it is not known yet how long a step without them takes."""
+    chosen, fastest = ("", 0), GAIN
+    if not generations or not costs.knows(StepSize(plan_rows(len(generations)))):
+        return chosen
+    most = min(each.most for each in generations)
+    names = [name for name in generations[0].sources if all(name in g.sources for g in generations)]
+    for name in names:
+        sources = [each.sources[name] for each in generations]
+        drafts, rate = best_drafts([each.share for each in sources], most, costs, name)
+        for source in sources:
+            source.settle(drafts > 0)
+        if drafts and rate >= fastest:
+            chosen, fastest = (name, drafts), rate
+    return chosen
+
+
+def best_drafts(
+    shares: Sequence[float], most: int, costs: StepCosts, drafter: str
+) -> tuple[int, float]:
+    """Return the number of drafts, at most so many, with which tokens come fastest.
+
+    There is one share of drafts that remain for each conversation. Also return how much faster
+    tokens come; (0, 1.0) if no number of drafts gains enough."""
+    best, fastest = 0, GAIN
+    lines = len(shares)
+    alone = StepSize(plan_rows(lines))
+    for drafts in range(1, min(most, MOST_ROWS // lines - 1) + 1):
+        tokens = sum(share**at for share in shares for at in range(drafts + 1)) / lines
+        step = StepSize(lines * (1 + drafts), drafter, drafts)
+        rate = tokens / costs.relative(step, alone)
+        if rate >= fastest:
+            best, fastest = drafts, rate
+    return best, fastest if best else 1.0
