@@ -17,21 +17,26 @@ from helpers.tiny import (
     MOE,
     SMALL,
     Tiny,
+    tiny_gguf,
     tiny_metadata,
     tiny_tensors,
     vocabulary,
 )
+from helpers.tiny_drafter import TinyDrafter, drafter_gguf, drafter_tensors
 from typer.testing import CliRunner
 
 from webgemma.cli.program import app
 from webgemma.convert import convert
-from webgemma.convert.floats import cast_floats
 from webgemma.convert.names import _GLOBAL, _LAYER, gguf_name
+from webgemma.convert.numbers import cast_floats
 from webgemma.errors import GgufError, InputError, ModelNotFoundError
-from webgemma.gemma.config import Config
+from webgemma.gemma.config import ORDERING, Config
+from webgemma.gemma.drafter_config import drafter_config
 from webgemma.gguf.reader import Gguf
+from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import NewTensor
 from webgemma.reference.weights import Weights
+from webgemma.sync import run_sync
 from webgemma.text.tokenizer import Tokenizer
 
 KINDS = {
@@ -115,6 +120,47 @@ def test_every_tensor_and_number_is_converted(kind: str, tmp_path: Path) -> None
         assert all(layer.heads == tiny.heads for layer in config.layers)
 
 
+def drafter_folder(folder: Path, drafter: TinyDrafter, **text: Any) -> Path:
+    """Write a drafter in the layout of transformers, the ids of its clusters in 64 bits."""
+    tensors = {}
+    for tensor in drafter_tensors(drafter):
+        if tensor.name == ORDERING:
+            ids = np.frombuffer(tensor.data, "<i4").astype("<i8").tobytes()
+            tensor = replace(tensor, format="I64", data=ids)
+        inner = tensor.name.startswith(("nextn", "masked"))
+        tensors[hugging_face_name(tensor.name, "" if inner else "model.")] = tensor
+    target, config = drafter.target, config_of(drafter.target)["text_config"]
+    kinds = ["full_attention" if kind == "f" else "sliding_attention" for kind in drafter.pattern]
+    config |= {"layer_types": kinds, "num_key_value_heads": target.kv_heads[0]} | text
+    top = {"backbone_hidden_size": target.width, "centroid_intermediate_top_k": drafter.nearest}
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(safetensors(tensors))
+    whole = {"model_type": "gemma4_assistant", "text_config": config, **top}
+    (folder / "config.json").write_text(json.dumps(whole))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("drafter", "text"),
+    [
+        (TinyDrafter(SMALL, centroids=32), {"num_global_key_value_heads": None}),
+        (TinyDrafter(LARGE), {"num_global_key_value_heads": 1, "attention_k_eq_v": True}),
+        (TinyDrafter(LARGE), {"per_layer_config": {"2": {"num_key_value_heads": 1}}}),
+    ],
+)
+def test_drafters(drafter: TinyDrafter, text: dict[str, Any], tmp_path: Path) -> None:
+    convert(drafter_folder(tmp_path / "drafter", drafter, **text), tmp_path / "out.gguf")
+    target = run_sync(Gguf.aopen(BytesSource(tiny_gguf(drafter.target), "target.gguf")))
+    whole = run_sync(Gguf.aopen(BytesSource(drafter_gguf(drafter), "drafter.gguf")))
+    with Gguf.open(tmp_path / "out.gguf") as gguf:
+        config = drafter_config(gguf, Config.from_gguf(target))
+        expected = drafter_config(whole, Config.from_gguf(target))
+        changed = {"name": "", "parameters": 0, "suppressed": ()}
+        assert replace(config, **changed) == replace(expected, **changed)
+        for name, tensor in whole.tensors.items():
+            assert bytes(gguf.data(gguf.tensors[name])) == bytes(whole.data(tensor)), name
+
+
 @pytest.mark.parametrize(("format", "error"), [("bf16", 2**-8), ("f16", 2**-11), ("f32", 0)])
 def test_matrices_are_written_in_another_format(format: str, error: float, tmp_path: Path) -> None:
     tiny = replace(SMALL, formats=("F32",))
@@ -193,7 +239,7 @@ def test_several_files_are_found_by_their_index(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "llama"}, "only Gemma 4 and DiffusionGemma"),
+        ({"model_type": "llama"}, "only Gemma 4, its drafters, Diff"),
         ({"text_config": {}}, "no valid list layer_types"),
         ({"canvas_length": 0}, "canvas_length 0"),
         ({"text_config": config_of(DIFFUSION)["text_config"] | {"sliding_window": "8"}}, "window"),
@@ -215,7 +261,7 @@ def test_other_mistakes_raise_an_error(tmp_path: Path) -> None:
         convert(tmp_path, tmp_path / "out.gguf")
     with pytest.raises(InputError, match="choose stored, f32"):
         convert(tmp_path, tmp_path / "out.gguf", format="q4_k")
-    with pytest.raises(GgufError, match="not part of any supported Gemma 4"):
+    with pytest.raises(GgufError, match="not part of any supported Gemma;"):
         gguf_name("model.decoder.layers.0.mamba.weight")
     assert gguf_name("model.encoder.vision_tower.std_bias") is None
     assert gguf_name("model.encoder.language_model.norm.weight") is None

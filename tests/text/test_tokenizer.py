@@ -89,7 +89,7 @@ def test_special_tokens_have_no_bytes() -> None:
 def test_words_are_not_split_where_a_merge_joins_them(
     merges: list[str], expected: list[str]
 ) -> None:
-    bpe = Merges(merges)
+    bpe = Merges.from_lines(merges)
     words = bpe.words("a▁b\n\n▁b")
     assert [piece for word in words for piece in bpe.pieces(word)] == expected
 
@@ -112,7 +112,7 @@ def merge_lists(draw: st.DrawFn) -> list[str]:
 @example(["a ▁"], "a▁▁a")
 @example(["b >", "a b", "b> ▁", "a b>"], "ab>▁")
 def test_words_and_heap_equal_the_definition(merges: list[str], text: str) -> None:
-    bpe = Merges(merges)
+    bpe = Merges.from_lines(merges)
     words = bpe.words(text)
     assert "".join(words) == text
     parts = [piece for word in words for piece in bpe.pieces(word)]
@@ -160,7 +160,7 @@ def test_rank_lookups_are_linear(unit: str) -> None:
             self.lookups += 1
             return super().get(key, default)
 
-    bpe = Merges(METADATA["tokenizer.ggml.merges"])
+    bpe = Merges.from_lines(METADATA["tokenizer.ggml.merges"])
     bpe.ranks = Counted(bpe.ranks)
     word = (unit * 2000)[:2000].replace(" ", "▁")
     assert "".join(bpe.pieces(word)) == word

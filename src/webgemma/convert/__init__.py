@@ -1,49 +1,22 @@
-"""Conversion of Hugging Face models to GGUF: DiffusionGemma, and Gemma 4's text model."""
+"""Conversion of Hugging Face models to GGUF: Gemma, DiffusionGemma, drafters, EmbeddingGemma."""
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from webgemma.convert.floats import FLOATS, cast_floats
+from webgemma.convert.folder import SourceTensor, open_tensors, read_json, read_optional
 from webgemma.convert.metadata import HuggingFaceConfig
+from webgemma.convert.modules import check_pooling, dense_layers
 from webgemma.convert.names import gguf_name
-from webgemma.convert.vocabulary import tokenizer_metadata
+from webgemma.convert.numbers import FLOATS, INTEGERS, cast_floats, cast_integers, plus_one
+from webgemma.convert.vocabulary import adds_eos, tokenizer_metadata
 from webgemma.errors import GgufError, InputError, ModelNotFoundError
-from webgemma.gguf.safetensors import Safetensors
+from webgemma.gemma.config import EMBEDDING, GEMMA3, ORDERING
 from webgemma.gguf.sources import Bytes
 from webgemma.gguf.writer import NewTensor, write_gguf
 
-INDEX = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
-MAX_JSON_NBYTES = 256 << 20  # a vocabulary of 262144 tokens takes 32 MB
 FORMATS = ("stored", *(name.lower() for name in FLOATS))
-
-
-@dataclass(frozen=True, slots=True)
-class _SourceTensor:
-    """A tensor in one of the folder's files."""
-
-    file: Safetensors
-    name: str  # in that file
-
-    @property
-    def dtype(self) -> str:
-        return self.file.dtype(self.name)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.file.shape(self.name)
-
-    @property
-    def nbytes(self) -> int:
-        return self.file.tensors[self.name].nbytes
-
-    def read(self) -> Bytes:
-        return self.file.read(self.name)
 
 
 def convert(
@@ -65,73 +38,40 @@ def convert(
     if not source.is_dir():
         raise ModelNotFoundError(f"There is no folder {source}.")
     with ExitStack() as files:
-        tensors = _text_tensors(_open(source, files))
+        tensors = _text_tensors(open_tensors(source, files))
         config = read_json(source / "config.json")
-        generation = _read_optional(source / "generation_config.json") or {}
+        generation = read_optional(source / "generation_config.json") or {}
         model = HuggingFaceConfig(config, generation)
-        if model.tied:
+        if model.embeds:
+            check_pooling(source)
+        if model.architecture == EMBEDDING:
+            tensors |= _checked(dense_layers(source, files))
+        if model.tied or model.embeds:
             tensors.pop("output.weight", None)  # a copy of the embedding table
         metadata = model.metadata({name: x.shape for name, x in tensors.items()}, source.name)
         vocab = tensors["token_embd.weight"].shape[0]
         ends = generation.get("eos_token_id", config.get("eos_token_id"))
-        tokenizer = _read_optional(source / "tokenizer.json")
-        metadata |= tokenizer_metadata(tokenizer, vocab, ends)
-        new_tensors = _new_tensors(tensors, format, progress)
-        write_gguf(out, metadata, [model.rope_factors(), *new_tensors])
+        tokenizer = read_optional(source / "tokenizer.json")
+        is_gemma3 = model.architecture in (GEMMA3, EMBEDDING)
+        metadata |= tokenizer_metadata(tokenizer, vocab, ends, scored=is_gemma3)
+        if model.embeds:
+            ending = adds_eos(tokenizer, read_optional(source / "tokenizer_config.json"))
+            metadata["tokenizer.ggml.add_eos_token"] = ending
+        new_tensors = _new_tensors(tensors, format, progress, add_one=is_gemma3)
+        derived = [] if is_gemma3 or model.embeds else [model.rope_factors()]
+        write_gguf(out, metadata, [*derived, *new_tensors])
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or raise ModelNotFoundError or GgufError."""
-    try:
-        if path.stat().st_size > MAX_JSON_NBYTES:
-            raise GgufError(
-                f"{path.name} is larger than {MAX_JSON_NBYTES >> 20} MiB: it is not read."
-            )
-        values = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelNotFoundError(
-            f"{path.parent} has no {path.name}; it is not a model in Hugging Face's layout."
-        ) from None
-    except (ValueError, RecursionError):
-        raise GgufError(f"{path.name} is not valid JSON: download it again.") from None
-    if not isinstance(values, dict):
-        raise GgufError(f"{path.name} is not a JSON object: download it again.")
-    return values
-
-
-def _open(folder: Path, files: ExitStack) -> Iterator[_SourceTensor]:
-    """Open the folder's files and yield their tensors in order."""
-    names = [SINGLE_FILE]
-    if not (folder / SINGLE_FILE).is_file():
-        weight_map = read_json(folder / INDEX).get("weight_map")
-        listed = weight_map.values() if isinstance(weight_map, dict) else ()
-        names = sorted({name for name in listed if isinstance(name, str)})
-        if not names or any(Path(name).name != name for name in names):
-            raise GgufError(
-                f"{INDEX} lists no files, or files outside its own folder: download it again."
-            )
-    for name in names:
-        if not (folder / name).is_file():
-            raise ModelNotFoundError(f"{folder} has no {name}; download the model again.")
-        file = files.enter_context(Safetensors.open(folder / name))
-        yield from (_SourceTensor(file, tensor) for tensor in file.names)
-
-
-def _text_tensors(stored: Iterator[_SourceTensor]) -> dict[str, _SourceTensor]:
+def _text_tensors(stored: Iterator[SourceTensor]) -> dict[str, SourceTensor]:
     """Return the tensors of the text model under their GGUF names."""
-    tensors: dict[str, _SourceTensor] = {}
+    tensors: dict[str, SourceTensor] = {}
     for tensor in stored:
         name = gguf_name(tensor.name)
         if name is None:
             continue
-        if tensor.dtype not in FLOATS:
-            raise GgufError(
-                f"{tensor.file.name}: the tensor {tensor.name} is stored as {tensor.dtype}; "
-                "only models in BF16, F16 or F32 can be converted."
-            )
         if name in tensors:
             raise GgufError(f"{tensors[name].name} and {tensor.name} are the same tensor.")
-        tensors[name] = tensor
+        tensors |= _checked({name: tensor})
     if "token_embd.weight" not in tensors:
         raise GgufError(
             "The folder's files have no embed_tokens.weight, so they have no text model."
@@ -139,16 +79,36 @@ def _text_tensors(stored: Iterator[_SourceTensor]) -> dict[str, _SourceTensor]:
     return tensors
 
 
+def _checked(tensors: dict[str, SourceTensor]) -> dict[str, SourceTensor]:
+    """Return the tensors; GgufError if one is stored in a type that is not converted."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (INTEGERS if name == ORDERING else FLOATS):
+            raise GgufError(
+                f"{tensor.file.name}: the tensor {tensor.name} is stored as {tensor.dtype}; "
+                "only models in BF16, F16 or F32 can be converted."
+            )
+    return tensors
+
+
 def _new_tensors(
-    tensors: dict[str, _SourceTensor], format: str, progress: Callable[[int, int], None] | None
+    tensors: dict[str, SourceTensor],
+    format: str,
+    progress: Callable[[int, int], None] | None,
+    *,
+    add_one: bool,
 ) -> Iterator[NewTensor]:
-    """Yield the tensors to write, each read and converted when it is written."""
+    """Yield the tensors to write, each read and converted when it is written.
+
+    With `add_one`, norms are stored less 1, as Gemma 3 has them."""
     total, done = sum(tensor.nbytes for tensor in tensors.values()), 0
 
-    def data_of(tensor: _SourceTensor, target: str) -> Callable[[], Bytes]:
+    def data_of(tensor: SourceTensor, target: str) -> Callable[[], Bytes]:
         def data() -> Bytes:
             nonlocal done
-            converted = cast_floats(tensor.read(), tensor.dtype, target, tensor.name)
+            cast = cast_integers if target == "I32" else cast_floats
+            converted = cast(tensor.read(), tensor.dtype, target, tensor.name)
+            if add_one and tensor.name.endswith("norm.weight"):
+                converted = plus_one(converted)
             done += tensor.nbytes
             if progress is not None:
                 progress(done, total)
@@ -159,9 +119,5 @@ def _new_tensors(
     for name, tensor in tensors.items():
         matrix = len(tensor.shape) > 1 and not name.endswith(".ffn_gate_inp.weight")
         target = tensor.dtype if format == "stored" else format.upper()
-        target = target if matrix else "F32"
+        target = target if matrix else "I32" if name == ORDERING else "F32"
         yield NewTensor(name, tensor.shape[::-1], target, data_of(tensor, target))
-
-
-def _read_optional(path: Path) -> dict[str, Any] | None:
-    return read_json(path) if path.is_file() else None

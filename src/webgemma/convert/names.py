@@ -3,11 +3,22 @@
 import re
 
 from webgemma.errors import GgufError
+from webgemma.gemma.config import (
+    CENTROIDS,
+    ORDERING,
+    POST_PROJECTION,
+    PRE_PROJECTION,
+    PROJECTION,
+)
 
-_MEDIA_PREFIXES = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
+_MEDIA_PREFIXES = (
+    *("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio."),
+    "multi_modal_projector.",
+)
 # DiffusionGemma's encoder shares all tensors with the decoder but the scalars of its layers.
 _ENCODER = "encoder.language_model."
-_PREFIXES = ("model.", "language_model.", "model.", "decoder.")  # removed in this order
+_PREFIXES = ("model.", "language_model.", "model.", "decoder.", "ple.")  # removed in this order
+_LAYER_PREFIX = "ple_block."  # EmbeddingGemma 2 keeps what belongs to PLE in modules of its own
 
 _GLOBAL = {
     "embed_tokens.weight": "token_embd.weight",
@@ -16,6 +27,11 @@ _GLOBAL = {
     "embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
     "per_layer_model_projection.weight": "per_layer_model_proj.weight",
     "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
+    "embedding_projection.weight": PROJECTION,
+    "pre_projection.weight": PRE_PROJECTION,
+    "post_projection.weight": POST_PROJECTION,
+    "masked_embedding.centroids.weight": CENTROIDS,
+    "masked_embedding.token_ordering": ORDERING,
     "self_conditioning.pre_norm.weight": "self_cond_pre_norm.weight",
     "self_conditioning.gate_proj.weight": "self_cond_gate.weight",
     "self_conditioning.up_proj.weight": "self_cond_up.weight",
@@ -63,10 +79,10 @@ def gguf_name(name: str) -> str | None:
         for prefix in _PREFIXES:
             rest = rest.removeprefix(prefix)
     layer = _IN_LAYER.fullmatch(rest)
-    gguf = _LAYER.get(layer[2]) if layer else _GLOBAL.get(rest)
+    gguf = _LAYER.get(layer[2].removeprefix(_LAYER_PREFIX)) if layer else _GLOBAL.get(rest)
     if gguf is None:
         raise GgufError(
-            f"The tensor {name[:80]} is not part of any supported Gemma 4; "
+            f"The tensor {name[:80]} is not part of any supported Gemma; "
             "this model cannot be converted."
         )
     if encoder:

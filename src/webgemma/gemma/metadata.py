@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from webgemma.errors import GgufError
 from webgemma.gguf.reader import Gguf
 
-MAX_COUNT = 1 << 24  # far above every width, length and count of a Gemma 4
+MAX_COUNT = 1 << 24  # far above every width, length and count of a Gemma
 SMALLEST, LARGEST = 1.2e-38, 3.4e38  # that every device computes with: float32, not subnormal
 
 
@@ -76,8 +76,8 @@ class Metadata:
         value = self.gguf.metadata.get(self.prefix + key, default)
         if value is None:
             raise GgufError(
-                f"{self.gguf.name}: the metadata has no {self.prefix}{key}, which a Gemma 4 model "
-                "needs; the file is incomplete or its converter does not support Gemma 4."
+                f"{self.gguf.name}: the metadata has no {self.prefix}{key}, which a Gemma model "
+                "needs; the file is incomplete or its converter does not support this model."
             )
         return value
 

@@ -12,14 +12,14 @@ from webgemma.text.sizes import MAX_DEPTH
 PREFIX = "call:"
 
 # No pattern backtracks over what it has matched, so that every pass is linear.
-_JSON_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'  # an unclosed one extends to the end
+_JSON_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*"?'  # an unclosed one extends to the end
 _QUOTED = r'<\|"\|>.*?(?:<\|"\|>|\Z)'
 _KEY = r"[\w$@.-]++"  # the template writes all keys without quotes
 
 _BARE_KEY = re.compile(rf"{_JSON_STRING}|([{{,]\s*+)({_KEY})(?=\s*+:)", re.DOTALL)
 _BRACKET = re.compile(rf"{_JSON_STRING}|([\[{{])|([\]}}])", re.DOTALL)
 _APOSTROPHES = re.compile(
-    rf"{_QUOTED}|{_JSON_STRING}|(:\s*+)'([^'\\]*+(?:\\.[^'\\]*+)*+)'(?:<\|\"\|>)?", re.DOTALL
+    rf"{_QUOTED}|{_JSON_STRING}|(:\s*+)'([^'\\]*+(?:\\.[^'\\]*+)*)'(?:<\|\"\|>)?", re.DOTALL
 )
 _NAMED_VALUE = re.compile(rf"{_QUOTED}|{_JSON_STRING}|[{{,]\s*+({_KEY})\s*+:\s*+", re.DOTALL)
 _NEXT_KEY = re.compile(rf",\s*+({_KEY})\s*+:")

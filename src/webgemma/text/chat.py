@@ -1,15 +1,17 @@
-"""Gemma 4's chat template: messages and tools become the prompt, as Google's template writes it."""
+"""The chat template: messages and tools become the prompt, as Google's templates write it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from webgemma.errors import InputError
+from webgemma.text.gemma3 import write_gemma3
 from webgemma.text.inputs import Message, Response, Tool, read_messages, read_tools
 from webgemma.text.markup import (
     BOS,
     CHANNEL_CLOSE,
     CHANNEL_OPEN,
+    END_OF_TURN,
     RESPONSE_OPEN,
     THINK,
     THOUGHT,
@@ -19,7 +21,7 @@ from webgemma.text.markup import (
     Part,
     merge,
 )
-from webgemma.text.parser import parse_reply
+from webgemma.text.parser import Parser, ReplyParser, TextParser, parse_reply
 from webgemma.text.sizes import SYSTEM_ROLES
 from webgemma.text.tools import call_parts, declaration_parts, response_parts
 
@@ -33,7 +35,7 @@ __all__ = [
     "opens_thought",
 ]
 
-Size: TypeAlias = Literal["small", "large"]
+Size: TypeAlias = Literal["small", "large", "gemma3"]
 
 
 class SpecialTokenizer(Protocol):
@@ -55,7 +57,7 @@ def encode_parts(tokenizer: SpecialTokenizer, parts: Iterable[Part]) -> list[int
         else:
             raise InputError(
                 f"The model's vocabulary has no special token {part}, which this "
-                "conversation needs; is it a Gemma 4 chat model?"
+                "conversation needs; is it a chat model of Gemma?"
             )
     return ids
 
@@ -67,16 +69,34 @@ def opens_thought(parts: Sequence[Part]) -> bool:
 
 
 class Chat:
-    """The chat template of one model size.
+    """The chat template of one model size, or of Gemma 3, which has another one.
 
     The sizes differ in one way: with thinking off, the prompt of a large model ends with an empty
     thought.
     """
 
     def __init__(self, size: Size = "small") -> None:
-        if size not in ("small", "large"):
-            raise InputError(f"The chat size must be 'small' or 'large', not {size!r}.")
+        if size not in get_args(Size):
+            raise InputError(f"The chat size must be 'small', 'large' or 'gemma3', not {size!r}.")
         self.size: Size = size
+
+    @property
+    def without_empty_thought(self) -> "Chat":
+        """The template of finished turns, which have no empty thought."""
+        return Chat("small") if self.size == "large" else self
+
+    @property
+    def ends(self) -> tuple[Markup, ...]:
+        """The special tokens that end a turn of the model."""
+        return (END_OF_TURN,) if self.size == "gemma3" else (TURN_CLOSE, RESPONSE_OPEN)
+
+    def parser(
+        self, think: bool, tools: Sequence[Mapping[str, Any]] | None, *, in_thought: bool
+    ) -> Parser:
+        """Return a parser of a reply; Gemma 3's replies are text, whatever they spell."""
+        if self.size == "gemma3":
+            return TextParser()
+        return ReplyParser(think, tools, in_thought=in_thought)
 
     parse_reply = staticmethod(parse_reply)
 
@@ -139,6 +159,10 @@ class Chat:
         if continue_last:
             _check_continues(checked)
             add_generation_prompt = False
+        if self.size == "gemma3":
+            options = {"continue_last": continue_last}
+            options["add_generation_prompt"] = add_generation_prompt
+            return merge(write_gemma3(checked, declared, think, **options))
         return merge(self._write(checked, declared, think, add_generation_prompt, continue_last))
 
     def _write(

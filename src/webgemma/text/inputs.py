@@ -140,6 +140,11 @@ def read_messages(messages: object) -> list[Message]:
     return [_message(given, f"messages[{index}]", sizes) for index, given in enumerate(messages)]
 
 
+def read_content(content: object, where: str) -> list[Part]:
+    """Return the parts of one content, as that of a message: a string, or a list of parts."""
+    return _content(content, where, Sizes())
+
+
 def _message(given: object, where: str, sizes: Sizes) -> Message:
     message = as_mapping(given, where)
     role = as_name(message.get("role"), f"{where}.role")

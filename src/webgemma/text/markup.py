@@ -37,10 +37,19 @@ class Media(Markup):
     given: Mapping[str, Any]
 
 
+class Lead(str):
+    """The beginning of a turn with what the system says, where it has no turn of its own.
+
+    If that turn is left out, another one begins with it."""
+
+    __slots__ = ()
+
+
 Part: TypeAlias = Markup | str
 
 BOS = Markup("<bos>")
 TURN_OPEN, TURN_CLOSE = Markup("<|turn>"), Markup("<turn|>")
+START_OF_TURN, END_OF_TURN = Markup("<start_of_turn>"), Markup("<end_of_turn>")  # Gemma 3's
 THINK = Markup("<|think|>")
 CHANNEL_OPEN, CHANNEL_CLOSE = Markup("<|channel>"), Markup("<channel|>")
 TOOL_OPEN, TOOL_CLOSE = Markup("<|tool>"), Markup("<tool|>")
@@ -57,8 +66,8 @@ THOUGHT = "thought\n"  # name of the channel for the model's thinking
 def merge(parts: Iterable[Part]) -> list[Part]:
     """Return the parts with adjacent plain strings joined and empty ones dropped."""
     merged: list[Part] = []
-    for is_markup, run in groupby(parts, lambda part: isinstance(part, Markup)):
-        if is_markup:
+    for is_apart, run in groupby(parts, lambda part: isinstance(part, Markup | Lead)):
+        if is_apart:
             merged.extend(run)
         elif text := "".join(run):
             merged.append(text)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeAlias
 
 from webgemma.text.calls import Schemas, ToolCall, parse_call
 from webgemma.text.inputs import as_text, read_tools
@@ -17,7 +17,7 @@ from webgemma.text.markup import (
     THOUGHT,
 )
 
-__all__ = ["Reply", "ReplyParser", "ToolCall", "parse_reply"]
+__all__ = ["Parser", "Reply", "ReplyParser", "TextParser", "ToolCall", "parse_reply"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ _TAGS = {
 # Text after a thought or a call that is ignored: the model tends to repeat the end of a call, and
 # stops with the opening of a response.
 _AFTER_THOUGHT = re.compile(r"\s*+")
-_AFTER_CALL = re.compile(r"(?:\s++|<tool_call\|>|<\|tool_response>)*+")
+_AFTER_CALL = re.compile(r"(?:\s++|<tool_call\|>|<\|tool_response>)*")
 
 _CALL_NOISE = (CALL_CLOSE, RESPONSE_OPEN)
 _TAG_SPELLINGS = (CHANNEL_OPEN + THOUGHT, CHANNEL_CLOSE, CALL_OPEN, *_CALL_NOISE)
@@ -162,6 +162,21 @@ class ReplyParser:
         reply = Reply("".join(self._content), "".join(self._thinking), tuple(self._calls))
         self._content, self._thinking, self._calls = [], [], []
         return reply
+
+
+class TextParser:
+    """Parser of a reply that is nothing but text."""
+
+    def feed(self, text: str) -> Reply:
+        """Return the next piece of the reply."""
+        return Reply(as_text(text, "The reply"))
+
+    def finish(self) -> Reply:
+        """Return nothing: all of it was certain."""
+        return _EMPTY
+
+
+Parser: TypeAlias = ReplyParser | TextParser
 
 
 def parse_reply(

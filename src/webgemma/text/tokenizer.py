@@ -1,6 +1,7 @@
-"""Gemma 4's tokenizer: encodes text as token ids and decodes ids, from a GGUF vocabulary."""
+"""The tokenizer of Gemma 4 and Gemma 3: encodes text as ids and decodes ids, from a GGUF file."""
 
 import codecs
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -9,8 +10,11 @@ from typing import Protocol, cast
 from webgemma.errors import GgufError, InputError
 from webgemma.text.bpe import SPACE, Merges
 
-SPECIAL_TYPES = frozenset({2, 3, 4})  # values of token_type: unknown, control, user-defined
-END_SPELLINGS = ("<eos>", "<turn|>", "<|tool_response>")  # tokens that end the model's turn
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # values of token_type
+# Tokens that end the model's turn.
+END_SPELLINGS = ("<eos>", "<turn|>", "<|tool_response>", "<end_of_turn>")
+# Gemma 3's markup, special whatever type a converter gives it: no text may forge a turn.
+GEMMA3_MARKUP = ("<bos>", "<eos>", "<pad>", "<unk>", "<start_of_turn>", "<end_of_turn>")
 BYTE_SPELLINGS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 PREFIX = "tokenizer.ggml."
@@ -33,6 +37,9 @@ class Tokenizer:
 
     A token is special if its type is control, user-defined or unknown: `<bos>`, `<|turn>`, …
     `ends` are the ids that end the model's turn, `suppressed` those it must never generate.
+
+    Gemma 3's vocabulary has `scores` instead of merges. Its user-defined tokens, such as runs of
+    line breaks and `<table>`, are text: wherever they are spelled, they are cut out first.
     """
 
     def __init__(
@@ -47,18 +54,20 @@ class Tokenizer:
         unknown: int | None = None,
         ends: Iterable[int] = (),
         suppressed: Iterable[int] = (),
+        scores: Sequence[float] | None = None,
     ) -> None:
         self.bos, self.eos, self.pad, self.unknown = bos, eos, pad, unknown
         self.size = len(tokens)
         self.suppressed = tuple(suppressed)
         self._tokens = tokens
-        self._merges = Merges(merges)
         self._ids = dict(zip(tokens, range(len(tokens)), strict=True))
         spelled = {self._ids[spelling] for spelling in END_SPELLINGS if spelling in self._ids}
         self.ends = frozenset({eos, *ends, *spelled})
-        self._special = frozenset(
-            at for at, token_type in enumerate(token_types) if token_type in SPECIAL_TYPES
-        )
+        kinds = (UNKNOWN, CONTROL) if scores else (UNKNOWN, CONTROL, USER_DEFINED)
+        special = {at for at, token_type in enumerate(token_types) if token_type in kinds}
+        if scores:
+            special |= {self._ids[spelling] for spelling in GEMMA3_MARKUP if spelling in self._ids}
+        self._special = frozenset(special)
         self.special_ids: Mapping[str, int] = {
             tokens[at]: at for at in sorted(self._special) if tokens[at]
         }
@@ -70,34 +79,54 @@ class Tokenizer:
         self._bytes = {
             at: bytes([byte]) for byte, at in enumerate(self._byte_ids) if at is not None
         }
-        longest_first = sorted(self.special_ids, key=len, reverse=True)
-        self._special_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        self._cut: dict[str, int] = {}  # what is cut out of a text first
+        if scores:
+            typed = list(zip(tokens, token_types, scores, strict=True))
+            defined = {text for text, kind, _ in typed if text and kind == USER_DEFINED}
+            self._cut = {text: self._ids.pop(text) for text in defined & self._ids.keys()}
+            plain = {text: score for text, kind, score in typed if kind == NORMAL}
+            self._merges = Merges.from_scores({x: plain[x] for x in self._ids.keys() & plain})
+        else:
+            self._merges = Merges.from_lines(merges)
+        self._cut_pattern = _any_of(self._cut)
+        self._special_pattern = _any_of({*self.special_ids, *self._cut})
         self._cached_word = lru_cache(CACHED_WORDS)(self._word)
 
     @classmethod
     def from_gguf(cls, gguf: HasMetadata) -> "Tokenizer":
-        """Return the tokenizer of a GGUF file; GgufError if its vocabulary is not valid."""
+        """Return the tokenizer of a GGUF file; GgufError if its vocabulary is not valid.
+
+        Tokens beyond the rows of the embedding table, which Ollama's files of Gemma 3 have, are
+        left out."""
         keys = _Keys(gguf)
         tokens = keys.strings("tokens")
         keys.size = len(tokens)
+        token_types = keys.token_types("token_type")
+        scored = not keys.has("merges") and keys.has("scores")
+        scores = keys.scores("scores") if scored else None
+        table = getattr(gguf, "tensors", {}).get("token_embd.weight")
+        if table is not None and table.rows < len(tokens):
+            keys.size = table.rows
+            tokens, token_types = tokens[: keys.size], token_types[: keys.size]
+            scores = scores and scores[: keys.size]
         eot = keys.id("eot_token_id")
         return cls(
             tokens,
-            keys.strings("merges"),
-            keys.token_types("token_type"),
+            () if scored else keys.strings("merges"),
+            token_types,
             bos=keys.required_id("bos_token_id"),
             eos=keys.required_id("eos_token_id"),
             pad=keys.id("padding_token_id"),
             unknown=keys.id("unknown_token_id"),
             ends=keys.ids("eos_token_ids") + ([] if eot is None else [eot]),
             suppressed=keys.ids("suppress_tokens"),
+            scores=scores,
         )
 
     @cached_property
     def token_length(self) -> int:
         """The most characters of one token."""
-        merged = max(map(len, self._merges.ranks), default=2) - 1  # without the space between
-        return max(1, merged, max(map(len, self._tokens), default=1))
+        return max(1, self._merges.longest, max(map(len, self._tokens), default=1))
 
     def exceeds(self, text: str, most: int) -> bool:
         """Return whether a text takes more ids than `most`, judging by its length alone."""
@@ -121,6 +150,17 @@ class Tokenizer:
                 ids.append(self.special_ids[part])
             else:
                 ids += self._plain(part)
+        return ids
+
+    def _plain(self, text: str) -> list[int]:
+        if not self._cut:
+            return self._merged(text)
+        ids: list[int] = []
+        for part in self._cut_pattern.split(text):
+            if part in self._cut:
+                ids.append(self._cut[part])
+            else:
+                ids += self._merged(part)
         return ids
 
     def decode(self, ids: Iterable[int], special: bool = True) -> str:
@@ -149,7 +189,7 @@ class Tokenizer:
         piece = self.piece(token)
         return b"" if token in self._special else piece.replace(SPACE, " ").encode()
 
-    def _plain(self, text: str) -> list[int]:
+    def _merged(self, text: str) -> list[int]:
         ids: list[int] = []
         for word in self._merges.words(text.replace(" ", SPACE)):
             ids += self._cached_word(word) if len(word) <= CACHED_CHARACTERS else self._word(word)
@@ -223,6 +263,18 @@ class _Keys:
             raise self._error(key, "must be an array of integers")
         return cast(Sequence[int], values)
 
+    def has(self, key: str) -> bool:
+        return PREFIX + key in self.gguf.metadata
+
+    def scores(self, key: str) -> Sequence[float]:
+        values = self._array(key)
+        if len(values) != self.size:
+            raise self._error(key, f"has {len(values)} entries for {self.size} tokens")
+        scores = cast(Sequence[float], values)
+        if set(map(type, values)) - {float, int} or not all(map(math.isfinite, scores)):
+            raise self._error(key, "must be an array of finite numbers")
+        return scores
+
     def ids(self, key: str) -> list[int]:
         """Return the ids of an optional key, or []."""
         if PREFIX + key not in self.gguf.metadata:
@@ -259,6 +311,12 @@ class _Keys:
             f"{self.gguf.name}: {PREFIX}{key} {problem}, so the file has no usable tokenizer; "
             "download or convert the model again."
         )
+
+
+def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that finds these spellings, the longest of several, with a group."""
+    longest_first = sorted(spellings, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
 
 def _without_surrogates(text: str) -> str:

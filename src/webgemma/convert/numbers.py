@@ -1,4 +1,4 @@
-"""Conversion between float types; BF16 and F16 are rounded to nearest, ties to even."""
+"""Conversion between types of numbers; BF16 and F16 are rounded to nearest, ties to even."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ from webgemma.errors import GgufError
 from webgemma.gguf.sources import Bytes
 
 FLOATS = ("F32", "F16", "BF16")
+INTEGERS = ("I32", "I64")
 
 
 def cast_floats(data: Bytes, dtype: str, target: str, name: str) -> Bytes:
@@ -30,3 +31,22 @@ def cast_floats(data: Bytes, dtype: str, target: str, name: str) -> Bytes:
     if not np.isfinite(halves).all():
         raise GgufError(f"{name} has numbers too large for float16; use bf16 or f32.")
     return bytes(halves)
+
+
+def plus_one(data: Bytes) -> Bytes:
+    """Return float32 values, each with 1 added."""
+    import numpy as np
+
+    return bytes(np.frombuffer(data, "<f4") + np.float32(1))
+
+
+def cast_integers(data: Bytes, dtype: str, target: str, name: str) -> Bytes:
+    """Return the values of tensor `name` as I32; GgufError if one needs more bits."""
+    if dtype == target:
+        return data
+    import numpy as np
+
+    values = np.frombuffer(data, "<i8")
+    if values.size and not -(2**31) <= values.min() <= values.max() < 2**31:
+        raise GgufError(f"{name} has numbers too large for 32 bits: download the model again.")
+    return bytes(values.astype("<i4"))
