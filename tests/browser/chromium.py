@@ -16,6 +16,7 @@ DRIVERS = [
 ]
 SWIFTSHADER = next((str(path) for path in DRIVERS if path.is_file()), "")
 FLAGS = [
+    "--host-resolver-rules=MAP *.test 127.0.0.1",  # for pages that are not secure, or another's
     "--enable-unsafe-webgpu",
     "--no-sandbox",  # the sandbox does not work for root, as in CI
     # Tint then zeroes workgroup memory in a loop, as for Metal and Direct3D: with the extension

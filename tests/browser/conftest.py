@@ -19,6 +19,7 @@ MISSING = [
         "the Python package playwright": importlib.util.find_spec("playwright") is not None,
         "the Python package micropip": importlib.util.find_spec("micropip") is not None,
         "node_modules/pyodide": (ROOT / "node_modules" / "pyodide" / "pyodide.mjs").is_file(),
+        "node_modules/@mlc-ai": (ROOT / "node_modules" / "@mlc-ai" / "web-xgrammar").is_dir(),
         "node_modules/@pyscript": (ROOT / "node_modules" / "@pyscript" / "core").is_dir(),
     }.items()
     if not is_installed

@@ -9,7 +9,7 @@ from pyodide.http import pyfetch
 from webgemma import Gemma
 from webgemma.device import Dispatch, Kernel, Plan, aopen_device
 from webgemma.device.browser import BrowserDevice
-from webgemma.errors import DeviceError
+from webgemma.errors import DeviceError, MissingPackageError
 from webgemma.gemma.audio import AudioEncoder, encode_audio
 from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gguf.reader import Gguf
@@ -49,10 +49,34 @@ async def side_by_side(kind: str, texts: list[str], settings: dict[str, Any]) ->
         return [[p.token for p in batch[n].pieces] for n in range(len(texts))], tasks
 
 
+async def without_xgrammar(kind: str) -> Any:
+    """Return why a reply cannot keep to choices, and the tokens of two beside each other that may
+    call a tool, which need no constraint."""
+    with await load(kind, kv="f32") as gemma:
+        try:
+            async for _ in gemma.achat("in", choices=["a", "b"]):
+                raise AssertionError("there is no constraint")
+        except MissingPackageError as error:
+            sentence = str(error)
+
+        async def one() -> list[int]:
+            tools = [{"name": "clock"}]
+            pieces = gemma.achat("in", tools=tools, temperature=0, max_tokens=5)
+            return [piece.token async for piece in pieces]
+
+        return sentence, await asyncio.gather(one(), one())
+
+
 async def logits(kind: str, ids: list[int]) -> list[list[float]]:
     """Return the logits after each of the ids, without numpy."""
     with await load(kind, kv="f32") as gemma:
         return [list(row) for row in await gemma.alogits(ids)]
+
+
+async def embedded(kind: str, texts: list[Any]) -> list[list[float]]:
+    """Return the vectors of texts, without numpy."""
+    with await load(kind, precision="exact") as gemma:
+        return [list(row) for row in await gemma.aembed(texts)]
 
 
 async def continued(kind: str, ids: list[int], count: int) -> list[list[int]]:

@@ -178,15 +178,15 @@ def few_layers(config: Config, kept: tuple[int, ...]) -> Config:
 
 def record_all(session: Session) -> None:
     """Record every plan of a session."""
-    plans = session.plans
+    plans, lora = session.plans, bool(session.model.lora.weights)
     for rows in PLAN_ROWS:
-        plans.get(PlanKey("read", rows))
-        plans.get(PlanKey("logits", rows))
+        plans.get(PlanKey("read", rows, adapted=lora))
+        plans.get(PlanKey("logits", rows, adapted=lora))
     session.slots.allocate_soft_tokens()
     for rows in PLAN_ROWS[1:]:
-        plans.get(PlanKey("read", rows, soft=True))
+        plans.get(PlanKey("read", rows, soft=True, adapted=lora))
     for greedy, top in product((False, True), (False, True)):
-        plans.get(PlanKey("sample", greedy=greedy, top_logprobs=top))
-        plans.get(PlanKey("decode", greedy=greedy, top_logprobs=top))
+        plans.get(PlanKey("sample", greedy=greedy, top_logprobs=top, adapted=lora))
+        plans.get(PlanKey("decode", greedy=greedy, top_logprobs=top, adapted=lora))
     for rows in (2, 8, 16):  # several conversations
-        plans.get(PlanKey("decode", rows, greedy=True))
+        plans.get(PlanKey("decode", rows, greedy=True, adapted=lora))

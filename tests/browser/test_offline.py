@@ -27,4 +27,9 @@ def test_a_visit_without_the_server(chromium: Any, tmp_path: Path) -> None:
     visitor.open()
     visitor.button("New conversation").click()
     assert visitor.ask("Hello") == before
+    visitor.button("Settings").click()
+    visitor.page.get_by_label("Max tokens").fill("12")
+    visitor.page.get_by_label("Reply as JSON of this schema").fill('{"enum": [1, 2]}')
+    visitor.button("Save").click()
+    assert float(visitor.ask("Which?").split()[-1]) in (1, 2)
     context.close()

@@ -1,5 +1,6 @@
 """The chat page with its real engine: Chromium, Pyodide and WebGPU."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,31 @@ def test_the_bundled_model_replies_as_natively(visitor: Visitor) -> None:
     set_greedy(visitor)
     assert visitor.ask("What are you?").strip() == expected("What are you?")
     assert "tokens/s" in visitor.texts(".facts")[-1]
+
+
+MOODS = ["*calm*", "_wild_"]
+
+
+def set_schema(visitor: Visitor, schema: str) -> None:
+    visitor.button("Settings").click()
+    visitor.page.get_by_label("Reply as JSON of this schema").fill(schema)
+    visitor.button("Save").click()
+
+
+def test_a_reply_keeps_to_a_schema_by_a_library_that_is_loaded_then(visitor: Visitor) -> None:
+    set_schema(visitor, '{"type": "object",}')
+    problem = visitor.page.locator("#schema-problem")
+    assert problem.inner_text().startswith("This is not JSON: Expected double-quoted property name")
+    visitor.button("Close without saving").click()
+    set_schema(visitor, json.dumps({"enum": MOODS}))
+    visitor.ask("How is the sea?")
+    shown = visitor.page.locator(".message:last-child .body figure.code code").inner_text()
+    assert json.loads(shown) in MOODS
+    set_schema(visitor, json.dumps({"type": "array", "uniqueItems": True}))
+    visitor.say("And now?")
+    assert "uniqueItems is not supported" in visitor.notice()
+    visitor.button("Dismiss").click()
+    set_schema(visitor, "")
 
 
 def test_a_model_of_ollama_is_read_in_ranges(visitor: Visitor) -> None:

@@ -23,7 +23,7 @@ VISION = replace(EMBEDDER, positions=96)  # the fastest on a software GPU
 AUDIO = replace(TINY_AUDIO, output=SMALL.width)
 COUNT = 8
 STOP_ENCODING = """new MutationObserver((changes, observer) => {
-    const shown = [...document.querySelectorAll(".encoding")].map((node) => node.textContent);
+    const shown = [...document.querySelectorAll(".stage")].map((node) => node.textContent);
     if (!shown.some((text) => text.startsWith("Processing images"))) return;
     observer.disconnect();
     document.getElementById("stop").click();

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,11 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 from browser.serving import serving
-from conftest import FIXTURES
+from conftest import FIXTURES, SHARED, needs_shared
+from helpers.constrained import lines
+from helpers.everyday_schemas import SCHEMAS
 from helpers.gpu import device
+from helpers.sessions import SHORT
 from helpers.tiny import DIFFUSION, KINDS, tiny_gguf
 from helpers.tiny_audio import TINY_AUDIO, audio_bytes, audio_gguf, audio_weights
-from tolerance import GPU_LOGITS_OF_TRANSFORMERS, GPU_SOFT_TOKENS, MEL_OF_TRANSFORMERS
+from helpers.tiny_drafter import TinyDrafter, drafter_gguf
+from jsonschema import Draft202012Validator
+from tolerance import (
+    GPU_LOGITS_OF_TRANSFORMERS,
+    GPU_SOFT_TOKENS,
+    GPU_VECTORS,
+    MEL_OF_TRANSFORMERS,
+)
 
 import webgemma
 from webgemma import Gemma
@@ -24,8 +35,16 @@ from webgemma.reference.weights import Weights
 
 SOURCE = Path(webgemma.__file__).parent
 HERE = Path(__file__).resolve().parent
-PYODIDE = HERE.parents[1] / "node_modules" / "pyodide"
-MODELS = ["small", "moe"]
+PACKAGES = HERE.parents[1] / "node_modules"
+PYODIDE = PACKAGES / "pyodide"
+XGRAMMAR = PACKAGES / "@mlc-ai" / "web-xgrammar" / "lib" / "index.js"
+MODELS = ["small", "moe", "gemma3"]
+MTP = SHARED / "mtp" / "e2b"
+EMBED = SHARED / "embed"
+EMBEDDERS = {"v1-ollama": "embed1-ollama-F16.gguf", "v2": "embed2-F16.gguf"}
+
+
+DRAFTER = TinyDrafter(SHORT, centroids=40)
 
 
 def wheel() -> bytes:
@@ -64,8 +83,12 @@ def tab(chromium: Any) -> Iterator[Tab]:
     files = {f"pyodide/{path.name}": path for path in PYODIDE.iterdir() if path.is_file()}
     models = {f"{kind}.gguf": tiny_gguf(KINDS[kind]) for kind in MODELS}
     models["diffusion.gguf"] = tiny_gguf(DIFFUSION)
+    models |= {"short.gguf": tiny_gguf(SHORT), "short-drafter.gguf": drafter_gguf(DRAFTER)}
+    shared: dict[str, bytes | Path] = {"xgrammar.js": XGRAMMAR}
+    shared |= {"mtp.gguf": MTP / "target-F16.gguf", "mtp-drafter.gguf": MTP / "assistant-F16.gguf"}
+    shared |= {f"{kind}.gguf": EMBED / kind / name for kind, name in EMBEDDERS.items()}
     audio = {"audio.gguf": audio_bytes(TINY_AUDIO, audio_weights(TINY_AUDIO))}
-    with serving({**files, **models, **audio, "webgemma.whl": wheel()}) as origin:
+    with serving({**files, **models, **shared, **audio, "webgemma.whl": wheel()}) as origin:
         page, requested = chromium.new_page(), []
         page.context.on("request", lambda request: requested.append(request.url))
         page.goto(f"{origin}/python.html")
@@ -104,6 +127,16 @@ def test_logits_equal_those_of_transformers(tab: Tab, kind: str) -> None:
     )
 
 
+@needs_shared
+@pytest.mark.parametrize("kind", EMBEDDERS)
+def test_vectors_equal_those_of_transformers(tab: Tab, kind: str) -> None:
+    rows = (EMBED / kind / "ids.txt").read_text().splitlines()
+    texts = [[int(token) for token in row.split()] for row in rows]
+    expected = np.load(EMBED / kind / "truth.npz")["embeddings"]
+    found = tab.call("embedded", kind, texts)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=GPU_VECTORS["exact"])
+
+
 def test_the_same_tokens_are_sampled_as_natively(tab: Tab, tmp_path: Path) -> None:
     ids, _ = truth("small")
     settings = {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 5, "max_tokens": 16}
@@ -122,6 +155,84 @@ def test_conversations_side_by_side(tab: Tab, tmp_path: Path) -> None:
     with Gemma.load(path, "gpu", kv="f32") as gemma:
         expected = [[piece.token for piece in gemma.chat(text, **settings)] for text in texts]
     assert tab.call("side_by_side", "small", texts, settings) == [expected, expected]
+
+
+def test_structures_without_a_library(tab: Tab) -> None:
+    sentence, (first, second) = tab.call("without_xgrammar", "small")
+    assert "web-xgrammar" in sentence
+    assert len(first) == 5
+    assert first == second
+
+
+# Short ones: a software GPU takes a tenth of a second for a token.
+EVERYDAY = ["sentiment", "yes or no", "rating", "even", "year", "mixed enum", "plate", "hex colour"]
+FEATURES = ["pattern-anchored", "any-of-types", "additional-false"]
+REGEX = r"0[1-9][0-9]{2,4} [0-9]{3}"
+WEATHER = {"type": "object", "properties": {"days": {"type": "integer", "minimum": 1}}}
+WEATHER |= {"required": ["days"], "additionalProperties": False}
+
+
+def test_replies_keep_to_structures(tab: Tab) -> None:
+    features = {line["name"]: line["schema"] for line in lines("schemas.jsonl")}
+    schemas = [SCHEMAS[name] for name in EVERYDAY] + [features[name] for name in FEATURES]
+    tool = {"name": "weather", "description": "Tell the weather", "parameters": WEATHER}
+    cases: list[dict[str, Any]] = [
+        *({"schema": schema, "seed": seed} for schema in schemas for seed in (1, 2)),
+        {"schema": SCHEMAS["any object"], "max_tokens": 2},
+        {"regex": REGEX},
+        {"choices": ["to be", "not to be"]},
+        {"tools": [tool], "tool_choice": "required", "max_tokens": 32},
+    ]
+    settings = {"temperature": 1.5, "max_tokens": 14, "seed": 1}
+    replies = tab.call("inside_structures.structured", [settings | case for case in cases])
+    for case, (text, calls, finish) in zip(cases, replies, strict=True):
+        if finish == "length":
+            assert text or "tools" in case
+        elif "schema" in case:
+            Draft202012Validator(case["schema"]).validate(json.loads(text))
+        elif "tools" in case:
+            ((name, arguments),) = calls
+            assert name == "weather"
+            Draft202012Validator(WEATHER).validate(arguments)
+        else:
+            assert text in case.get("choices", [text])
+            assert re.fullmatch(case.get("regex", ".*"), text)
+    finishes = [finish for _, _, finish in replies]
+    assert finishes[-4] == "length"
+    assert finishes.count("stop") > len(schemas)
+    sentence = tab.call("inside_structures.unsupported", features["array-unique"])
+    assert "uniqueItems is not supported" in sentence
+
+
+def drafted_natively(kind: str, folder: Path, ids: list[int], settings: Any) -> list[int]:
+    paths = [MTP / "target-F16.gguf", MTP / "assistant-F16.gguf"]
+    if kind == "short":
+        paths = [folder / "short.gguf", folder / "drafter.gguf"]
+        for path, data in zip(paths, (tiny_gguf(SHORT), drafter_gguf(DRAFTER)), strict=True):
+            path.write_bytes(data)
+    with Gemma.load(paths[0], "gpu", kv="f32", draft=paths[1]) as gemma:
+        return [piece.token for piece in gemma.generate(ids, speculate="mtp", **settings)]
+
+
+@pytest.mark.parametrize("kind", ["short", pytest.param("mtp", marks=needs_shared)])
+def test_drafts_change_no_token(tab: Tab, tmp_path: Path, kind: str) -> None:
+    ids = [2, *(24 + i * 7 % 280 for i in range(1, 30))]
+    settings: dict[str, Any] = {"temperature": 1.0, "seed": 4, "max_tokens": 24}
+    ways = ["mtp", "lookup", "off"]
+    if kind == "mtp":
+        ways = ["mtp"]
+        ids = [int(token) for token in (MTP / "ids.txt").read_text().split()]
+        settings |= {"temperature": 0}
+    natively = drafted_natively(kind, tmp_path, ids, settings)
+    if kind == "mtp":
+        greedy = [int(token) for token in (MTP / "greedy.txt").read_text().split()]
+        assert natively == greedy[:24]
+    found = tab.call("inside_structures.drafted", kind, ids, settings, ways)
+    assert [tokens for tokens, _, _ in found] == [natively] * len(ways)
+    drafts = {way: counts for way, (_, *counts) in zip(ways, found, strict=True)}
+    assert drafts["mtp"][0] > 0
+    assert drafts["mtp"][0] >= drafts["mtp"][1]
+    assert drafts.get("off", [0, 0]) == [0, 0]
 
 
 def test_canvases_are_denoised_as_natively(tab: Tab, tmp_path: Path) -> None:

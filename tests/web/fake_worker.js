@@ -1,4 +1,4 @@
-// A worker that speaks the page's protocol (engine.js) without a model. The text of a message and the names of
+// A worker that speaks the page's protocol (tab_engine.js) without a model. The text of a message and the names of
 // files decide what it does.
 
 const NBYTES = 1000000;
@@ -50,7 +50,8 @@ async function load({ source, options }) {
   const device = source.kind === "stored" ? "Pretend GPU, from storage" : "Pretend GPU";
   context = Math.min(options.context ?? 32768, name.startsWith("short") ? SHORT_CONTEXT : Infinity);
   const mmproj = source.mmproj ? ` with ${source.mmproj.file?.name ?? source.mmproj.url}` : "";
-  postMessage({ type: "loaded", name: name + mmproj, context, device, nbytes: NBYTES });
+  const draft = source.draft ? ` and ${source.draft.url}` : "";
+  postMessage({ type: "loaded", name: name + mmproj + draft, context, device, nbytes: NBYTES });
 }
 
 /** Describe images and audio in JSON. */
@@ -65,7 +66,8 @@ const textIn = ({ content }) => (typeof content === "string" ? content : content
 /** Return the reply to a request. */
 function replyTo(request) {
   const text = textIn(request.messages.at(-1));
-  if (text === "request") return `\`\`\`json\n${JSON.stringify(request, describe)}\n\`\`\``;
+  const json = JSON.stringify(request, describe);
+  if (text === "request") return request.settings.schema ? json : `\`\`\`json\n${json}\n\`\`\``;
   return text.startsWith("echo ") ? text.slice(5) : `You said ${text}.`;
 }
 
@@ -111,6 +113,7 @@ async function chat(request) {
     postMessage({ type: "done", id, finish: "stop", tokens: 9, tokens_per_second: 12.34, usage });
     return;
   }
+  if (text === "draft") Object.assign(usage, { drafted: 5, accepted: 4 });
   if (text === "die") setTimeout(() => { throw new Error("dead"); });
   let tokens = 0;
   const reply = continue_last ? " and the rest." : replyTo(request);

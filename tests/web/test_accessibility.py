@@ -1,26 +1,17 @@
 """Accessibility of the page by axe-core's rules, in every state: start, chat, dialogs, locked."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from browser.axe import AXE, violations
 from browser.chromium import CHROMIUM
 from web.page import Visitor
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
-AXE = Path(__file__).resolve().parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM, reason="needs chromium"),
     pytest.mark.skipif(not AXE.is_file(), reason="needs npm ci"),
 ]
-VIOLATIONS = """async () => (await axe.run()).violations.map(
-  ({ id, help, nodes }) => `${id}: ${help}: ${nodes.map(({ html }) => html).join(" ")}`)"""
-
-
-def violations(page: Any) -> list[str]:
-    """Return the rules that the page breaks, and where."""
-    page.evaluate(AXE.read_text(encoding="utf-8") + "; null")
-    return list(page.evaluate(VIOLATIONS))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,6 +1,7 @@
 """Images and audio on the chat page: attached, dropped, pasted, stored, sent."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,8 +19,8 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("site")
-    mmproj = [("projector", b"GGUF mmproj")]
-    add_model(folder / "store", "vision:e2b", gguf=tiny_gguf(KINDS["small"]), layers=mmproj)
+    parts = [("projector", b"GGUF mmproj"), ("draft", b"GGUF drafter")]
+    add_model(folder / "store", "vision:e2b", gguf=tiny_gguf(KINDS["small"]), layers=parts)
     with serving_page(folder) as url:
         yield url
 
@@ -219,10 +220,10 @@ def test_a_missing_encoder_is_reported_and_nothing_is_lost(visitor: Sender) -> N
 def test_encoding_is_shown_and_can_be_stopped(visitor: Sender) -> None:
     visitor.attach("red.png")
     visitor.say("encode long")
-    visitor.page.locator(".encoding", has_text="Processing images … 40 %").wait_for()
+    visitor.page.locator(".stage", has_text="Processing images … 40 %").wait_for()
     visitor.button("Stop").click()
     visitor.page.locator(".facts", has_text="stopped").wait_for()
-    assert visitor.page.locator(".encoding").inner_text() == ""
+    assert visitor.page.locator(".stage").inner_text() == ""
 
 
 def test_a_file_that_the_browser_has_deleted(visitor: Sender) -> None:
@@ -262,12 +263,15 @@ def test_a_model_and_its_mmproj_are_dropped_together_or_in_turn(visitor: Sender)
     wait_for_hint(visitor, "model.gguf with mmproj-model.gguf")
 
 
-def test_a_model_of_ollama_is_loaded_with_its_projector(visitor: Sender) -> None:
+def test_a_model_of_ollama_is_loaded_with_its_projector_and_drafter(visitor: Sender) -> None:
     visitor.page.locator("#model-button").click()
     visitor.page.locator("#ollama .model", has_text="vision:e2b").click()
-    wait_for_hint(visitor, "vision:e2b with /models/sha256-")
+    both = re.compile("vision:e2b with /models/sha256-.* and /models/sha256-")
+    wait_for_hint(visitor, "vision:e2b with ")
+    assert both.match(visitor.page.locator("#model-button").get_attribute("title"))
     visitor.open("vision:e2b")
-    wait_for_hint(visitor, "vision:e2b with /models/sha256-")
+    wait_for_hint(visitor, "vision:e2b with ")
+    assert both.match(visitor.page.locator("#model-button").get_attribute("title"))
 
 
 def test_a_last_model_that_names_its_mmproj_eyes_is_loaded(visitor: Sender) -> None:

@@ -41,12 +41,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_all_files_of_the_page_are_listed_and_served(folder: Path) -> None:
-    with serving(Site(folder, folder)) as client:
+    (folder / "index.js").write_text("library")
+    with serving(Site(folder, folder, xgrammar=folder)) as client:
         files = offline(client)["files"]
         about = json.loads(client.get("/api/about").body)
         assert {client.get(file).status for file in files} == {200}
     assert {"/", "/api/about", about["wheel"], "/package/device/replay.js"} < set(files)
     assert BUNDLED_URL in files
+    assert about["xgrammar"] in files
     pyodide = [file for file in files if file.startswith("/pyodide/")]
     assert pyodide == ["/pyodide/pyodide.mjs", "/pyodide/pyodide.asm.wasm"]
     scripts = {f"/{path.name}" for path in STATIC.iterdir()}
@@ -84,11 +86,13 @@ def test_any_change_changes_the_version(folder: Path, changed: str) -> None:
 def test_the_manifest_makes_the_page_installable() -> None:
     manifest = json.loads((STATIC / "manifest.webmanifest").read_text())
     assert manifest["name"] == "webgemma"
-    assert (manifest["id"], manifest["start_url"], manifest["scope"]) == ("/", "/", "/")
+    # Relative to where the page is: "/" of `webgemma web`, by which installed ones are known.
+    assert "id" not in manifest
+    assert (manifest["start_url"], manifest["scope"]) == ("./", "./")
     assert manifest["display"] == "standalone"
     sizes = set()
     for icon in manifest["icons"]:
-        data = (STATIC / icon["src"].removeprefix("/")).read_bytes()
+        data = (STATIC / icon["src"]).read_bytes()
         if icon["type"] == "image/png":
             width, height = struct.unpack(">II", data[16:24])
             assert icon["sizes"] == f"{width}x{height}"
@@ -193,11 +197,11 @@ def test_a_newer_page_is_shown_at_once_and_then_cached(cached: CachedVisit) -> N
     index.write_text(index.read_text().replace("Gemma 4, in this tab", "A newer page"))
     with serving(cached.site, cached.port) as client:
         visitor.open()
-        assert visitor.texts("#welcome h2") == ["A newer page"]
+        assert visitor.texts("#welcome h2.tab-only") == ["A newer page"]
         cached.wait_for_version(client)
         assert cached.caches() != before
     visitor.open()
-    assert visitor.texts("#welcome h2") == ["A newer page"]
+    assert visitor.texts("#welcome h2.tab-only") == ["A newer page"]
 
 
 @needs_chromium

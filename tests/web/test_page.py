@@ -1,5 +1,6 @@
 """The chat page as people use it: chat, stop, edit, settings, models, errors."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,14 @@ def test_enter_sends_and_a_reply_has_its_facts(visitor: Visitor) -> None:
     box.fill("   ")
     box.press("Enter")
     assert len(visitor.texts(".message")) == 2
+
+
+def test_drafts_are_in_the_hint_of_a_replys_facts(visitor: Visitor) -> None:
+    facts = visitor.page.locator(".message:last-child .facts")
+    visitor.ask("draft")
+    assert facts.get_attribute("title") == "4 of 5 drafted tokens were accepted"
+    visitor.ask("hello")
+    assert facts.get_attribute("title") == ""
 
 
 def test_escape_stops_the_reply(visitor: Visitor) -> None:
@@ -123,6 +132,52 @@ def test_settings_are_sent_to_the_worker_and_stored(visitor: Visitor) -> None:
     assert request["messages"][0]["role"] == "user"
 
 
+OVERFLOWING = """(name) => ((area) => area.scrollWidth > area.clientWidth)(
+  document.querySelector(name))"""
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["*x*", "_y_"]}}, "required": ["a"]}
+
+
+def test_a_schema_is_checked_stored_and_sent_and_its_reply_is_code(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.button("Settings").click()
+    box = page.get_by_label("Reply as JSON of this schema")
+    problem = page.locator("#schema-problem")
+    for text, sentence in (
+        ('{"type": "object",}', "This is not JSON: Expected double-quoted property name in JSON"),
+        ("[1]", 'A JSON Schema is an object, such as {"type": "object"}.'),
+    ):
+        box.fill(text)
+        visitor.button("Save").click()
+        assert problem.inner_text().startswith(sentence)
+        assert box.get_attribute("aria-invalid") == "true"
+        assert "schema-problem" in box.get_attribute("aria-describedby")
+        assert page.evaluate("document.activeElement.id") == "schema"
+    page.set_viewport_size({"width": 320, "height": 640})
+    assert page.evaluate(OVERFLOWING, "#settings-dialog") is False
+    box.fill(f" {json.dumps(SCHEMA)}\n")
+    assert problem.inner_text() == ""
+    assert box.get_attribute("aria-invalid") is None
+    visitor.button("Save").click()
+    visitor.open()
+    visitor.ask('echo {"a":"*x*","b":[1,{}],"long":"' + 60 * "x" + '"}')
+    shown = page.locator(".message:last-child .body figure.code code").inner_text()
+    assert shown.startswith('{\n  "a": "*x*",\n  "b": [\n    1,\n    {}\n  ],\n  "long": "xxx')
+    assert page.evaluate(OVERFLOWING, "html") is page.evaluate(OVERFLOWING, "#scroller") is False
+    visitor.ask("cut")
+    assert "stopped at the token limit" in visitor.texts(".message:last-child .facts")[0]
+    assert visitor.button("Continue").is_hidden()  # JSON would begin anew
+    request = visitor.request()
+    assert request["settings"]["schema"] == SCHEMA
+    visitor.button("Settings").click()
+    box.fill("")
+    visitor.button("Save").click()
+    assert "schema" not in visitor.request()["settings"]
+    page.set_viewport_size({"width": 1280, "height": 720})
+    exported = json.loads(visitor.exported())["conversations"][0]["messages"]
+    formats = [m.get("format") for m in exported if m["role"] == "assistant"]
+    assert formats == ["json", "json", "json", None]
+
+
 def test_an_invalid_setting_is_reported_and_a_new_context_offers_a_reload(visitor: Visitor) -> None:
     visitor.button("Settings").click()
     visitor.page.locator("[name=top_p]").fill("2")
@@ -137,13 +192,15 @@ def test_an_invalid_setting_is_reported_and_a_new_context_offers_a_reload(visito
 
 
 def test_invalid_stored_settings_are_ignored(visitor: Visitor) -> None:
-    for stored in ("{", "[]", "7", '{"temperature": "hot", "top_p": 9, "think": "no", "seed": 3}'):
+    wrong = '{"temperature": "hot", "top_p": 9, "schema": "{", "think": "no", "seed": 3}'
+    for stored in ("{", "[]", "7", wrong):
         visitor.page.evaluate("(text) => localStorage.setItem('webgemma.settings', text)", stored)
         visitor.open()
     settings = visitor.request()["settings"]
     assert settings["temperature"] is settings["top_p"] is None
     assert settings["think"] is False
     assert settings["seed"] == 3
+    assert "schema" not in settings
 
 
 def test_the_dialog_lists_and_loads_models(visitor: Visitor) -> None:

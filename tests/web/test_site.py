@@ -22,7 +22,8 @@ GGUF = bytes(range(256)) * 40  # 10240 bytes
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     store = tmp_path / "store"
-    add_model(store, "gemma4:e2b", gguf=GGUF, layers=[("projector", b"mmproj")])
+    parts = [("projector", b"mmproj"), ("draft", b"drafter")]
+    add_model(store, "gemma4:e2b", gguf=GGUF, layers=parts)
     add_model(store, "cloud:latest", gguf=None, config={"remote_host": "far away"})
     pyodide = tmp_path / "pyodide"
     pyodide.mkdir()
@@ -49,7 +50,7 @@ def test_the_page_and_its_files_are_served(client: Client) -> None:
     assert page.headers["Content-Type"] == "text/html; charset=utf-8"
     assert "<script>" not in page.text
     for name in ("page.js", "style.css", "icon.svg"):
-        assert f'"/{name}"' in page.text
+        assert f'"{name}"' in page.text
         assert client.get(f"/{name}?v=1").status == 200
 
 
@@ -97,6 +98,23 @@ def test_pyodide_is_served_from_its_folder(client: Client) -> None:
     assert json.loads(client.get("/api/about").body)["pyodide"] == "/pyodide/"
 
 
+def test_xgrammar_is_served_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "lib"
+    monkeypatch.setenv("WEBGEMMA_XGRAMMAR", str(library))
+    with serving(Site(tmp_path)) as client:
+        assert json.loads(client.get("/api/about").body)["xgrammar"] is None
+        assert client.get("/xgrammar/index.js").status == 404
+        library.mkdir()
+        (library / "index.js").write_text("library")
+        (library / "other.js").write_text("other")
+        about = json.loads(client.get("/api/about").body)
+        reply = client.get(about["xgrammar"])
+        assert client.get("/xgrammar/other.js").status == 404
+    assert (reply.text, reply.headers["Content-Type"]) == ("library", MIME[".js"])
+
+
 def test_scripts_of_the_package_are_served_as_files(client: Client) -> None:
     reply = client.get("/package/web/static/page.js")
     assert reply.headers["Content-Type"] == MIME[".js"]
@@ -127,6 +145,8 @@ def test_models_are_listed_with_what_is_needed_to_fetch_them(client: Client) -> 
     assert client.get(gemma["url"]).body == GGUF
     assert client.get(f"/models/{gemma['digest']}").body == GGUF
     assert client.get(gemma["projectors"][0]["url"]).body == b"mmproj"
+    assert client.get(gemma["draft"]["url"]).body == b"drafter"
+    assert (cloud["projectors"], cloud["draft"]) == ([], None)
     assert cloud["digest"] is cloud["url"] is None
     assert "no weights on this machine" in cloud["problem"]
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from helpers.pretend_files import PretendFile, PretendFiles
+from helpers.sessions import SHORT
 from helpers.standin import standin_gguf
-from helpers.tiny import SMALL, tiny_metadata, tiny_tensors
+from helpers.tiny import SMALL, tiny_gguf, tiny_metadata, tiny_tensors
+from helpers.tiny_drafter import TinyDrafter, drafter_gguf
 from helpers.tiny_vision import (
     SMALL_VISION,
     tiny_image,
@@ -21,14 +23,15 @@ from helpers.tiny_vision import (
 )
 
 from webgemma import Gemma, InputError
-from webgemma.errors import DeviceLostError
+from webgemma.errors import DeviceLostError, MissingPackageError
 from webgemma.gguf.sources import BytesSource
 from webgemma.gguf.writer import gguf_bytes
 from webgemma.lora.adapter import Adapter, new_adapter
 from webgemma.lora.gguf_file import gguf_adapter_bytes
+from webgemma.models import BUNDLED_PATH
 from webgemma.replies import Piece
 from webgemma.text.calls import ToolCall
-from webgemma.web.tab import BUNDLED_URL, Tab
+from webgemma.web.tab import BUNDLED_URL, NO_XGRAMMAR, Tab
 
 DATA = standin_gguf()
 GREEDY = json.dumps({"temperature": 0, "max_tokens": 5, "seed": None, "think": False})
@@ -386,6 +389,64 @@ def test_a_model_is_stored_then_loaded_from_storage() -> None:
     assert deleted["models"] == []
 
 
+def test_a_drafter_is_loaded_with_its_model_stored_and_deleted() -> None:
+    data, drafter = tiny_gguf(SHORT), drafter_gguf(TinyDrafter(SHORT))
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    files = PretendFiles()
+    spec = ollama_spec(files, data, digest)
+    files.servers["/models/draft"] = PretendFile("draft", drafter)
+    facts = {"name": "draft", "nbytes": len(drafter), "digest": None}
+    spec.draft = SimpleNamespace(kind="url", url="/models/draft", **facts)
+    id = digest.removeprefix("sha256:")
+    stored_spec = SimpleNamespace(kind="stored", id=id, name="gemma:x")
+
+    async def act(tab: Tab) -> None:
+        await tab.store(spec)
+        for each in (spec, stored_spec):
+            await tab.inspect("one", each)
+            await tab.load(each, None, "auto", "one")
+            assert tab._model is not None
+            assert tab._model.gpu_engine("The test").model.drafter is not None
+        of_another = ollama_spec(files, DATA, DIGEST)
+        of_another.draft = spec.draft
+        await tab.inspect("two", of_another)
+        await tab.unload()
+        await tab.delete(id)
+
+    messages = messages_of(act, files)
+    stored, deleted = [m["models"] for m in messages if m["type"] == "stored_models"]
+    names = {model["id"]: model["name"] for model in stored}
+    (model,) = [model for model in stored if model["name"] == "gemma:x"]
+    assert (names[model["draft"]], model["mmproj"]) == ("draft", None)
+    (error,) = [m for m in messages if m["type"] == "error"]
+    assert error["inspect"] == "two"
+    assert error["kind"] == "file"
+    assert deleted == []
+
+
+def test_a_reply_keeps_to_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settings(schema: Any) -> str:
+        return json.dumps({"schema": schema, "think": False, "temperature": 1.5, "seed": 3})
+
+    async def act(tab: Tab) -> None:
+        await tab.load(file_spec(BUNDLED_PATH.read_bytes()), None, "auto")
+        await tab.chat(1, HELLO, settings({"enum": ["*one*", 2]}))
+        await tab.chat(2, HELLO, settings({"type": "circle"}))
+        monkeypatch.setattr("webgemma.structured.open_compiler", missing)
+        tab._model._structures._compiler = None  # type: ignore[union-attr]
+        await tab.chat(3, HELLO, settings({"enum": [1]}))
+
+    def missing(*_: Any) -> Any:
+        raise MissingPackageError("install it") from ValueError("it is not here")
+
+    messages = messages_of(act)
+    text = "".join(m["text"] for m in messages if m["type"] == "piece" and m["id"] == 1)
+    assert json.loads(text) in ("*one*", 2)
+    unsupported, gone = (m["message"] for m in messages if m["type"] == "error")
+    assert "circle" in unsupported
+    assert gone == f"{NO_XGRAMMAR} (it is not here)"
+
+
 def test_an_mmproj_is_stored_and_deleted_with_its_model() -> None:
     files = PretendFiles()
     mmproj = vision_gguf(SMALL_VISION)
@@ -398,7 +459,8 @@ def test_an_mmproj_is_stored_and_deleted_with_its_model() -> None:
 
     async def act(tab: Tab) -> None:
         await tab.store(spec)
-        source = await tab._open_mmproj(SimpleNamespace(kind="stored", id=id, name="gemma:x"))
+        stored = SimpleNamespace(kind="stored", id=id, name="gemma:x")
+        source = await tab._open_part(stored, "mmproj")
         assert source is not None
         opened.append(await source.read(0, source.nbytes))
         source.close()
@@ -433,11 +495,12 @@ def test_notes_of_stored_models_keep_their_keys() -> None:
     files = PretendFiles()
     spec = ollama_spec(files, DATA, DIGEST)
     spec.mmproj = SimpleNamespace(kind="url", url="/models/x", name="m", nbytes=1, digest=None)
+    spec.draft = spec.mmproj
     messages_of(lambda tab: tab.store(spec), files)
     notes = json.loads(files.disk[f"webgemma/models/{DIGEST.removeprefix('sha256:')}.json"])[
         "notes"
     ]
-    assert set(notes) == {"eyes", "gpu_nbytes", "gpu_least_nbytes"}
+    assert set(notes) == {"eyes", "draft", "gpu_nbytes", "gpu_least_nbytes"}
 
 
 def test_a_damaged_download_is_reported_and_the_model_stays() -> None:

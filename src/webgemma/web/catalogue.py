@@ -87,6 +87,7 @@ class Catalogue:
             "gpu_nbytes": None,
             "gpu_min_nbytes": None,
             "projectors": [],
+            "draft": None,
             "problem": None,
         }
         try:
@@ -94,6 +95,8 @@ class Catalogue:
             weights = [layer for layer in model.layers if layer.kind == "model"][-1]
             projectors = [layer for layer in model.layers if layer.kind == "projector"]
             facts["projectors"] = [self._address(layer) for layer in projectors]
+            drafts = [layer for layer in model.layers if layer.kind == "draft"]
+            facts["draft"] = self._address(drafts[-1]) if drafts else None
             facts |= self._address(weights)
             size = self._sizes.of(weights.digest, weights.path, str(model.name))
             facts |= {"gpu_nbytes": size.nbytes, "gpu_min_nbytes": size.min_nbytes}

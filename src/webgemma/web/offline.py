@@ -16,16 +16,17 @@ PYODIDE_FILES = (
     "pyodide-lock.json",
     "python_stdlib.zip",
 )
+XGRAMMAR_URL = "/xgrammar/index.js"  # for replies that keep to a schema
 # The first is served as "/"; browsers store the second; the third is what a server without the
 # cookie responds.
 _UNLISTED = ("index.html", "sw.js", "locked.html")
 
 
-def page_urls(static: Path, pyodide: Path, wheel: str) -> list[str]:
-    """Return the URLs of the page, its scripts, the wheel, the bundled model and Pyodide."""
-    page = [f"/{name}" for name in _names(static, "*") if name not in _UNLISTED]
-    package = [name for name in _names(PACKAGE, "*.js") if not name.startswith("web/static/")]
-    package += _names(PACKAGE, "*.gguf")
+def page_urls(static: Path, pyodide: Path, xgrammar: Path, wheel: str) -> list[str]:
+    """Return the URLs of the page, its scripts, the wheel, the bundled model and the packages."""
+    page = [f"/{name}" for name in file_names(static, "*") if name not in _UNLISTED]
+    package = [name for name in file_names(PACKAGE, "*.js") if not name.startswith("web/static/")]
+    package += file_names(PACKAGE, "*.gguf")
     return [
         "/",
         "/api/about",
@@ -34,6 +35,7 @@ def page_urls(static: Path, pyodide: Path, wheel: str) -> list[str]:
         *map(quote, page),
         *(f"/package/{quote(name)}" for name in package),
         *(f"/pyodide/{name}" for name in PYODIDE_FILES if (pyodide / name).is_file()),
+        *([XGRAMMAR_URL] if (xgrammar / "index.js").is_file() else ()),
     ]
 
 
@@ -55,7 +57,7 @@ def listing(
     return {"version": version.hexdigest()[:16], "files": files}
 
 
-def _names(folder: Path, pattern: str) -> list[str]:
+def file_names(folder: Path, pattern: str) -> list[str]:
     """Return the sorted paths of matching files below a folder, without hidden ones."""
     paths = (path.relative_to(folder) for path in folder.rglob(pattern) if path.is_file())
     return sorted(

@@ -16,7 +16,9 @@ from webgemma.web.catalogue import Catalogue
 from webgemma.web.http import Content, RefusalError, Request, Response
 
 STATIC = Path(__file__).parent / "static"
-CHECKOUT_PYODIDE = Path(__file__).parents[3] / "node_modules" / "pyodide"
+CHECKOUT_PACKAGES = Path(__file__).parents[3] / "node_modules"
+CHECKOUT_PYODIDE = CHECKOUT_PACKAGES / "pyodide"
+CHECKOUT_XGRAMMAR = CHECKOUT_PACKAGES / "@mlc-ai" / "web-xgrammar" / "lib"
 
 # A fixed table: the operating system's may be wrong, and browsers check the type of modules.
 MIME = {
@@ -42,12 +44,21 @@ MIME = {
 
 def default_pyodide() -> Path:
     """Return the folder of Pyodide's files: $WEBGEMMA_PYODIDE, else the checkout's."""
-    configured = os.environ.get("WEBGEMMA_PYODIDE", "").strip()
-    return Path(configured).expanduser() if configured else CHECKOUT_PYODIDE
+    return _configured("WEBGEMMA_PYODIDE") or CHECKOUT_PYODIDE
+
+
+def default_xgrammar() -> Path:
+    """Return the folder of web-xgrammar's index.js: $WEBGEMMA_XGRAMMAR, else the checkout's."""
+    return _configured("WEBGEMMA_XGRAMMAR") or CHECKOUT_XGRAMMAR
+
+
+def _configured(variable: str) -> Path | None:
+    text = os.environ.get(variable, "").strip()
+    return Path(text).expanduser() if text else None
 
 
 class Site:
-    """The page, the wheel, Pyodide, and the models of the local Ollama store."""
+    """The page, the wheel, Pyodide, web-xgrammar, and the models of the local Ollama store."""
 
     def __init__(
         self,
@@ -55,11 +66,13 @@ class Site:
         pyodide: Path | None = None,
         static: Path = STATIC,
         token: str | None = None,
+        xgrammar: Path | None = None,
     ) -> None:
         """Serve to those who have the token; by default it is a new one."""
         self.access = Access(token)
         self.catalogue = Catalogue(store)
         self.pyodide = default_pyodide() if pyodide is None else pyodide
+        self.xgrammar = default_xgrammar() if xgrammar is None else xgrammar
         self._static = static
         self._wheel = wheel.Wheel()
 
@@ -73,12 +86,16 @@ class Site:
         """Return whether Pyodide is available to serve."""
         return (self.pyodide / "pyodide.mjs").is_file()
 
+    def _has_xgrammar(self) -> bool:
+        return (self.xgrammar / "index.js").is_file()
+
     def _about(self) -> dict[str, str | None]:
         return {
             "version": __version__,
             "wheel": f"/wheel/{wheel.NAME}",
             "pyodide": "/pyodide/" if self.has_pyodide() else None,
             "build": self._build() if self.has_pyodide() else None,
+            "xgrammar": offline.XGRAMMAR_URL if self._has_xgrammar() else None,
         }
 
     def _build(self) -> str:
@@ -94,14 +111,14 @@ class Site:
             case ():
                 return _file(self._static, ("index.html",))
             case ("api", "about"):
-                return _json(self._about())
+                return json_content(self._about())
             case ("api", "offline"):
-                urls = offline.page_urls(self._static, self.pyodide, wheel.NAME)
-                return _json(offline.listing(urls, self._content))
+                urls = offline.page_urls(self._static, self.pyodide, self.xgrammar, wheel.NAME)
+                return json_content(offline.listing(urls, self._content))
             case ("api", "settings"):
-                return _json({"settings": page_settings()})
+                return json_content({"settings": page_settings()})
             case ("api", "models"):
-                return _json(self.catalogue.models())
+                return json_content(self.catalogue.models())
             case ("models", digest):
                 return self.catalogue.blob(digest)
             case ("wheel", wheel.NAME):
@@ -115,6 +132,8 @@ class Site:
                 if not self.has_pyodide():
                     raise RefusalError(HTTPStatus.NOT_FOUND, no_pyodide(self.pyodide))
                 return _file(self.pyodide, tuple(rest))
+            case ("xgrammar", "index.js"):
+                return _file(self.xgrammar, ("index.js",))
             case ("package", *rest, name) if name.endswith((".js", ".gguf")):
                 # The security policy forbids eval of scripts, and the wheel leaves out the model.
                 return _file(wheel.PACKAGE, (*rest, name))
@@ -187,6 +206,7 @@ def _file(root: Path, segments: tuple[str, ...]) -> Content:
     return Content(mime, path, info.st_size, f"{info.st_mtime_ns:x}-{info.st_size:x}")
 
 
-def _json(value: dict[str, Any]) -> Content:
+def json_content(value: dict[str, Any]) -> Content:
+    """Return a value as JSON, which is not cached."""
     data = json.dumps(value, ensure_ascii=False).encode()
     return Content(MIME[".json"], data, len(data), cache="no-store")

@@ -1,6 +1,6 @@
 """The chat page's engine: the Python side of its worker, which loads models and generates replies.
 
-The messages between page and worker are listed in static/engine.js."""
+The messages between page and worker are listed in static/tab_engine.js."""
 
 import asyncio
 import json
@@ -18,18 +18,20 @@ from webgemma.errors import (
     DeviceMemoryError,
     GgufError,
     MissingEncoderError,
+    MissingPackageError,
     ModelNotFoundError,
     StorageError,
     WebgemmaError,
 )
 from webgemma.gemma.config import Config
+from webgemma.gemma.drafter_config import drafter_config
 from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gguf.browser import ServerAdvice, browser_files, open_address, open_file
 from webgemma.gguf.opfs import OpfsStore, stored_id
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import Source
 from webgemma.models import BUNDLED, BUNDLED_PATH, gpu_nbytes
-from webgemma.replies import Usage, canvas_runs
+from webgemma.replies import Usage, canvas_facts
 from webgemma.settings import applicable
 from webgemma.web.gpu_memory import free_nbytes
 
@@ -43,9 +45,13 @@ SERVER = ServerAdvice(
     "`webgemma web` does not respond; check that it is still running",
     "open the address that `webgemma web` printed",
 )
+NO_XGRAMMAR = (
+    "A reply by a schema needs web-xgrammar, which `webgemma web` serves: check that it is still "
+    "running, and run `npm ci` in its checkout."
+)
 
 # Keys in the notes of stored models. Browsers hold models stored under these names: do not rename.
-MMPROJ_NOTE = "eyes"
+PART_NOTES = {"mmproj": "eyes", "draft": "draft"}  # the ids of files that belong to the model
 GPU_NOTE, GPU_MIN_NOTE = "gpu_nbytes", "gpu_least_nbytes"
 
 
@@ -89,8 +95,9 @@ class Tab:
             try:
                 kind = _kind_of_file(gguf)
                 if kind == "model":
-                    Config.from_gguf(gguf)  # GgufError if it cannot run
-                    await self._check_mmproj(spec)
+                    config = Config.from_gguf(gguf)  # an error if it cannot run
+                    config.check_writes(gguf.name)
+                    await self._check_parts(spec, config)
             except BaseException:
                 gguf.close()
                 raise
@@ -107,7 +114,7 @@ class Tab:
     async def load(
         self, spec: Any, context: int | None, precision: Any, inspected: Any = None
     ) -> None:
-        """Load a model, with its mmproj file if it has one, after closing the current model.
+        """Load a model, with its mmproj file and its drafter, after closing the current model.
 
         `inspected` is the id of an inspection, whose header is then not read again. A context that
         is larger than the model's becomes the model's."""
@@ -125,7 +132,8 @@ class Tab:
                 context=context,
                 precision=precision,
                 progress=progress,
-                mmproj=await self._open_mmproj(spec),
+                mmproj=await self._open_part(spec, "mmproj"),
+                draft=await self._open_part(spec, "draft"),
             )
         except WebgemmaError as error:
             self._report_error(error, _kind(error))
@@ -261,14 +269,17 @@ class Tab:
             self._copies[id].cancel()
 
     async def delete(self, id: str) -> None:
-        """Delete a stored model, with its mmproj file unless another model uses it."""
+        """Delete a stored model, with the files of its own that no other model uses."""
         self._take_inspected(None)  # it may be this one, if loading it was cancelled
         try:
-            mmprojs = {model.id: model.notes.get(MMPROJ_NOTE) for model in await self._store.list()}
-            mmproj = mmprojs.pop(id, None)
+            parts = {
+                model.id: {model.notes[note] for note in PART_NOTES.values() if note in model.notes}
+                for model in await self._store.list()
+            }
+            own = parts.pop(id, set())
             await self._store.delete(id)
-            if mmproj and mmproj not in mmprojs.values():
-                await self._store.delete(mmproj)
+            for part in own.difference(*parts.values()):
+                await self._store.delete(part)
         except WebgemmaError as error:
             self._report_error(error, _kind(error), store=id)
         await self.list_stored()
@@ -283,7 +294,7 @@ class Tab:
                 "stored_nbytes": model.stored_nbytes,
                 "complete": model.whole,
                 "digest": model.digest,
-                "mmproj": model.notes.get(MMPROJ_NOTE),
+                **{part: model.notes.get(note) for part, note in PART_NOTES.items()},
                 "gpu_nbytes": model.notes.get(GPU_NOTE),
                 "gpu_min_nbytes": model.notes.get(GPU_MIN_NOTE),
             }
@@ -293,13 +304,13 @@ class Tab:
         self._report("stored_models", models=models, free_nbytes=free)
 
     async def _copy(self, id: str, spec: Any) -> None:
-        """Copy a model and its mmproj file, and note what it needs."""
-        mmproj_spec = getattr(spec, "mmproj", None)
-        # The mmproj first: a model that is complete then has it.
-        mmproj_id = await self._copy_file(id, mmproj_spec) if mmproj_spec else None
+        """Copy a model and the files that belong to it, and note what it needs."""
+        parts = {note: getattr(spec, part, None) for part, note in PART_NOTES.items()}
+        # The parts first: a model that is complete then has them.
+        notes = {note: await self._copy_file(id, part) for note, part in parts.items() if part}
         await self._copy_file(id, spec)
-        if mmproj_id:
-            await self._store.note(id, **{MMPROJ_NOTE: mmproj_id})
+        if notes:
+            await self._store.note(id, **notes)
         await self._note_gpu_needs(id)
 
     async def _copy_file(self, id: str, spec: Any) -> str:
@@ -343,15 +354,17 @@ class Tab:
             return None
         return gguf
 
-    async def _check_mmproj(self, spec: Any) -> None:
-        """Raise GgufError if the model's mmproj file holds no encoder."""
-        source = await self._open_mmproj(spec)
-        if source is None:
-            return
-        with await Gguf.aopen(source) as gguf:
-            encoders = EncoderConfigs.from_gguf(gguf)
-        if encoders.vision is None and encoders.audio is None:
-            raise GgufError(f"{source.name} holds neither a vision nor an audio encoder.")
+    async def _check_parts(self, spec: Any, config: Config) -> None:
+        """Raise GgufError if the mmproj file holds no encoder, or the drafter is of another
+        model."""
+        if source := await self._open_part(spec, "mmproj"):
+            with await Gguf.aopen(source) as gguf:
+                encoders = EncoderConfigs.from_gguf(gguf)
+            if encoders.vision is None and encoders.audio is None:
+                raise GgufError(f"{source.name} holds neither a vision nor an audio encoder.")
+        if source := await self._open_part(spec, "draft"):
+            with await Gguf.aopen(source) as gguf:
+                drafter_config(gguf, config)
 
     async def _open(self, spec: Any) -> Source:
         """Open the source that the page describes."""
@@ -363,23 +376,26 @@ class Tab:
             return await open_file(spec.file, self._files)
         return await open_address(spec.url, self._files, spec.name, SERVER)
 
-    async def _open_mmproj(self, spec: Any) -> Source | None:
-        """Open the file of the model's encoders; None if they are not in a file of their own."""
-        if mmproj_spec := getattr(spec, "mmproj", None):
-            return await self._open(mmproj_spec)
+    async def _open_part(self, spec: Any, part: str) -> Source | None:
+        """Open the file of the model's encoders ("mmproj") or of its drafter ("draft"); None if
+        there is none."""
+        if part_spec := getattr(spec, part, None):
+            return await self._open(part_spec)
         if spec.kind == "stored":
-            id: str | None = (await self._store.find(spec.id)).notes.get(MMPROJ_NOTE)
+            id: str | None = (await self._store.find(spec.id)).notes.get(PART_NOTES[part])
             return await self._store.open(id) if id else None
         return None
 
     async def _reply(
         self, id: Any, messages: list[Any], settings: dict[str, Any], continue_last: bool
     ) -> None:
-        """Generate a reply and report its pieces, then `done` or the error."""
+        """Generate a reply and report its pieces, then `done` or the error.
+
+        Settings may have `think`, and a `schema` that the reply keeps to."""
         if self._model is None:
             self._report("error", id=id, kind="other", message="No model is loaded: choose one.")
             return
-        think = bool(settings.pop("think", False))
+        think, schema = bool(settings.pop("think", False)), settings.pop("schema", None)
         diffusion = self._model.config.diffusion is not None
         known = applicable(diffusion)
         given = {name: value for name, value in settings.items() if value is not None}
@@ -396,7 +412,12 @@ class Tab:
             encoding(0, 1)  # decoding the files and loading the encoders also takes a while
         try:
             pieces = self._model.achat(
-                messages, think=think, continue_last=continue_last, progress=encoding, **chosen
+                messages,
+                schema=schema,
+                think=think,
+                continue_last=continue_last,
+                progress=encoding,
+                **chosen,
             )
             async for piece in pieces:
                 batch.usage = piece.usage or batch.usage
@@ -426,17 +447,17 @@ class Tab:
 
     def _report_canvas(self, id: Any, canvas: Canvas) -> None:
         assert self._model is not None
-        runs = canvas_runs(canvas, self._model.tokenizer)
-        facts = {"number": canvas.number + 1, "step": canvas.step}
-        facts |= {"accepted": sum(canvas.accepted), "size": len(canvas.ids)}
-        self._report("canvas", id=id, runs=runs, **facts)
+        self._report("canvas", id=id, **canvas_facts(canvas, self._model.tokenizer))
 
     def _report(self, type: str, **facts: Any) -> None:
         self._post(json.dumps({"type": type, **facts}))
 
     def _report_error(self, error: WebgemmaError, kind: str, **facts: Any) -> None:
-        # What to do about a missing encoder differs on a page, which adds that itself.
-        message = error.reason if isinstance(error, MissingEncoderError) else str(error)
+        message = str(error)
+        if isinstance(error, MissingEncoderError):  # the page adds what to do about it
+            message = error.reason
+        elif isinstance(error, MissingPackageError):
+            message = f"{NO_XGRAMMAR} ({error.__cause__})" if error.__cause__ else NO_XGRAMMAR
         self._report("error", message=message, kind=kind, **facts)
 
 

@@ -90,7 +90,7 @@ def _reports_errors(handler: _Handler[_Args]) -> _Handler[_Args]:
 class Tuning:
     """Trains adapters on the tab's model and stores them.
 
-    Its methods handle the requests of the same names that static/engine.js lists."""
+    Its methods handle the requests of the same names that static/tab_engine.js lists."""
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 // Export and import of conversations as a JSON file; an import is checked completely before any of it is used.
 
 import { exportFileData, fileBlob, isAttachment } from "./attachments.js";
+import { randomId } from "./dom.js";
 import { attachmentsOf, fromList, inOrder } from "./tree.js";
 
 const FORMAT = "webgemma-conversations";
@@ -93,12 +94,13 @@ function treeProblem({ messages }) {
 }
 
 /** Return the fields of a message that an exported file holds. */
-function messageFields({ id, parent, created, role, content, attachments, thinking, tool_calls: calls, model, finish, tokens, tokens_per_second, usage }) {
+function messageFields({ id, parent, created, role, content, attachments, thinking, tool_calls: calls, model, format, finish, tokens, tokens_per_second, usage }) {
   const message = { id, parent, created, role, content };
   if (attachments?.length) message.attachments = attachments.map(({ id: file }) => file);
   if (thinking) message.thinking = thinking;
   if (calls?.length) message.tool_calls = calls.map(({ name, arguments: given }) => ({ name, arguments: given }));
   if (model) message.model = model;
+  if (format === "json") message.format = format;
   if (FINISHES.includes(finish)) message.finish = finish;
   if (Number.isFinite(tokens)) message.tokens = tokens;
   if (Number.isFinite(tokens_per_second)) message.tokens_per_second = tokens_per_second;
@@ -154,7 +156,7 @@ const textOf = ({ parent, role, content, thinking = "", attachments = [] }) =>
 function withoutKnown(conversations, known) {
   const taken = new Set([...known.values()].flatMap((conversation) => [conversation, ...attachmentsOf(conversation)]).map(({ id }) => id));
   const withFreeId = (item) => {
-    const id = taken.has(item.id) ? crypto.randomUUID() : item.id;
+    const id = taken.has(item.id) ? randomId() : item.id;
     taken.add(id);
     return { ...item, id };
   };

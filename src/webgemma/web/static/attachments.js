@@ -1,8 +1,8 @@
 // Attachments of messages, images and audio: {id, kind: "image" | "audio", name, blob, seconds?}. The blob is the
 // file as it was attached, or null if the browser does not have it any more.
 
-import "/package/media/browser.js"; // decodes audio as Python does, but Python's worker has no audio decoder
-import { button, element } from "./dom.js";
+import "./package/media/browser.js"; // decodes audio as Python does, but Python's worker has no audio decoder
+import { button, element, randomId } from "./dom.js";
 
 const MAX_SECONDS = 3 * 60 * 60; // as in media/audio_files.py
 const EXTENSIONS = {
@@ -23,7 +23,7 @@ export async function attach(file) {
   const kind = kindOf(file);
   const name = file.name || (kind === "image" ? "Image" : "Audio");
   if (!kind) throw new Error(`${name} is not an image, audio or a model (.gguf).`);
-  const attachment = { id: crypto.randomUUID(), kind, name, blob: file };
+  const attachment = { id: randomId(), kind, name, blob: file };
   if (kind === "audio") return { ...attachment, seconds: (await samplesOf(attachment)).length / 16000 };
   try {
     (await createImageBitmap(file)).close();
@@ -36,7 +36,7 @@ export async function attach(file) {
 const decoded = new WeakMap(); // promises of samples, by blob
 
 /** Return the samples of audio at 16 kHz; throw an Error with a message for the user. */
-async function samplesOf({ name, blob }) {
+export async function samplesOf({ name, blob }) {
   if (!decoded.has(blob)) decoded.set(blob, globalThis.webgemmaMedia.decodeAudio(blob, MAX_SECONDS));
   try {
     const { samples } = await decoded.get(blob);
@@ -47,17 +47,13 @@ async function samplesOf({ name, blob }) {
   throw new Error(`${name} is damaged, empty or not audio that this browser can play.`);
 }
 
-/** Return the content of a message for the worker: attachments before the text. */
-export async function contentOf({ content, attachments = [] }) {
+/** Return the content of a message: attachments, of which `partOf` makes what an engine reads, before the text. */
+export async function contentOf({ content, attachments = [] }, partOf) {
+  const lost = attachments.find(({ blob }) => !blob);
+  if (lost) throw new Error(`${lost.name} is no longer stored in this browser: edit the message without it.`);
   if (!attachments.length) return content;
-  const parts = await Promise.all(attachments.map(contentPart));
+  const parts = await Promise.all(attachments.map(partOf));
   return content ? [...parts, { type: "text", text: content }] : parts;
-}
-
-async function contentPart(attachment) {
-  const { kind, name, blob } = attachment;
-  if (!blob) throw new Error(`${name} is no longer stored in this browser: edit the message without it.`);
-  return kind === "image" ? { type: "image", image: blob } : { type: "audio", audio: await samplesOf(attachment) };
 }
 
 const urls = new WeakMap(); // never revoked: the blob may be shown again
@@ -93,7 +89,7 @@ export function attachmentList(attachments, remove) {
 
 // As JSON, for exported conversations.
 
-const asDataUrl = (blob) => new Promise((resolve, reject) => {
+export const asDataUrl = (blob) => new Promise((resolve, reject) => {
   const reader = new FileReader();
   reader.onload = () => resolve(reader.result);
   reader.onerror = () => reject(reader.error);

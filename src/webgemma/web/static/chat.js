@@ -1,6 +1,26 @@
 // The conversation that is shown, and the reply that is in progress.
+//
+// An engine writes the replies, in this tab (tab_engine.js) or on the server (server_engine.js). It has
+//   chat(id, messages, settings, continueLast)  request a reply to messages [{role, content, thinking?}], or that the
+//                                               last one is continued; a setting that is null: the model's default;
+//                                               settings.schema, if there is one: the JSON Schema of the reply
+//   stop(id)                                    stop a reply; its done follows
+//   mediaPart(attachment)                       return a promise of what stands for an attachment in a content, which
+//                                               is text or a list of such parts and {type: "text", text}
+// and dispatches events, whose details have the id of the reply:
+//   waiting    reason: "loading" | "queued" | "reading"      why there is no text yet
+//   encoding   media: ["image"?, "audio"?], done, total      repeatedly, before the first piece
+//   canvas     runs: [[text, accepted]], number, step, accepted, size   a canvas of DiffusionGemma after a step
+//   piece      text, thinking, usage     text of a reply; thinking: it belongs to the thoughts
+//              usage: {prompt, reply, context, left_out, drafted?, accepted?} or null: tokens read, written so far and
+//              that there is room for; left_out: how many messages, from the first that is not a system message, did
+//              not fit; drafted: tokens that were drafted, accepted: those of them that remained
+//   tool_call  name, arguments           a call of a tool in a reply
+//   done       finish: "stop" | "length" | "stopped", tokens, tokens_per_second, usage
+//   error      message, kind             the reply has failed; without an id, all has
 
 import { contentOf } from "./attachments.js";
+import { randomId } from "./dom.js";
 import { newId, rememberShown, shownId } from "./drafts.js";
 import { chatSettings } from "./settings.js";
 import { emptyConversation, pathOf, pathTo, titleOf } from "./tree.js";
@@ -11,9 +31,9 @@ const CUT = ["length", "stopped", "error", "unfinished"]; // ends of a reply tha
 /** Return the title of a conversation from its first message: the text, or the first attachment's name. */
 const titleFrom = ({ content, attachments = [] }) => titleOf(content || attachments[0]?.name || "");
 
-/** Whether a message is a reply that ended too early and can be continued. */
-export const canContinue = ({ role, content, thinking, tool_calls: calls, finish }) =>
-  role === "assistant" && CUT.includes(finish) && Boolean(content || thinking) && !calls?.length;
+/** Whether a message is a reply that ended too early and can be continued; JSON would begin anew. */
+export const canContinue = ({ role, content, thinking, tool_calls: calls, format, finish }) =>
+  role === "assistant" && CUT.includes(finish) && Boolean(content || thinking) && !calls?.length && !format;
 
 /**
  * Holds the conversation that is shown and at most one reply in progress, which may belong to another
@@ -26,11 +46,13 @@ export class Chat {
     this.conversations = conversations;
     this.drafts = drafts;
     this.view = view;
-    this.reply = null; // {id, conversation, message, indices, isSent, before, encoding, canvas}; the last two: messages of the engine
+    this.reply = null; // {id, conversation, message, indices, isSent, before, stage, canvas}; the last two: details of events
+    this.failed = null; // the latest reply that ended with an error: {conversation, message}
     this.saveTimer = null;
     const id = shownId();
     this.show(conversations.get(id) ?? (id === this.newId() && drafts.has(id) ? null : conversations.list()[0]));
-    for (const type of ["encoding", "canvas"]) engine.addEventListener(type, ({ detail }) => this.onState(type, detail));
+    for (const type of ["waiting", "encoding"]) engine.addEventListener(type, ({ detail }) => this.onState("stage", detail));
+    engine.addEventListener("canvas", ({ detail }) => this.onState("canvas", detail));
     engine.addEventListener("piece", ({ detail }) => this.onPiece(detail));
     engine.addEventListener("tool_call", ({ detail }) => this.onToolCall(detail));
     engine.addEventListener("done", ({ detail }) => this.onDone(detail));
@@ -113,12 +135,27 @@ export class Chat {
     const model = this.view.model();
     if (message.model && !message.model.split(", ").includes(model)) message.model += `, ${model}`;
     message.finish = "unfinished";
-    this.generate(message, path, settings, [], true);
+    this.generate(message, path, { ...settings, schema: "" }, [], true); // its beginning kept to none
+  }
+
+  /** Write the reply that failed once more: continue what there is of it, or begin it again. */
+  retry(settings) {
+    const { conversation, message } = this.failed ?? {};
+    if (this.reply || this.conversations.get(conversation?.id) !== conversation) return;
+    this.show(conversation);
+    conversation.leaf = message.id;
+    const isBegun = message.tool_calls?.length || (message.format && (message.content || message.thinking));
+    if (this.path.at(-1) !== message || isBegun) this.regenerate(settings);
+    else if (canContinue(message)) this.continueReply(settings);
+    else {
+      Object.assign(message, { finish: "unfinished", model: this.view.model() });
+      this.generate(message, pathTo(conversation, message.parent), settings, [], false);
+    }
   }
 
   /** Return a new message of the conversation, which is shown. */
   add(parent, facts) {
-    const message = { id: crypto.randomUUID(), parent, created: Date.now(), ...facts };
+    const message = { id: randomId(), parent, created: Date.now(), ...facts };
     this.conversation.messages.set(message.id, message);
     this.conversation.leaf = message.id;
     return message;
@@ -137,7 +174,9 @@ export class Chat {
     const { conversation } = this;
     const indices = [...path.keys()].filter((i) => path[i].role === "user" || path[i].content || path[i] === message);
     const before = isContinued ? message.tokens ?? 0 : 0;
-    this.reply = { id: crypto.randomUUID(), conversation, message, indices, before, isSent: false, encoding: null, canvas: null };
+    if (settings.schema) message.format = "json"; // of a schema
+    else delete message.format;
+    this.reply = { id: randomId(), conversation, message, indices, before, isSent: false, stage: null, canvas: null };
     conversation.updated = Date.now();
     this.conversations.held.add(message);
     this.conversations.elsewhere.delete(message);
@@ -149,7 +188,10 @@ export class Chat {
   /** Send the conversation to the engine, after its audio is decoded. */
   async request(reply, history, settings, isContinued) {
     try {
-      const messages = await Promise.all(history.map(async (each) => ({ role: each.role, content: await contentOf(each) })));
+      const messages = await Promise.all(history.map(async (each) => ({
+        role: each.role,
+        content: await contentOf(each, (attachment) => this.engine.mediaPart(attachment)),
+      })));
       if (isContinued && reply.message.thinking) messages.at(-1).thinking = reply.message.thinking;
       if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system });
       if (this.reply !== reply) return; // stopped meanwhile
@@ -168,9 +210,9 @@ export class Chat {
   }
 
   /** Note the engine's progress before there is text. */
-  onState(type, detail) {
+  onState(name, detail) {
     if (detail.id !== this.reply?.id) return;
-    this.reply[type] = detail;
+    this.reply[name] = detail;
     this.view.grown(this.reply.message);
   }
 
@@ -212,11 +254,12 @@ export class Chat {
     this.finish({ finish, tokens: this.reply.before + tokens, tokens_per_second });
   }
 
-  /** End the reply as it is, also when the worker cannot report its end any more. */
+  /** End the reply as it is, also when the engine cannot report its end any more. */
   finish(facts) {
     if (!this.reply) return;
     const { message, conversation } = this.reply;
     Object.assign(message, facts);
+    if (facts.finish === "error") this.failed = { conversation, message };
     this.reply = null;
     this.save(conversation, message);
     this.conversations.held.delete(message);

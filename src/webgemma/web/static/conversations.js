@@ -1,6 +1,7 @@
 // The conversations, in the database and in step with other tabs: what a tab has written it tells the others.
 
 import { ALL, DRAFTS, FILES, HEADS, MESSAGES, completed, messagesOf, openDatabase, resultOf } from "./database.js";
+import { randomId } from "./dom.js";
 import { attachmentsOf, emptyConversation } from "./tree.js";
 
 const CHANNEL = "webgemma.conversations";
@@ -42,7 +43,7 @@ export class Conversations extends EventTarget {
     this.isWriting = false;
     this.transaction = null; // the latest
     this.error = null; // of the last attempt
-    this.tab = crypto.randomUUID();
+    this.tab = randomId();
     this.writes = 0;
     this.database = null;
     this.channel = null; // to the other tabs
@@ -248,7 +249,7 @@ export class Conversations extends EventTarget {
   /** Make a message another version, because another tab has continued the same one. */
   fork(conversation, message, { conversation: _, ...other }) {
     conversation.messages.set(message.id, other);
-    const id = crypto.randomUUID();
+    const id = randomId();
     if (conversation.leaf === message.id) conversation.leaf = id;
     Object.assign(message, { id, created: Date.now() });
     conversation.messages.set(id, message);

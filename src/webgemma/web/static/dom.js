@@ -1,4 +1,4 @@
-// Helpers for the DOM (elements from text, never from HTML) and for sizes and times.
+// Helpers for the DOM (elements from text, never from HTML), for ids, sizes and times.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -24,6 +24,9 @@ export function namedButton(verb, name, className, act) {
   node.ariaLabel = `${verb} ${name}`;
   return node;
 }
+
+/** Return a new id; `crypto.randomUUID` is missing on pages that another machine serves without TLS. */
+export const randomId = () => crypto.getRandomValues(new Uint8Array(16)).reduce((id, byte) => id + byte.toString(16).padStart(2, "0"), "");
 
 /** Format a number of bytes in powers of ten, as Ollama does: 7.2 GB. */
 export function humanSize(nbytes) {
@@ -53,12 +56,24 @@ export function saveBlob(blob, name) {
   setTimeout(() => URL.revokeObjectURL(url), 60_000); // after the browser has read it
 }
 
+/** Copy text as browsers do for pages without TLS, which have no `navigator.clipboard`. */
+function copySelection(text) {
+  const box = element("textarea", "visually-hidden");
+  box.value = text;
+  document.body.append(box);
+  box.select();
+  const isCopied = document.execCommand("copy");
+  box.remove();
+  if (!isCopied) throw new Error("not allowed");
+}
+
 /** Copy text to the clipboard, and show the outcome on the button for a moment. */
 export async function copyText(text, copyButton) {
   const name = copyButton.textContent;
   let outcome = "Copied";
   try {
-    await navigator.clipboard.writeText(text);
+    if (navigator.clipboard) await navigator.clipboard.writeText(text);
+    else copySelection(text);
   } catch {
     outcome = "Not allowed"; // by the browser or the user
   }

@@ -2,6 +2,7 @@
 // which a reload keeps and other tabs do not share.
 
 import { DRAFTS, resultOf } from "./database.js";
+import { randomId } from "./dom.js";
 
 const SAVE_MILLISECONDS = 300; // between two writes while the user types
 const MAX_AGE_MILLISECONDS = 30 * 24 * 60 * 60 * 1000; // of the draft of a conversation that was never begun
@@ -90,5 +91,5 @@ export const rememberShown = (id) => session(SHOWN, id);
 /** Return the id of this tab's next conversation, which may have a draft; `isTaken(id)`: it has been begun. */
 export function newId(isTaken) {
   const id = session(NEW);
-  return id && !isTaken(id) ? id : session(NEW, crypto.randomUUID());
+  return id && !isTaken(id) ? id : session(NEW, randomId());
 }

@@ -23,6 +23,13 @@ export function showMarkdown(container, text) {
   levelHeadings(container);
 }
 
+/** Show `text` in `container` as one block of code; the block stays while the text grows. */
+export function showCode(container, text, language) {
+  if (container.markdownBlocks?.[0] !== language) container.replaceChildren(codeBlock("", language));
+  container.markdownBlocks = [language]; // no source of a block
+  container.querySelector("code").textContent = text;
+}
+
 /** Let no heading be more than one level below the one before: a reply may begin with ###. */
 function levelHeadings(container) {
   let last = 3; // the heading of a message

@@ -3,9 +3,15 @@
 import { attachmentElement, attachmentList } from "./attachments.js";
 import { canContinue } from "./chat.js";
 import { button, copyText, element } from "./dom.js";
-import { showMarkdown } from "./markdown.js";
+import { indented } from "./json.js";
+import { showCode, showMarkdown } from "./markdown.js";
 
 const FINISH = { length: "stopped at the token limit", stopped: "stopped", error: "ended with an error", unfinished: "not finished" };
+const WAITING = {
+  loading: (model) => `Loading ${model} …`,
+  queued: () => "Waiting for other replies of this server to end …",
+  reading: () => "Reading the conversation …",
+};
 const ENCODING = { image: "Processing images …", audio: "Processing audio …", "image audio": "Processing images and audio …" };
 const NEAR_PIXELS = 48; // from the end, where the view follows a growing reply
 
@@ -17,6 +23,9 @@ function replyFacts({ tokens, tokens_per_second: speed, finish }) {
   if (FINISH[finish]) facts.push(FINISH[finish]);
   return facts.join(" · ");
 }
+
+/** Return how many of a reply's tokens were drafted, which made it faster: "12 of 20 drafted tokens were accepted"; or "". */
+const draftFacts = ({ usage }) => (usage?.drafted ? `${usage.accepted} of ${usage.drafted} drafted tokens were accepted` : "");
 
 /** Return what a user copies of a message: its text, or the calls of tools that it consists of. */
 const textOf = ({ content, tool_calls: calls }) => content || (calls?.length ? JSON.stringify(calls, null, 1) : "");
@@ -33,8 +42,9 @@ function leftOutText(count) {
   return `The ${count} messages above no longer fit the context; the model did not read them.`;
 }
 
-/** Return the progress of encoding a prompt's media: "Processing audio … 40 %". */
-function encodingText({ media, done, total }) {
+/** Return what a reply without text waits for: "Loading gemma4:e2b …", "Processing audio … 40 %". */
+function stageText({ type, reason, media, done, total }, model) {
+  if (type === "waiting") return WAITING[reason](model);
   return `${ENCODING[media.join(" ")]}${done && done < total ? ` ${Math.floor((100 * done) / total)} %` : ""}`;
 }
 
@@ -46,8 +56,8 @@ function canvasElements({ runs, number, step, accepted, size }) {
 
 /**
  * The list of messages. `actions` has regenerate(), continueReply(), edit(message, text, attachments) and
- * showVersion(message); isElsewhere(message), whether another tab is writing it; and encoding() and canvas(), which
- * return the engine's latest message of that type for the reply in progress.
+ * showVersion(message); isElsewhere(message), whether another tab is writing it; and stage() and canvas(), which
+ * return the details of the engine's latest such event for the reply in progress.
  */
 export class MessageList {
   constructor(list, actions) {
@@ -115,7 +125,8 @@ export class MessageList {
       item.body.hidden = !message.content || item.isEditing;
       return;
     }
-    showMarkdown(item.body, message.content);
+    if (message.format === "json" && message.content) showCode(item.body, indented(message.content), "json");
+    else showMarkdown(item.body, message.content);
     item.thinking.hidden = !message.thinking;
     item.thoughts.textContent = message.thinking ?? "";
     item.summary.textContent = isReplying && !message.content ? "Thinking …" : "Thoughts";
@@ -123,12 +134,13 @@ export class MessageList {
     if (item.calls.childElementCount !== calls.length) item.calls.replaceChildren(...calls.map(callElement));
     const isElsewhere = this.actions.isElsewhere(message);
     item.facts.textContent = isReplying ? "" : isElsewhere ? "being written in another tab" : replyFacts(message);
+    item.facts.title = isReplying ? "" : draftFacts(message);
     item.author.textContent = isReplying ? "" : message.model ?? "";
     item.name.textContent = message.model ?? "Model";
     item.proceed.hidden = isElsewhere || !canContinue(message);
     const isEmpty = isReplying && !message.content && !message.thinking && !message.tool_calls;
-    const encoding = isEmpty ? this.actions.encoding() : null;
-    item.encoding.textContent = encoding ? encodingText(encoding) : "";
+    const stage = isEmpty ? this.actions.stage() : null;
+    item.stage.textContent = stage ? stageText(stage, message.model) : "";
     const canvas = isReplying ? this.actions.canvas() : null;
     item.canvas.replaceChildren(...(canvas ? canvasElements(canvas) : []));
   }
@@ -159,13 +171,13 @@ export class MessageList {
     const summary = element("summary");
     const thoughts = element("div", "thoughts");
     const thinking = element("details", "thinking", summary, thoughts);
-    const encoding = element("p", "encoding");
-    encoding.role = "status";
+    const stage = element("p", "stage");
+    stage.role = "status";
     const canvas = element("div", "canvas");
     canvas.ariaHidden = "true"; // screen readers should not read noise
     const calls = element("div", "calls");
-    const node = element("li", "message assistant", name, encoding, thinking, body, calls, canvas, buttons);
-    return { node, name, body, calls, canvas, facts, author, proceed, versions, encoding, summary, thinking, thoughts };
+    const node = element("li", "message assistant", name, stage, thinking, body, calls, canvas, buttons);
+    return { node, name, body, calls, canvas, facts, author, proceed, versions, stage, summary, thinking, thoughts };
   }
 
   /** Replace a message of the user by a form to edit it. */

@@ -2,6 +2,7 @@
 
 import { clock } from "./attachments.js";
 import { byId } from "./dom.js";
+import { wavOf } from "./wav.js";
 
 const MAX_SECONDS = 600;
 const RATE = 16000; // samples per second of the audio encoders; a browser may record at another rate
@@ -31,7 +32,7 @@ class Recording {
 
   async connect(context) {
     Object.assign(this, { context, chunks: [], count: 0, level: 0 });
-    await context.audioWorklet.addModule("/microphone_worklet.js");
+    await context.audioWorklet.addModule("microphone_worklet.js");
     const recorder = new AudioWorkletNode(context, "webgemma-recorder");
     recorder.port.onmessage = ({ data }) => {
       this.chunks.push(data);
@@ -56,32 +57,6 @@ class Recording {
     for (const track of this.stream.getTracks()) track.stop();
     this.context?.close();
   }
-}
-
-/** Return a WAV file of 16-bit samples. */
-function wavOf(chunks, count, rate) {
-  const view = new DataView(new ArrayBuffer(44 + 2 * count));
-  const write = (at, text) => [...text].forEach((letter, i) => view.setUint8(at + i, letter.charCodeAt(0)));
-  write(0, "RIFF");
-  view.setUint32(4, 36 + 2 * count, true);
-  write(8, "WAVEfmt ");
-  view.setUint32(16, 16, true);
-  view.setUint16(20, 1, true); // format: integers
-  view.setUint16(22, 1, true); // channels
-  view.setUint32(24, rate, true);
-  view.setUint32(28, 2 * rate, true);
-  view.setUint16(32, 2, true);
-  view.setUint16(34, 16, true);
-  write(36, "data");
-  view.setUint32(40, 2 * count, true);
-  let at = 44;
-  for (const chunk of chunks) {
-    for (const value of chunk) {
-      view.setInt16(at, Math.max(-32768, Math.min(32767, Math.round(value * 32768))), true);
-      at += 2;
-    }
-  }
-  return view.buffer;
 }
 
 /** The record button; calls `use(file)` with a recording, and `notify(message)` with a problem. */
@@ -143,7 +118,7 @@ export class Microphone {
     }
     this.count += 1;
     const wav = wavOf(recording.chunks, recording.count, recording.context.sampleRate);
-    this.use(new File([wav], `Recording ${this.count}.wav`, { type: "audio/wav" }));
+    this.use(new File([wav], `Recording ${this.count}.wav`, { type: wav.type }));
     return true;
   }
 }

@@ -1,11 +1,13 @@
 // Models: the dialog to choose one (stored in this browser, in Ollama's store, or a file), whether each fits the
 // GPU, and the model of the last visit.
 //
-// A model is {name, source}; a source is what engine.js describes, with `mmproj` for the file of its encoders.
+// A model is {name, source}; a source is what tab_engine.js describes, with `mmproj` for the file of its encoders and
+// `draft` for that of its drafter.
 
-import { button, byId, element, humanSize, namedButton } from "./dom.js";
+import { byId, element, humanSize, namedButton } from "./dom.js";
 import { isModelFile, ModelFiles } from "./files.js";
 import { keepHandles } from "./handles.js";
+import { modelButton } from "./model_button.js";
 import { showNotice } from "./notice.js";
 import { confirmed } from "./question.js";
 import { ModelCopy, StoredModels } from "./stored.js";
@@ -22,10 +24,12 @@ const fromFile = (file, mmproj) => ({
   source: { kind: "file", file, ...(mmproj && { mmproj: { kind: "file", file: mmproj } }) },
 });
 const fromStored = ({ id, name }) => ({ name, source: { kind: "stored", id, name } });
-const fromOllama = ({ name, url, digest, nbytes, projectors: [mmproj] = [] }) => ({
+const fromOllama = ({ name, url, digest, nbytes, projectors: [mmproj] = [], draft }) => ({
   name,
   source: {
-    kind: "url", url, name, digest, nbytes, ...(mmproj && { mmproj: { kind: "url", name: `${name} (mmproj)`, ...mmproj } }),
+    kind: "url", url, name, digest, nbytes,
+    ...(mmproj && { mmproj: { kind: "url", name: `${name} (mmproj)`, ...mmproj } }),
+    ...(draft && { draft: { kind: "url", name: `${name} (drafter)`, ...draft } }),
   },
 });
 
@@ -151,7 +155,7 @@ export class ModelDialog {
     const key = document.activeElement?.closest("[data-key]")?.dataset.key;
     byId("stored").replaceChildren(
       this.item(BUNDLED, { facts: ["small, included in webgemma"] }),
-      ...this.stored.models.filter((model) => !this.isMmproj(model)).map((model) => this.storedItem(model)),
+      ...this.stored.models.filter((model) => !this.isPart(model)).map((model) => this.storedItem(model)),
     );
     const { freeNbytes } = this.stored;
     byId("stored-state").textContent = freeNbytes === null ? "" : `${humanSize(freeNbytes)} more can be stored here.`;
@@ -163,11 +167,11 @@ export class ModelDialog {
     }
   }
 
-  /** Whether a stored file is not a model, but the mmproj file of one. */
-  isMmproj({ id, digest }) {
-    const projectors = this.ollama.flatMap((model) => model.projectors ?? []);
-    return this.stored.models.some(({ mmproj }) => mmproj === id)
-      || (digest !== null && projectors.some((projector) => projector.digest === digest));
+  /** Whether a stored file is not a model, but belongs to one: its mmproj file, or its drafter. */
+  isPart({ id, digest }) {
+    const parts = this.ollama.flatMap(({ projectors = [], draft }) => [...projectors, ...(draft ? [draft] : [])]);
+    return this.stored.models.some(({ mmproj, draft }) => mmproj === id || draft === id)
+      || (digest !== null && parts.some((part) => part.digest === digest));
   }
 
   storedItem(stored) {
@@ -216,13 +220,12 @@ export class ModelDialog {
     return [store];
   }
 
-  item(model, { size = "", facts = [], fit = "", isDisabled = false, problem = null, actions = [] }) {
-    const choice = button("", "model", () => this.choose(model));
+  item(model, { fit = "", isDisabled = false, problem = null, actions = [], ...facts }) {
+    const isCurrent = this.current !== null && isSame(model.source, this.current.source);
+    const choice = modelButton(model.name, { ...facts, isCurrent }, () => this.choose(model));
     choice.disabled = isDisabled;
-    const line = element("span", "facts", facts.filter(Boolean).join(" · "));
+    const line = choice.querySelector(".facts");
     if (fit) line.append(line.textContent ? " · " : "", element("span", fit === TOO_LARGE ? "problem" : "", fit));
-    choice.append(element("span", "name", model.name), element("span", "size", size), line);
-    if (this.current && isSame(model.source, this.current.source)) choice.setAttribute("aria-current", "true");
     const item = element("li", "", choice, actions.length ? element("div", "acts", actions) : []);
     [choice, ...actions].forEach((control, at) => {
       control.dataset.key = `${model.source.kind} ${model.source.id ?? ""} ${model.name} ${at && control.textContent}`;
@@ -280,7 +283,7 @@ export function lastModel() {
   }
 }
 
-/** Remember a model that starts to load or is loaded; of a file, its name and, if there is one, its handle. */
+/** Remember a model that starts to load or is loaded; of a file, its name and, if there is one, its handle. A drafter has a URL. */
 export function rememberModel({ name, source: { mmproj, file, ...source } }, isLoaded) {
   writeLastModel({ model: { name, source: mmproj?.kind === "url" ? { ...source, mmproj } : source }, isLoaded });
   if (isLoaded) keepHandles({ ...source, file, mmproj });

@@ -1,18 +1,19 @@
 // The settings, stored in localStorage, and their dialog. A setting that is null is the model's default.
-// The server lists the generation settings with their ranges, from webgemma/settings.py.
+// The server lists the generation settings with their ranges, from webgemma/settings.py; a home may have more.
 
 import { byId, element } from "./dom.js";
+import { schemaProblem } from "./json.js";
 
 const KEY = "webgemma.settings";
-const CONTEXT = { name: "context", label: "Context", min: 16, max: 1048576, integer: true, help: "Tokens of prompt and reply together." };
 
-let fields = [CONTEXT];
+let fields = [];
 
-/** Fetch the generation settings; without them, the dialog has the context only. */
-export async function loadFields() {
+/** Fetch the generation settings; without them, the dialog has those of the home only. */
+export async function loadFields(ofHome) {
+  fields = ofHome;
   try {
-    const response = await fetch("/api/settings");
-    if (response.ok) fields = [...(await response.json()).settings.map(field), CONTEXT];
+    const response = await fetch("api/settings");
+    if (response.ok) fields = [...(await response.json()).settings.map(field), ...ofHome];
   } catch { /* the server does not respond, and nothing is cached */ }
 }
 
@@ -22,7 +23,7 @@ function field({ name, min, max, integer, help, random }) {
 }
 
 const defaults = () => ({
-  system: "", think: false, ...Object.fromEntries(fields.map(({ name }) => [name, null])),
+  system: "", schema: "", think: false, ...Object.fromEntries(fields.map(({ name }) => [name, null])),
 });
 
 function isAllowed({ min, max, integer }, value) {
@@ -41,6 +42,7 @@ export function readSettings(otherwise = null) {
   try {
     const stored = JSON.parse(text) ?? {};
     if (typeof stored.system === "string") settings.system = stored.system;
+    if (typeof stored.schema === "string" && !schemaProblem(stored.schema)) settings.schema = stored.schema;
     settings.think = stored.think === true;
     for (const field of fields) {
       if (field.name in stored && isAllowed(field, stored[field.name])) settings[field.name] = stored[field.name];
@@ -55,13 +57,10 @@ function store(settings) {
   } catch { /* storage is forbidden: they last until the page is closed */ }
 }
 
-/** Return the options of a load request. */
-export const loadOptions = ({ context }) => ({ context, precision: "auto" });
-
-/** Return the settings of a chat request. */
+/** Return the settings of a chat request; `schema` is the JSON Schema that the reply keeps to, if there is one. */
 export function chatSettings(settings) {
-  const { system, context, ...chat } = settings;
-  return chat;
+  const { system, context, schema, ...chat } = settings;
+  return schema.trim() ? { ...chat, schema: JSON.parse(schema) } : chat;
 }
 
 function numberField({ name, label, min, max, integer, help, empty = "default" }) {
@@ -78,6 +77,8 @@ export class SettingsDialog {
     this.dialog = byId("settings-dialog");
     this.form = byId("settings-form");
     byId("number-fields").append(...fields.map(numberField));
+    this.schema = this.form.elements.schema;
+    this.schema.addEventListener("input", () => this.schema.ariaInvalid && this.checkSchema()); // until it is right
     byId("settings-button").addEventListener("click", () => this.open());
     byId("settings-reset").addEventListener("click", () => this.fill(defaults()));
     this.form.addEventListener("submit", (event) => {
@@ -108,6 +109,7 @@ export class SettingsDialog {
   fill(settings) {
     for (const name of this.names) this.fillField(name, settings[name] ?? "");
     this.showProblem("");
+    this.checkSchema();
   }
 
   fillField(name, value) {
@@ -115,7 +117,7 @@ export class SettingsDialog {
   }
 
   get names() {
-    return ["system", "think", ...fields.map(({ name }) => name)];
+    return ["system", "schema", "think", ...fields.map(({ name }) => name)];
   }
 
   /** Return what the fields contain. */
@@ -129,6 +131,14 @@ export class SettingsDialog {
     return Object.fromEntries(Object.entries(this.entries()).filter(([name, value]) => value !== this.filled[name]));
   }
 
+  /** Show what is wrong with the schema, if anything, below its box; return whether it can be used. */
+  checkSchema() {
+    const problem = schemaProblem(this.schema.value);
+    byId("schema-problem").textContent = problem;
+    this.schema.ariaInvalid = problem ? "true" : null;
+    return !problem;
+  }
+
   showProblem(message) {
     byId("settings-problem").textContent = message;
   }
@@ -139,6 +149,11 @@ export class SettingsDialog {
     const before = this.settings;
     const settings = readSettings(before); // only the changes are saved: another tab may have saved others
     if ("system" in changes) settings.system = changes.system;
+    if ("schema" in changes) settings.schema = changes.schema.trim();
+    if (!this.checkSchema()) {
+      this.schema.focus();
+      return;
+    }
     if ("think" in changes) settings.think = changes.think;
     for (const field of fields) {
       const input = elements[field.name];

@@ -11,7 +11,7 @@ export class StoredModels extends EventTarget {
   constructor(engine) {
     super();
     this.engine = engine;
-    this.models = []; // [{id, name, nbytes, stored_nbytes, complete, digest, mmproj, gpu_nbytes, gpu_min_nbytes}]
+    this.models = []; // [{id, name, nbytes, stored_nbytes, complete, digest, mmproj, draft, gpu_nbytes, gpu_min_nbytes}]
     this.freeNbytes = null; // what may still be stored; null: unknown
     engine.addEventListener("stored_models", ({ detail }) => {
       this.models = detail.models;
@@ -34,7 +34,10 @@ export class StoredModels extends EventTarget {
       : model.digest !== null && model.digest === digest));
   }
 
-  /** Return the source to load: the stored copy if it is complete, else the source itself. */
+  /**
+   * Return the source to load: the stored copy if it is complete, else the source itself. A copy that was stored without
+   * its drafter does without it, so that it loads offline.
+   */
   preferCopy(source) {
     const copy = source.kind === "url" ? this.copyOf(source) : undefined;
     if (!copy?.complete) return source;
@@ -121,7 +124,7 @@ export class ModelCopy extends EventTarget {
   start(source) {
     if (this.current) return;
     const { name } = source.kind === "file" ? source.file : source;
-    const files = source.mmproj ? [source, source.mmproj] : [source];
+    const files = [source, source.mmproj, source.draft].filter(Boolean);
     const nbytes = files.reduce((sum, { file, nbytes: size }) => sum + (file?.size ?? size), 0);
     const storedNbytes = files.reduce((sum, file) => sum + (this.stored.copyOf(file)?.stored_nbytes ?? 0), 0);
     const shortage = this.stored.shortage(name, nbytes, storedNbytes);

@@ -193,7 +193,7 @@ export class TuneDialog {
   onError({ tune, message }) {
     const hasEnded = byId("tune-stop").hidden === false && !this.engine.isTuning;
     if (hasEnded) this.end("");
-    if (tune === undefined || this.engine.state === "empty") return; // page.js shows it
+    if (tune === undefined || this.engine.state === "empty") return; // tab_home.js shows it
     if (tune === "examine") {
       this.isExamining = false;
       byId("tune-fit").textContent = "";

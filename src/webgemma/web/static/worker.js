@@ -1,8 +1,9 @@
-// The page's worker: Python with webgemma's wheel, which computes on this browser's GPU. engine.js lists the
-// requests that it handles and the messages that it sends.
+// The page's worker: Python with webgemma's wheel, which computes on this browser's GPU. tab_engine.js lists
+// the requests that it handles and the messages that it sends.
 import "/package/device/replay.js"; // defines the GPU functions that Python uses,
 import "/package/gguf/files.js"; // those for files,
-import "/package/media/browser.js"; // and those for images and audio
+import "/package/media/browser.js"; // for images and audio,
+import "/package/constraints/xgrammar.js"; // and for replies that keep to a schema
 import { startPython } from "./python.js";
 
 const NO_PYODIDE = "This server has no Pyodide, which runs Python in the browser: see what `webgemma web` printed when it started.";
@@ -17,6 +18,7 @@ const started = (async () => {
   if (!response.ok) throw new Error(await response.text());
   const about = await response.json();
   if (!about.pyodide) throw new Error(NO_PYODIDE);
+  globalThis.webgemmaXgrammarUrl = about.xgrammar; // which is loaded when a reply needs it
   const python = await startPython(about);
   const tab = python.pyimport("webgemma.web.tab").Tab(post);
   await tab.report_device();
@@ -24,9 +26,10 @@ const started = (async () => {
 })();
 
 /** Return a source as Python reads it: missing fields are undefined, which becomes None. */
-function sourceSpec({ kind, id, file, url, name, digest, nbytes, mmproj }) {
+function sourceSpec({ kind, id, file, url, name, digest, nbytes, mmproj, draft }) {
   const facts = file ? { name: file.name, nbytes: file.size } : { name, nbytes };
-  return { kind, id, file, url, digest: digest ?? undefined, mmproj: mmproj && sourceSpec(mmproj), ...facts };
+  const parts = { mmproj: mmproj && sourceSpec(mmproj), draft: draft && sourceSpec(draft) };
+  return { kind, id, file, url, digest: digest ?? undefined, ...parts, ...facts };
 }
 
 /** Return messages as JSON, in which images and audio are indices into the list that is returned beside it. */

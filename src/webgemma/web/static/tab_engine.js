@@ -1,17 +1,16 @@
-// The page's side of the worker that runs the model, and the messages between them.
+// The engine in this tab: the page's side of the worker that runs the model, and the messages between them. Those of
+// replies are the events that chat.js describes.
 //
 // Requests of the page:
 //   inspect id, source                                        read a file's header: is it a model? nothing is freed
 //   load    source: {kind: "bundled"} | {kind: "url", url, name, digest, nbytes} | {kind: "file", file}
-//             | {kind: "stored", id, name}, each with mmproj?: such a source (the file of the model's encoders),
+//             | {kind: "stored", id, name}, each with mmproj?, draft?: such sources (the file of the model's encoders,
+//             and of its drafter),
 //           options: {context, precision},                    (context null: the model's default)
 //           inspected?: the id of an inspection of the source
-//   chat    id, messages: [{role, content, thinking?}], settings, continue_last
-//                                                             (a setting that is null: the model's default;
-//                                                             continue_last: continue the last message, a reply)
-//           content: text | [{type: "image", image: Blob} | {type: "audio", audio: Float32Array at 16 kHz}
-//             | {type: "text", text}]
-//   stop    id                                                stop a reply; its done follows
+//   chat    id, messages, settings, continue_last             content: text | [{type: "image", image: Blob}
+//             | {type: "audio", audio: Float32Array at 16 kHz} | {type: "text", text}]
+//   stop    id
 //   store   source: {kind: "url", …} | {kind: "file", file}   copy it into this browser's storage, or resume an
 //                                                             earlier copy
 //   cancel_store  id                                          stop copying; what has been copied stays
@@ -34,19 +33,14 @@
 //   progress  loaded, total           bytes of the model that is loading
 //   inspected id, kind: "model" | "adapter" | "mmproj"
 //   loaded    name, context, device, nbytes                   context: as requested, or the model's if that is less
-//   encoding  id, media: ["image"?, "audio"?], done, total   repeatedly, before the first piece
-//   canvas    id, runs: [[text, accepted]], number, step, accepted, size   a canvas of DiffusionGemma after a step
-//   piece     id, text, thinking, usage   text of a reply; thinking: it belongs to the thoughts
-//             usage: {prompt, reply, context, left_out} or null: tokens read, written so far and that there is room
-//             for; left_out: how many messages, from the first that is not a system message, did not fit
-//   tool_call  id, name, arguments    a call of a tool in a reply
-//   done      id, finish: "stop" | "length" | "stopped", tokens, tokens_per_second, usage
+//   encoding, canvas, piece, tool_call, done   of a reply
 //   storing   id, name, stage: "copying" | "checking", done, total         bytes; repeatedly
 //   stored    id, name                the copy is complete and checked
 //   store_cancelled  id, name
-//   stored_models  models: [{id, name, nbytes, stored_nbytes, complete, digest, mmproj, gpu_nbytes, gpu_min_nbytes}],
-//             free_nbytes             on request and after every change; mmproj: the id of the stored file of the
-//             encoders (null: none); gpu_nbytes: GPU memory of the model, gpu_min_nbytes: with a table left in the
+//   stored_models  models: [{id, name, nbytes, stored_nbytes, complete, digest, mmproj, draft, gpu_nbytes,
+//             gpu_min_nbytes}],
+//             free_nbytes             on request and after every change; mmproj, draft: the ids of the stored files of
+//             the encoders and of the drafter (null: none); gpu_nbytes: GPU memory of the model, gpu_min_nbytes: with a table left in the
 //             file (null: unknown); free_nbytes: what may still be stored (null: unknown)
 //   gpu_memory  nbytes                how many of the bytes the GPU can hold, including those of the loaded model
 //             (null: no GPU)
@@ -66,6 +60,9 @@
 //             with an id a reply has failed, with inspect (its id) an inspection, with store (the id of a copy, or null) storing has failed, with tune
 //             (the name of the request) fine-tuning has failed, and the model stays loaded unless the device was
 //             lost; with none of them no model is loaded
+
+import { samplesOf } from "./attachments.js";
+import { randomId } from "./dom.js";
 
 const WORKER_URL = "/worker.js";
 
@@ -90,7 +87,7 @@ const MESSAGE_TYPES = [
  * Sends requests to the worker and dispatches its messages as events of the same names.
  * `state` is "empty", "loading" or "loaded".
  */
-export class Engine extends EventTarget {
+export class TabEngine extends EventTarget {
   constructor() {
     super();
     this.state = "empty";
@@ -155,7 +152,7 @@ export class Engine extends EventTarget {
    */
   inspect(source) {
     if (this.hasFailed) this.restart();
-    const id = crypto.randomUUID();
+    const id = randomId();
     this.worker.postMessage({ type: "inspect", id, source });
     return new Promise((resolve, reject) => this.inspections.set(id, { resolve, reject }));
   }
@@ -178,6 +175,11 @@ export class Engine extends EventTarget {
     if (this.isTuning) this.stopTuning();
     this.state = "loading";
     this.worker.postMessage({ type: "load", source, options, inspected });
+  }
+
+  async mediaPart(attachment) {
+    if (attachment.kind === "image") return { type: "image", image: attachment.blob };
+    return { type: "audio", audio: await samplesOf(attachment) };
   }
 
   chat(id, messages, settings, continue_last = false) {
