@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import FIXTURES, SHARED, needs_shared
 from helpers.gpu import device, get
+from helpers.matrix_units import use_tiles
 from helpers.tiny import SMALL as SMALL_TEXT
 from helpers.tiny import tiny_gguf
 from helpers.tiny_audio import TINY_AUDIO, audio_config, audio_gguf, audio_weights
@@ -38,8 +39,7 @@ from webgemma.gemma.encoder_config import (
     audio_tensors,
     vision_tensors,
 )
-from webgemma.gemma.record import matrix_tiling
-from webgemma.gemma.record.matrix_tiling import MatrixUnits
+from webgemma.gemma.record.matrix_tiling import MatrixTile, MatrixUnits
 from webgemma.gemma.soft_tokens import SoftTokens
 from webgemma.gemma.tensors import TensorSpec
 from webgemma.gemma.vision import EncodedImage, VisionEncoder, encode_image
@@ -73,7 +73,7 @@ KINDS = {
 def small_tiles(matrix_units: MatrixUnits, monkeypatch: pytest.MonkeyPatch) -> None:
     """A matrix for each subgroup: such products compile in less than a second on a CPU."""
     m, n, _ = matrix_units.shape
-    monkeypatch.setattr(matrix_tiling, "MATRIX_TILES", ((2 * m, 4 * n, m, n, 1),))
+    use_tiles(monkeypatch, MatrixTile(2 * m, 4 * n, m, n, 1, 1, 10, 1))
 
 
 def image_of(gguf: Gguf, rgb: np.ndarray) -> EncodedImage:

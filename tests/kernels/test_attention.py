@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers.gpu import device, get, put
+from helpers.matrix_units import poisoned
 from tolerance import F16_ROUNDING, F32_KERNEL
 
 from webgemma.device import Limits
@@ -16,6 +17,7 @@ from webgemma.gemma.config import Layer
 from webgemma.gemma.kv_cache import LayerCache
 from webgemma.gemma.patch_attention import PatchTiling
 from webgemma.gemma.record import loop_limits
+from webgemma.gemma.record.quantised import HalfTensor
 from webgemma.gemma.weights import Model
 from webgemma.graph import Argument, Recorder, Tensor
 from webgemma.reference.text import attend, rms, rope
@@ -23,7 +25,9 @@ from webgemma.reference.text import attend, rms, rope
 POISON = np.float32(-77)
 NO_WINDOW = 1 << 30
 EPS = 1e-6
-CONFIG = SimpleNamespace(eps=EPS, window=NO_WINDOW, bidirectional_images=False)
+CONFIG = SimpleNamespace(
+    eps=EPS, window=NO_WINDOW, bidirectional_images=False, drafter=None, value_norm=True
+)
 
 
 @dataclass(frozen=True)
@@ -160,10 +164,15 @@ class OneToken:
         q = self.rotated(self.raw[: case.heads], self.norms[0])
         return attend(q, *(x.astype(np.float32) for x in (keys, values)), case.first, case.window)
 
-    def attended(self, splits: int) -> np.ndarray:
-        """Return out of attention_decode and attention_merge."""
+    def attended(
+        self, splits: int, raw: np.ndarray | None = None, half: HalfTensor | None = None
+    ) -> np.ndarray:
+        """Return out of attention_decode and attention_merge, which may go into float16.
+
+        The raw projections may be sums over parts of k."""
         case, own = self.case, int(self.own)
         recorder = Recorder(device())
+        projections = self.raw_tensor if raw is None else put(raw)
         parts = recorder.scratch(case.heads, splits + own, case.head_dim)
         sums = recorder.scratch(case.heads, splits + own, 2)
         out = put(np.full((1, case.heads, case.head_dim), POISON))
@@ -172,7 +181,8 @@ class OneToken:
             (case.heads, splits + own),
             place="chunk",
             batch=self.batch,
-            raw=self.raw_tensor,
+            raw=projections,
+            RAW_SPLITS=1 if raw is None else len(raw),
             norms=self.norms_tensor,
             rotations=self.rotations_tensor,
             k_cache=self.caches[0],
@@ -196,9 +206,9 @@ class OneToken:
             batch=self.batch,
             parts=parts,
             sums=sums,
-            h=out,
+            h=half or out,
             heads=case.heads,
-            store="float",
+            **(half.unscaled if half else {"store": "float"}),
             THREADS=64,
             COLUMNS=16,
             HEAD_DIM=case.head_dim,
@@ -272,6 +282,33 @@ def test_many_queries_in_several_dispatches(kind: Case, position: Case) -> None:
 def test_one_query(kind: Case, position: Case, splits: int, raw_kinds: int) -> None:
     token = OneToken(combined(kind, position), raw_kinds)
     token.assert_right(token.attended(splits))
+
+
+PARTS = np.random.default_rng(5).standard_normal((3, 6, 64), np.float32)  # of six heads
+
+
+@pytest.mark.parametrize("raw_kinds", [1, 3])
+def test_one_query_whose_projections_are_in_parts(raw_kinds: int) -> None:
+    """Bit by bit what it is if they are added up before."""
+    inputs = OneToken(Case(4, 1, 64, "f16", first=70, rows=1), raw_kinds)
+    parts = np.ascontiguousarray(PARTS[:, : len(inputs.raw)])
+    whole = (parts[0] + parts[1]) + parts[2]
+    found = inputs.attended(4, parts)
+    cached = [get(cache, np.uint16) for cache in inputs.caches]
+    np.testing.assert_array_equal(found, inputs.attended(4, whole[None]))
+    for cache, before in zip(inputs.caches, cached, strict=True):
+        np.testing.assert_array_equal(get(cache, np.uint16), before)
+
+
+def test_one_query_into_float16() -> None:
+    """Each row with the scale 1, after the last one."""
+    inputs = OneToken(Case(4, 1, 64, "f16", first=70, rows=1))
+    expected, half = inputs.attended(4), poisoned(1, 4 * 64)
+    inputs.attended(4, half=half)
+    data = get(Tensor((half.nbytes,), half.nbytes, half.buffer), np.uint8).tobytes()
+    assert np.frombuffer(data[-4:], np.float32) == 1
+    found = np.frombuffer(data[:-4], np.float16).reshape(expected.shape)
+    np.testing.assert_array_equal(found, expected.astype(np.float16))
 
 
 @pytest.mark.parametrize(

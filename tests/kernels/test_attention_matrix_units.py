@@ -35,6 +35,7 @@ class Case:
     ring: int = 160
     mask: str = "causal"
     images: tuple[tuple[int, int], ...] = ()  # tokens where images begin and end
+    texts: tuple[int, ...] = ()  # their lengths
     strength: float = 4.0  # standard deviation of the scores
     growth: float = 0.0  # by which scores grow from key to key
 
@@ -64,10 +65,18 @@ class Inputs:
         for begin, stop in case.images:
             self.ends[begin:stop] = case.first + stop
 
+    @property
+    def texts(self) -> np.ndarray:
+        """Where the text of each token begins and ends: [tokens, 2]."""
+        ends = np.cumsum(self.case.texts)
+        bounds = np.stack([ends - self.case.texts, ends], axis=1)
+        return np.repeat(bounds, self.case.texts, axis=0)
+
     def attended(self, out: Tensor) -> None:
         """Compute what the engine records for the batch."""
         case, recorder = self.case, Recorder(device())
-        batch = put(np.array([case.first, case.tokens, 0, 0, *self.ends], np.uint32))
+        more = self.ends if case.mask != "texts" else self.texts.ravel()
+        batch = put(np.array([case.first, case.tokens, 0, 0, *more], np.uint32))
         weights = SimpleNamespace(matrices={})
         ops = Ops(weights, recorder, batch, case.rows, 1e-6, "f16")
         cache = LayerCache(put(self.cached[0]), put(self.cached[1]), case.ring)
@@ -86,6 +95,9 @@ class Inputs:
         s, p = np.arange(end), np.arange(case.first, end)[:, None]
         if case.mask == "canvas":
             return np.broadcast_to(s > case.first - case.window, (case.tokens, end))
+        if case.mask == "texts":
+            begins, ends = self.texts.T[:, :, None]
+            return (s >= begins) & (s < ends) & (np.abs(s - p) < case.window)
         ends = np.maximum(p + 1, self.ends[: case.tokens, None])
         return (s > p - case.window) & (s < ends)
 
@@ -131,6 +143,9 @@ POSITIONS = {
         first=20, rows=50, mask="image_blocks", images=((5, 45),), window=16, count=48
     ),
     "no image": Case(first=20, mask="image_blocks"),
+    "one text": Case(rows=40, mask="texts", texts=(40,)),
+    "texts": Case(rows=150, mask="texts", texts=(1, 70, 2, 40, 33), count=146),
+    "texts and a window": Case(rows=150, mask="texts", texts=(1, 70, 2, 40, 37), window=9),
     "canvas": Case(first=70, rows=40, mask="canvas"),
     "canvas and a window": Case(first=70, rows=40, mask="canvas", window=20, ring=64),
 }

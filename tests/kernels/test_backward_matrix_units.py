@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import matrices
 from helpers.gpu import device, get, hardware, put
-from helpers.matrix_units import half, half_weights, scales_of, small_tiles
+from helpers.matrix_units import half, half_weights, scales_of, small_tiles, use_tiles
 from tolerance import F16_PRODUCT, F16_SUMS, F32_KERNEL, SPLIT_PRODUCT
 
 from webgemma.device import Device
@@ -26,7 +26,7 @@ EVERY_PRECISION = pytest.mark.parametrize("precision", ["f16", "split"])
 
 @pytest.fixture(autouse=True)
 def tiles(matrix_units: MatrixUnits, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_tiling, "MATRIX_TILES", small_tiles(matrix_units))
+    use_tiles(monkeypatch, *small_tiles(matrix_units))
 
 
 def numbers(*shape: int, seed: int = 1) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 from helpers.blank import e2b
 from helpers.gpu import device, get, put
 from helpers.matrices import load, matrix, truth
-from helpers.matrix_units import small_tiles
+from helpers.matrix_units import small_tiles, use_tiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -25,7 +25,6 @@ from webgemma.gemma.diffusion import (
     packed_denoising,
     parse_result,
 )
-from webgemma.gemma.record import matrix_tiling
 from webgemma.gemma.record.matmul_backward import MatmulBackward
 from webgemma.gemma.record.matrix_tiling import MatrixUnits
 from webgemma.gemma.text import Inputs
@@ -249,7 +248,7 @@ def test_expected_embeddings_where_most_ids_have_almost_no_probability(gap: int)
 def test_expected_embeddings_on_matrix_units(
     name: str, vocab: int, matrix_units: MatrixUnits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matrix_tiling, "MATRIX_TILES", small_tiles(matrix_units))
+    use_tiles(monkeypatch, *small_tiles(matrix_units))
     assert_expected(name, 256, vocab, 21, precision="f16", bound=F16_PRODUCT)
 
 

@@ -7,17 +7,23 @@ import numpy as np
 import pytest
 from helpers import matrices
 from helpers.gpu import device, get, put
-from helpers.matrix_units import half, half_weights, poisoned, scales_of
+from helpers.matrix_units import half, half_weights, poisoned, scales_of, use_tiles
 from helpers.tiny import random_tensor
 from tolerance import F16_PRODUCT, F16_SUMS, F32_KERNEL, ROUNDING
 
-from webgemma.gemma.lora_weights import LoraWeight
+from webgemma.gemma.lora_weights import AppliedLora, LoraWeight
 from webgemma.gemma.matrices import Weight
 from webgemma.gemma.record import matmul, matrix_tiling
 from webgemma.gemma.record.columns import Columns
 from webgemma.gemma.record.expert_matmul import MAX_EXPERTS, ExpertMatmul, SortedSlots
 from webgemma.gemma.record.matmul import Clamp, Matmul
-from webgemma.gemma.record.matrix_tiling import MATRIX_TILES, MatrixTiling, MatrixUnits
+from webgemma.gemma.record.matrix_tiling import (
+    DECODING_TILES,
+    MATRIX_TILES,
+    MatrixTile,
+    MatrixTiling,
+    MatrixUnits,
+)
 from webgemma.gemma.record.quantised import HalfTensor
 from webgemma.gguf.formats import FORMATS
 from webgemma.graph import Recorder, Tensor
@@ -28,9 +34,14 @@ SMALL_TILES = pytest.mark.usefixtures("small_tiles")
 
 POISON = np.float32(-77)
 EXPERTS, EXPERT_ROWS = 5, 37
+LORA_SCALE = 0.5
 FORMAT_NAMES = [name for name, fmt in FORMATS.items() if fmt.usable]
 ROUNDED_FORMATS = [name for name in FORMAT_NAMES if name != "F32"]
-EVERY_TILE = pytest.mark.parametrize("size", MATRIX_TILES, ids=lambda size: f"{size[0]}x{size[1]}")
+EVERY_TILE = pytest.mark.parametrize(
+    "tile",
+    sorted({*MATRIX_TILES, *DECODING_TILES}),
+    ids=lambda tile: f"{tile.tokens}x{tile.rows} by {tile.shares}",
+)
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -44,11 +55,11 @@ def numbers(*shape: int) -> np.ndarray:
 def small_tiles(matrix_units: MatrixUnits, monkeypatch: pytest.MonkeyPatch) -> None:
     """A matrix for each subgroup: such kernels compile in less than a second on a CPU."""
     m, n, _ = matrix_units.shape
-    monkeypatch.setattr(matrix_tiling, "MATRIX_TILES", ((2 * m, 4 * n, m, n, 1),))
+    use_tiles(monkeypatch, MatrixTile(2 * m, 4 * n, m, n, 1, 1, 10, 1))
 
 
 def batch_of(count: int) -> Tensor:
-    return put(np.array([0, count], np.uint32))
+    return put(np.array([0, count, 0, 0], np.uint32))
 
 
 # Rounding
@@ -145,6 +156,13 @@ def test_rows_beyond_the_count_are_left_alone(count: int, token_rows: int) -> No
 # Dense products
 
 
+def applied(weight: Weight, lora: LoraWeight | None) -> AppliedLora | None:
+    """Return an adapter of one weight, applied with LORA_SCALE."""
+    if lora is None:
+        return None
+    return AppliedLora({weight.name: lora}, None, put(np.array([[LORA_SCALE]], np.float32)))
+
+
 @dataclass
 class Product:
     """A product as a pass records it, with an output that is poisoned before."""
@@ -163,7 +181,7 @@ class Product:
     def compute(self) -> np.ndarray:
         rows, recorder = len(self.x), Recorder(device())
         batch = batch_of(rows if self.count is None else self.count)
-        lora = {self.weight.name: self.lora} if self.lora else None
+        lora = applied(self.weight, self.lora)
         products = Matmul(recorder, batch, rows, "f16", lora)
         y = put(np.full((rows, self.stride or self.weight.rows), POISON))
         up = None if self.up is None else Columns(put(self.up), self.up.shape[1], 4)
@@ -215,17 +233,18 @@ def test_every_format(name: str) -> None:
 @EVERY_TILE
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 3), (65, 17), (130, 129), (257, 130)])
 def test_every_tile(
-    size: tuple[int, int, int, int, int],
+    tile: MatrixTile,
     rows: int,
     tokens: int,
     matrix_units: MatrixUnits,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whether or not it would be chosen for such a product."""
-    if not MatrixTiling.sized(matrix_units, *size[:4]).fits(device().limits):
+    if not MatrixTiling.sized(matrix_units, tile).fits(device().limits):
         pytest.skip("does not fit into a workgroup of this GPU")
-    monkeypatch.setattr(matrix_tiling, "MATRIX_TILES", ((*size[:4], 1),))
-    tensor, x = matrices.matrix("F16", 104, rows), numbers(tokens, 104)
+    use_tiles(monkeypatch, tile)
+    width = 104 * tile.shares
+    tensor, x = matrices.matrix("F16", width, rows), numbers(tokens, width)
     with matrices.load(tensor) as model:
         found = Product(model.matrices[tensor.name], x).compute()
     assert_product(found, x, matrices.truth(tensor))
@@ -237,7 +256,6 @@ def test_k_is_split_among_workgroups(
     splits: int, rows: int, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Into columns of longer rows, too; splits are added four rows at a time, or not made."""
-    monkeypatch.setattr(matrix_tiling, "START_SLICES", 0)
     monkeypatch.setattr(matrix_tiling, "SUM_MICROSECONDS", -99)
     monkeypatch.setattr(matmul, "MAX_SPLITS", splits)
     tensor, x = matrices.matrix("Q8_0", 800, rows), numbers(19, 800)
@@ -344,13 +362,12 @@ def test_adapters_are_added_in_float32(gated: bool) -> None:
     tensor, x = matrices.matrix("F16", 64, 72), numbers(19, 64)
     rng = np.random.default_rng(2)
     a, b = rng.standard_normal((4, 64), np.float32), rng.standard_normal((72, 4), np.float32)
-    scales = np.array([0.5, 1, 2, 0], np.float32)
     up = rng.standard_normal((19, 80), np.float32) if gated else None
-    lora = LoraWeight(put(a), put(b), put(scales), 4, (0,))
+    lora = LoraWeight(put(a), put(b), put(np.zeros(1, np.uint32)), 4, (0,))
     with matrices.load(tensor) as model:
         weight = model.matrices[tensor.name]
         found = Product(weight, x, lora=lora, up=up).compute()
-    added = (x.astype(np.float64) @ a.T * scales) @ b.T
+    added = (x.astype(np.float64) @ a.T * LORA_SCALE) @ b.T
     expected = half(x) @ half_weights(matrices.truth(tensor)).T + added
     sizes = sizes_of(x, matrices.truth(tensor)) + np.abs(added).max(1)
     if up is not None:
@@ -383,7 +400,7 @@ class ExpertProduct:
     def compute(self) -> np.ndarray:
         recorder, (rows, used) = Recorder(device()), self.ids.shape
         batch, ids = batch_of(rows if self.count is None else self.count), put(self.ids)
-        lora = {self.weight.name: self.lora} if self.lora else None
+        lora = applied(self.weight, self.lora)
         products = ExpertMatmul(Matmul(recorder, batch, rows, "f16", lora))
         assert self.slots in products.matrix_slots(self.weight)
         slots, tiles = recorder.scratch(rows, used), recorder.scratch(rows * used, 4)
@@ -498,15 +515,14 @@ def test_adapters_of_experts(own_rows: bool, matrix_units: MatrixUnits) -> None:
     rng = np.random.default_rng(2)
     a = rng.standard_normal((EXPERTS, 4, 96), np.float32)
     b = rng.standard_normal((EXPERTS, EXPERT_ROWS, 4), np.float32)
-    scales = np.array([0.5, 1, 2, 0], np.float32)
-    stored = put(a.reshape(-1, 96)), put(b.reshape(-1, 4)), put(scales)
+    stored = put(a.reshape(-1, 96)), put(b.reshape(-1, 4)), put(np.zeros(1, np.uint32))
     with matrices.load(tensor) as model:
         lora = LoraWeight(*stored, 4, (0,))
         weight = model.matrices["w"]
         found = ExpertProduct(weight, ids, x, tile_slots(matrix_units)[0], lora=lora).compute()
     rows = half(x.reshape(-1, 96)).reshape(x.shape)
     expected = expert_products(half_weights(matrices.truth(tensor)), ids, rows)
-    low = expert_products(a.reshape(-1, 96).astype(np.float64), ids, x) * scales
+    low = expert_products(a.reshape(-1, 96).astype(np.float64), ids, x) * LORA_SCALE
     added = np.einsum("tsnr,tsr->tsn", b[ids], low)
     sizes = np.abs(added).max(2).ravel()
     assert_close(found.reshape(40, -1), (expected + added).reshape(40, -1), sizes, F32_KERNEL)

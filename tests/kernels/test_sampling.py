@@ -12,7 +12,14 @@ from tolerance import LOGPROB, QUANTILE
 from webgemma.device import Dispatch, Kernel, Plan
 from webgemma.engine.batching import IMPOSSIBLE_LOGPROB
 from webgemma.errors import InputError
-from webgemma.gemma.gpu_sampler import LOWEST, MAX_BIASES, MAX_SLOTS, Conversations, GpuSampler
+from webgemma.gemma.gpu_sampler import (
+    LOWEST,
+    MAX_BIASES,
+    MAX_SLOTS,
+    Conversations,
+    GpuSampler,
+    Row,
+)
 from webgemma.graph import BufferPool, Recorder
 from webgemma.kernels import read_file
 from webgemma.reference.sampling import penalise, sample
@@ -48,7 +55,7 @@ class Case:
 
     def begin(self, logits: np.ndarray, settings: Settings, tokens: list[int], seed: int) -> None:
         device().write(self.logits.buffer, np.ascontiguousarray(logits, np.float32).tobytes())
-        self.table.set_rows([0])
+        self.table.set_rows([Row(0)])
         self.table.set_next(0, (len(tokens) - 1) % 2**32)  # the first one follows nothing
         self.top_logprobs = settings["top_logprobs"]
         self.sampler.set(settings, seed)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.tiny import LARGE, MOE, SMALL, tiny_gguf
+from helpers.tiny import GEMMA3, LARGE, MOE, SMALL, tiny_gguf
 from helpers.tiny_adapter import tiny_adapter, tiny_pairs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ from webgemma.lora.loading import open_adapter
 from webgemma.lora.peft_folder import write_peft_folder
 from webgemma.sync import run_sync
 
-MODELS = {"small": SMALL, "large": LARGE, "moe": MOE}
+MODELS = {"small": SMALL, "large": LARGE, "moe": MOE, "gemma3": GEMMA3}
 QUERY = "blk.0.attn_q.weight"
 
 
@@ -39,7 +39,7 @@ def opened(kind: str) -> Gguf:
 @pytest.mark.parametrize("text_only", [False, True])
 def test_both_formats_round_trip(kind: str, text_only: bool, tmp_path: Path) -> None:
     gguf = opened(kind)
-    adapter = tiny_adapter(tiny_pairs(gguf))
+    adapter = tiny_adapter(tiny_pairs(gguf)).fitted(Config.from_gguf(gguf))
     write_gguf_adapter(adapter, tmp_path / "a.gguf")
     write_peft_folder(adapter, tmp_path / "a", text_only=text_only)
     for path in (tmp_path / "a.gguf", tmp_path / "a", tmp_path / "a" / "adapter_config.json"):
@@ -97,6 +97,21 @@ def test_an_adapter_of_another_model_raises_an_error() -> None:
     thin = Adapter("thin", {QUERY: Pair(bytes(128), bytes(4 * 64), 1, 32, 64, 1.0)})
     with pytest.raises(InputError, match="this model 64 x 64"):
         thin.fitted(Config.from_gguf(opened("large")))
+
+
+def test_adapters_of_gemma_3_say_so(tmp_path: Path) -> None:
+    gguf = opened("gemma3")
+    adapter = tiny_adapter(tiny_pairs(gguf, ("attn_q",))).fitted(Config.from_gguf(gguf))
+    write_gguf_adapter(adapter, tmp_path / "a.gguf")
+    write_peft_folder(adapter, tmp_path / "a")
+    with Gguf.open(tmp_path / "a.gguf") as file:
+        assert file.metadata["general.architecture"] == "gemma3"
+    with Safetensors.open(tmp_path / "a" / "adapter_model.safetensors") as weights:
+        names = set(weights.names)
+    assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in names
+    read = open_adapter(tmp_path / "a.gguf")
+    with pytest.raises(InputError, match="the architecture gemma3, and this one is gemma4"):
+        read.fitted(Config.from_gguf(opened("large")))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers.gpu import device, hardware
-from helpers.tiny import LARGE, MIXED, MOE, SMALL, Tiny, tiny_gguf
+from helpers.tiny import GEMMA3, LARGE, MIXED, MOE, SMALL, Tiny, tiny_gguf
 from helpers.tiny_adapter import ENDS, EXPERTS, LAYER, tiny_adapter, tiny_pairs
 from tolerance import GPU_LOGITS, RANDOM_LOGITS
 
@@ -27,6 +27,7 @@ KINDS = {
     "mixed": replace(MIXED, pattern="sf", formats=("Q6_K", "Q4_K", "Q8_0")),
     "moe": replace(MOE, pattern="sf"),
     "unfused": replace(MOE, pattern="sf", fused=False),
+    "gemma3": replace(GEMMA3, pattern="sf"),
     "integers": replace(MIXED, pattern="sf", formats=("Q8_0",)),
 }
 TARGETS = (*LAYER, *EXPERTS, *ENDS)

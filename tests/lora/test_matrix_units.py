@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.gpu import device, hardware
-from helpers.matrix_units import small_tiles
+from helpers.matrix_units import small_tiles, use_tiles
 from helpers.tiny import LARGE, MIXED, MOE, SMALL
 from helpers.training import (
     EXAMPLES,
@@ -22,7 +22,6 @@ from helpers.training import (
 from tolerance import F16_GRADIENTS, GPU_GRADIENTS
 
 from webgemma.errors import InputError
-from webgemma.gemma.record import matrix_tiling
 from webgemma.gemma.record.matrix_tiling import MatrixUnits
 from webgemma.graph import Recorder
 from webgemma.lora.estimate import estimate
@@ -41,7 +40,7 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def calls(matrix_units: MatrixUnits, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each op was recorded with factors in so many halves."""
-    monkeypatch.setattr(matrix_tiling, "MATRIX_TILES", small_tiles(matrix_units))
+    use_tiles(monkeypatch, *small_tiles(matrix_units))
     counts: Counter[str] = Counter()
     call = Recorder.call
 

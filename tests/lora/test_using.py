@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,65 @@ def test_adapters_are_applied_replaced_and_removed(folder: Path, device: str) ->
         assert has_logits(gemma, expected(folder, 0.0, 1.0))
         gemma.set_lora(None)
         assert has_logits(gemma, expected(folder))
+
+
+def said(gemma: Gemma, **options: Any) -> list[float]:
+    pieces = gemma.generate(IDS, max_tokens=4, temperature=0, **options)
+    return [piece.logprob for piece in pieces]
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_call_chooses_among_attached_adapters(folder: Path, device: str) -> None:
+    one, two = folder / "peft", f"{folder / 'other.gguf'}:0.5"
+    with Gemma.load(folder / "model.gguf", device, kv="f32") as gemma:
+        alone = []
+        for lora in (None, one, two, [(one, 0.5), (folder / "other.gguf", -1.0)]):
+            gemma.set_lora(lora)
+            alone.append(said(gemma))
+        gemma.set_lora(None)
+        gemma.attach_lora({"one": one, "two": two})
+        assert has_logits(gemma, expected(folder))
+        both = {"one": 0.5, "two": -2.0}
+        for _ in range(2):
+            for number, lora in enumerate((None, "one", {"two": 1}, both)):
+                assert said(gemma, lora=lora) == pytest.approx(alone[number], abs=2e-4)
+        assert said(gemma, lora={"one": 0.0}) == pytest.approx(alone[0], abs=2e-4)
+        gemma.set_lora((folder / "other.gguf", -1.0))  # beside which they stay
+        assert said(gemma, lora={"one": 0.5}) == pytest.approx(alone[3], abs=2e-4)
+        assert has_logits(gemma, expected(folder, 0.0, -1.0))
+        gemma.attach_lora({})
+        gemma.set_lora(None)
+        with pytest.raises(InputError, match="no adapter 'one'; those attached: none"):
+            said(gemma, lora="one")
+        assert said(gemma) == pytest.approx(alone[0], abs=2e-4)
+
+
+def test_wrong_choices_of_adapters(folder: Path) -> None:
+    with Gemma.load(folder / "model.gguf", "cpu") as gemma:
+        gemma.attach_lora({"one": folder / "peft"})
+        wrong: list[tuple[Any, str]] = [
+            ("two", "no adapter 'two'; those attached: one"),
+            (3, "the name of an adapter"),
+            ({"one": "much"}, "must be a number, not 'much'"),
+            ({"one": float("nan")}, "must be a number, not nan"),
+        ]
+        for lora, message in wrong:
+            with pytest.raises(InputError, match=message):
+                said(gemma, lora=lora)
+            with pytest.raises(InputError, match=message):
+                list(gemma.chat("hello", lora=lora))
+            with pytest.raises(InputError, match=message):
+                list(gemma.batch(["hello"], lora=lora))
+        attached: list[tuple[Any, str]] = [
+            ([folder / "peft"], "a dict of names and adapters"),
+            ({"": folder / "peft"}, "must be a text"),
+            ({"two": [folder / "peft", folder / "peft"]}, "given to 2 adapters"),
+            ({"two": None}, "given to 0 adapters"),
+        ]
+        for adapters, message in attached:
+            with pytest.raises(InputError, match=message):
+                gemma.attach_lora(adapters)
+        assert said(gemma, lora="one") != said(gemma)
 
 
 def test_invalid_adapters_raise_an_error(folder: Path, tmp_path: Path) -> None:

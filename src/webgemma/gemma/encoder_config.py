@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from webgemma.errors import GgufError
+from webgemma.gemma.config import GEMMA3
 from webgemma.gemma.metadata import Metadata
 from webgemma.gemma.tensors import TensorSpec, canonical_tensors
 from webgemma.gguf.reader import Gguf, TensorInfo
@@ -67,9 +68,13 @@ class EncoderConfigs:
 
     @classmethod
     def from_gguf(cls, gguf: Gguf) -> "EncoderConfigs":
-        """Return the configurations of the encoders in a model file or an mmproj, if any."""
+        """Return the configurations of the encoders in a model file or an mmproj, if any.
+
+        Gemma 3's, which webgemma does not run, does not count."""
         prefix = "clip." if gguf.metadata.get("general.architecture") == "clip" else "gemma4."
         tensors = canonical_tensors(gguf)
+        if is_of_gemma3(gguf):
+            return cls(None, None, 0)
         return cls(
             vision=_vision(gguf, Metadata(gguf, prefix + "vision."), tensors),
             audio=_audio(gguf, Metadata(gguf, prefix + "audio."), tensors),
@@ -77,6 +82,12 @@ class EncoderConfigs:
                 x.nbytes for name, x in tensors.items() if name.startswith(("v.", "a.", "mm."))
             ),
         )
+
+
+def is_of_gemma3(gguf: Gguf) -> bool:
+    """Return whether a file is a Gemma 3 or the projector (mmproj) of one, a SigLIP."""
+    keys = ("general.architecture", "clip.projector_type", "clip.vision.projector_type")
+    return any(gguf.metadata.get(key) == GEMMA3 for key in keys)
 
 
 def encoder_nbytes(gguf: Gguf, kind: str) -> int:

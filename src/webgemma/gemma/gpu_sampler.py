@@ -3,6 +3,7 @@
 import math
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from webgemma.device import Buffer, Device
 from webgemma.errors import InputError
@@ -13,16 +14,35 @@ from webgemma.settings import MAX_TOP_LOGPROBS, Settings, is_greedy
 
 THREADS = 256
 CHUNK = 2048  # tokens of the vocabulary that one workgroup covers
-MAX_SLOTS = 64  # conversations that decode together: see conversations/table.wgsl
+MAX_SLOTS = 64  # conversations and rows that decode together: see conversations/table.wgsl
+MAX_DRAFTS = 8  # tokens of a conversation that are checked beside the one that it reads next
+NO_TOKEN = 2**32 - 1  # the result of a row whose draft was not what the row before led to
+LOOKUP = {"LONGEST": 6, "SHORTEST": 2}  # last tokens that are looked for, at most and at least
 MAX_BIASES = 1024
 LOWEST = -3.0e38  # -inf of workgroup_best
 COLDEST = 1e-6  # a temperature below it leaves only the likeliest token, in float32
-PARTIAL_WORDS, BIN_PARTS = 5, 6  # of a Partial; parts of a row's bins: see token_order
+PARTIAL_WORDS, BIN_PARTS = 6, 6  # of a Partial; parts of a row's bins: see token_order
 
 
 def plan_rows(count: int) -> int:
-    """Return the rows of the plan on which so many conversations decode: a power of two."""
+    """Return the rows of the plan on which so many rows decode: a power of two.
+
+    Steps whose drafts the device makes have plans of their own, with as many rows as they need."""
     return 1 << (count - 1).bit_length()
+
+
+class Row(NamedTuple):
+    """A row of a step: the next token of a slot's conversation, or a draft so many tokens ahead."""
+
+    slot: int
+    ahead: int = 0
+    masked: bool = False  # whether a mask says which tokens may follow
+    ended: bool = False  # whether its conversation has ended: nothing follows
+
+    @property
+    def packed(self) -> int:
+        """The row as the table has it."""
+        return self.slot | self.ahead << 8 | self.masked << 16 | self.ended << 17
 
 
 class Conversations:
@@ -30,24 +50,30 @@ class Conversations:
 
     The host writes who takes part; tokens and positions are the sampler's."""
 
-    NBYTES = 4 * (4 + MAX_SLOTS + 2 * MAX_SLOTS)
+    NBYTES = 4 * (4 + MAX_SLOTS + 2 * MAX_SLOTS + MAX_SLOTS * MAX_DRAFTS)
 
     def __init__(self, device: Device, memory: BufferPool) -> None:
         self.device = device
         self.tensor = memory.tensor(self.NBYTES // 4, label="conversations")
-        self._rows: list[int] | None = None  # as they were written last
+        self._rows: list[Row] | None = None  # as they were written last
 
-    def set_rows(self, slots: Sequence[int]) -> None:
-        """Let these slots take part, in this order."""
-        if self._rows != list(slots):
-            self._rows = list(slots)
-            header = struct.pack("<4I", 0, len(slots), 0, 0)
-            self.device.write(self.tensor.buffer, header + struct.pack(f"<{len(slots)}I", *slots))
+    def set_rows(self, rows: Sequence[Row]) -> None:
+        """Let these rows take part, in this order; those of a conversation follow each other."""
+        if self._rows != list(rows):
+            self._rows = list(rows)
+            header = struct.pack("<4I", 0, len(rows), 0, 0)
+            packed = struct.pack(f"<{len(rows)}I", *(row.packed for row in rows))
+            self.device.write(self.tensor.buffer, header + packed)
 
     def set_next(self, slot: int, position: int, token: int = 0) -> None:
         """Set the token that a slot reads next, and its position."""
         offset = 4 * (4 + MAX_SLOTS) + 8 * slot
         self.device.write(self.tensor.buffer, struct.pack("<2I", position, token), offset)
+
+    def set_drafts(self, slot: int, drafts: Sequence[int]) -> None:
+        """Set the tokens of a slot that may follow the one that it reads next."""
+        offset = 4 * (4 + 3 * MAX_SLOTS) + 4 * MAX_DRAFTS * slot
+        self.device.write(self.tensor.buffer, struct.pack(f"<{len(drafts)}I", *drafts), offset)
 
 
 class GpuSampler:
@@ -78,15 +104,16 @@ class GpuSampler:
         tensor = self._memory.tensor
         try:
             self.tokens = tensor(slots, context + 1, label="tokens")  # p is at p % (context + 1)
-            self.results = tensor(1 + MAX_TOP_LOGPROBS, plan_rows(slots), 2, label="results")
+            self.results = tensor(1 + MAX_TOP_LOGPROBS, MAX_SLOTS, 2, label="results")
             self._settings = tensor(MAX_SLOTS, self._table.nbytes // 4, label="settings")
-            self._biases = tensor(slots, MAX_BIASES, 2, label="biases")
-            self._suppressed = tensor(len(suppressed) or 1, label="suppressed")
+            # The suppressed tokens, then the biases of each slot.
+            self._biases = tensor(len(suppressed) + slots * MAX_BIASES, 2, label="biases")
         except BaseException:
             self.close()
             raise
         self._suppressed_count = len(suppressed)
-        self._write(self._suppressed, struct.pack(f"<{len(suppressed)}I", *suppressed))
+        self._masks: Tensor | None = None
+        self._write(self._biases, b"".join(struct.pack("<If", token, 0) for token in suppressed))
 
     def check(self, settings: Settings) -> None:
         """Raise InputError for settings that the device cannot sample with."""
@@ -108,7 +135,7 @@ class GpuSampler:
         self._write(self._settings, packed, slot * self._table.nbytes)
         biases = settings["logit_bias"].items()
         pairs = b"".join(struct.pack("<If", token, bias) for token, bias in biases)
-        self._write(self._biases, pairs, slot * 8 * MAX_BIASES)
+        self._write(self._biases, pairs, 8 * (self._suppressed_count + slot * MAX_BIASES))
 
     def _table_values(self, settings: Settings, seed: int) -> dict[str, Value]:
         """Return the GPU's table: settings by their names, and some in another form."""
@@ -133,6 +160,20 @@ class GpuSampler:
         if len(ids) > ring:
             raise InputError(f"The conversation has {len(ids)} tokens; the context holds {ring}.")
         self._write(self.tokens, struct.pack(f"<{len(ids)}I", *ids), 4 * slot * ring)
+
+    @property
+    def masks(self) -> Tensor:
+        """Which tokens may follow each row: a bit for each; allocated when first used."""
+        if self._masks is None:
+            self._masks = self._memory.tensor(MAX_SLOTS, -(-self.vocab // 32), label="masks")
+        return self._masks
+
+    def set_mask(self, row: int, mask: bytes) -> None:
+        """Set which tokens may follow a row: bit i % 32 of its word i // 32."""
+        nbytes = 4 * self.masks.shape[1]
+        if len(mask) != nbytes:
+            raise InputError(f"A mask has {len(mask)} bytes; this vocabulary needs {nbytes}.")
+        self._write(self.masks, mask, row * nbytes)
 
     def result(self, rows: int, top_logprobs: int = 0) -> tuple[Buffer, int, int]:
         """Return where the tokens of a plan of so many rows are: buffer, offset and nbytes.
@@ -163,29 +204,41 @@ class GpuSampler:
         *,
         greedy: bool = False,
         top_logprobs: bool = False,
+        masked: bool = False,
+        drafts: bool = False,
     ) -> None:
-        """Record sampling of the next token of each conversation, by raw logits [rows, vocab].
+        """Record sampling of the token after each row, by raw logits [rows, vocab].
 
         `batch` is the table of conversations. `greedy` takes the best tokens whatever the
         temperatures: two dispatches instead of four. `top_logprobs` reports the likeliest, with one
-        dispatch more."""
+        dispatch more. `masked`: rows may have masks. `drafts`: rows may be drafts, of which those
+        remain that the row before has led to; one dispatch more."""
         rows, vocab = logits.shape
         parts = -(-vocab // CHUNK)
-        values = recorder.scratch(rows, vocab, 2)  # logits after penalties and bias, and before
         partials = recorder.scratch(rows, parts, PARTIAL_WORDS)
         bins = recorder.scratch(rows, BIN_PARTS, THREADS)
         ring = self.tokens.shape[1]
-        both: dict[str, Argument] = {"partials": partials, "values": values, "THREADS": THREADS}
-        both |= {"batch": batch, "vocab": vocab}
-        chunked: dict[str, Argument] = {**both, "settings_table": self._settings, "CHUNK": CHUNK}
+        shared: dict[str, Argument] = {"batch": batch, "partials": partials, "THREADS": THREADS}
+        chunked: dict[str, Argument] = {"vocab": vocab, "CHUNK": CHUNK, **shared}
+        chunked["settings_table"] = self._settings
+        stored: dict[str, Argument] = {"token_values": "none"}
+        if top_logprobs or not greedy:  # else the best of each chunk are enough
+            values = recorder.scratch(rows, vocab, 2)  # logits after penalties and bias, and before
+            chunked["values"] = values
+            stored = {"token_values": "stored"}
+        if masked:
+            words = self.masks.shape[1]
+            stored |= {"allowed": "masked", "masks": self.masks, "mask_words": words}
+        else:
+            stored["allowed"] = "all"
         recorder.call(
             "penalise",
             (parts, rows),
             **chunked,
+            **stored,
             logits=logits,
             tokens=self.tokens,
             bins=bins,
-            suppressed=self._suppressed,
             biases=self._biases,
             cap=float(self.softcap),
             suppressed_count=self._suppressed_count,
@@ -196,16 +249,33 @@ class GpuSampler:
         if top_logprobs:
             top = {"rows": rows, "TOP": MAX_TOP_LOGPROBS}
             recorder.call("top_logprobs", (rows,), **chunked, **outputs, **top)
-        outputs |= {**both, "tokens": self.tokens, "ring": ring}
+        last: dict[str, Argument] = {"tokens": self.tokens, "ring": ring}
+        outputs |= {"token_output": "row"} if drafts else {"token_output": "ring", **last}
         if greedy:
-            recorder.call("greedy", (rows,), **outputs)
-            return
-        items = recorder.scratch(rows, vocab, 2)
-        grid = (parts, rows)
-        recorder.call("fill_bins", grid, **chunked, bins=bins, parts=parts)
-        recorder.call("sort_into_bins", grid, **chunked, bins=bins, items=items, parts=parts)
-        settings = self._settings
-        recorder.call("sample", (rows,), **outputs, bins=bins, items=items, settings_table=settings)
+            recorder.call("greedy", (rows,), **shared, **outputs, CHUNK=CHUNK)
+        else:
+            items = recorder.scratch(rows, vocab, 2)
+            grid = (parts, rows)
+            recorder.call("fill_bins", grid, **chunked, bins=bins, parts=parts)
+            recorder.call("sort_into_bins", grid, **chunked, bins=bins, items=items, parts=parts)
+            del chunked["CHUNK"]
+            recorder.call("sample", (rows,), **chunked, **outputs, bins=bins, items=items)
+        if drafts:
+            recorder.call("accept_drafts", (1,), batch=batch, results=self.results, **last)
+
+    def lookup_drafts(self, recorder: Recorder, batch: Tensor, rows: int, line: int) -> None:
+        """Record drafts for conversations of `line` rows each, from what they have said before."""
+        recorder.call(
+            "lookup_drafts",
+            (rows // line,),
+            batch=batch,
+            tokens=self.tokens,
+            ring=self.tokens.shape[1],
+            LINE=line,
+            DRAFTS=line - 1,
+            THREADS=THREADS,
+            **LOOKUP,
+        )
 
     def close(self) -> None:
         """Free the memory."""

@@ -28,6 +28,12 @@ _OLLAMA_AUDIO = {
     "mm.a.fc.weight": "a.pre_encode.out.weight",
     "mm.a.fc.bias": "a.pre_encode.out.bias",
 }
+# Ollama's names of EmbeddingGemma's last tensors.
+_OLLAMA_EMBEDDING = {
+    "norm.weight": "output_norm.weight",
+    "dense.0.weight": "dense_2.weight",
+    "dense.1.weight": "dense_3.weight",
+}
 _AUDIO_BLOCK = re.compile(r"(a\.blk\.\d+\.)(\w+)(\..+)", re.ASCII)
 
 
@@ -54,7 +60,7 @@ def _canonical(name: str, ollama_audio: bool) -> str:
             block, part, rest = match.groups()
             return block + _OLLAMA_AUDIO_BLOCK.get(part, part) + rest
         return _OLLAMA_AUDIO.get(name, name)
-    return name
+    return _OLLAMA_EMBEDDING.get(name, name)
 
 
 def check_tensors(

@@ -7,25 +7,31 @@ from dataclasses import dataclass
 from webgemma.gemma.attention import Attention
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.kv_cache import LayerCache
+from webgemma.gemma.lora_weights import AppliedLora
+from webgemma.gemma.matrices import Weight
 from webgemma.gemma.moe import ExpertLayer
 from webgemma.gemma.record.columns import Columns
 from webgemma.gemma.record.matmul import THREADS, flat
 from webgemma.gemma.record.operands import Branches, Operand
 from webgemma.gemma.record.ops import Ops
+from webgemma.gemma.record.quantised import HalfTensor
 from webgemma.gemma.weights import Model
-from webgemma.graph import Recorder, Tensor
+from webgemma.graph import Argument, Recorder, Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What a pass reads and leaves: the batch, token ids, and each layer's cache.
 
-    The rows are tokens of one conversation or, without ids, one token each of several."""
+    The rows are tokens of one conversation or, without ids, the next tokens of several, perhaps
+    with drafts of what follows."""
 
     batch: Tensor  # see lib/batch
     ids: Tensor | None  # [rows]; None: the batch holds them
     caches: Mapping[int, LayerCache]  # of the layers that have their own
     soft: Tensor | None = None  # [rows, width], rows that replace embeddings
+    drafts: bool = False  # whether rows of the batch may be drafts, which attend to those before
+    lora: AppliedLora | None = None  # the adapters of rows that apply some
 
     @property
     def chunk_ids(self) -> Tensor:
@@ -55,12 +61,13 @@ class TextRecorder(Ops):
     ) -> None:
         eps = model.config.eps
         apart = inputs.ids is None
-        batch, lora = inputs.batch, model.lora
+        batch, lora = inputs.batch, inputs.lora
         super().__init__(model, recorder, batch, rows, eps, precision, lora, apart=apart)
         self.model = model
         self.config: Config = model.config
         self.inputs = inputs
         self.kv = kv
+        self.stream: Tensor  # the residual stream after the last layer, once `body` has recorded it
 
     def body(self, out: Tensor | None = None) -> Tensor:
         """Record everything below the head: [rows, width], normed, into `out` if that is given."""
@@ -70,6 +77,7 @@ class TextRecorder(Ops):
         for layer in self.config.layers:
             last = layer.index + 1 == len(self.config.layers)
             x, h = self.layer(layer, x, h, ple, out if last else None)
+        self.stream = x
         assert isinstance(h, Tensor)  # the head reads it from a buffer
         return h
 
@@ -82,12 +90,17 @@ class TextRecorder(Ops):
             self.recorder.call(
                 "insert_soft_tokens",
                 self.vec4_grid(width),
-                batch=self.batch,
+                batch=self.soft_batch,
                 soft=self.inputs.soft,
                 x=x,
                 width=width,
             )
         return x
+
+    @property
+    def soft_batch(self) -> Tensor:
+        """The batch that says which rows are soft tokens: see lib/batch/soft_tokens."""
+        return self.batch
 
     def mask(self, layer: Layer) -> str:
         """Return the provider of attention's mask on a layer."""
@@ -99,9 +112,9 @@ class TextRecorder(Ops):
         """The scale of a layer's output; DiffusionGemma reads prompts with its encoder's."""
         return "enc_" * bool(self.config.diffusion) + "layer_output_scale.weight"
 
-    def head(self, h: Tensor) -> Tensor:
+    def head(self, h: Tensor, out: Tensor | None = None) -> Tensor:
         """Record raw logits [rows of h, vocab]; the softcap is the sampler's, or `softcap`'s."""
-        return self.linear(h, self.model.head)
+        return self.linear(h, self.model.head, out)
 
     def last_row(self, h: Tensor) -> Tensor:
         """Record the last token's row: [1, width]."""
@@ -112,9 +125,10 @@ class TextRecorder(Ops):
         return row
 
     def softcap(self, logits: Tensor) -> Tensor:
-        """Record cap * tanh(logits / cap), in place."""
+        """Record cap * tanh(logits / cap), in place; nothing for a model without a cap."""
         count, cap = logits.nbytes // 4, self.config.softcap
-        self.recorder.call("softcap", flat(count), count=count, cap=cap, logits=logits)
+        if cap:
+            self.recorder.call("softcap", flat(count), count=count, cap=cap, logits=logits)
         return logits
 
     def layer(
@@ -131,7 +145,10 @@ class TextRecorder(Ops):
             following_readers = self.layer_readers(following)
         out = out or (None if following_readers else self.layer_input(following))
         cache = self.inputs.caches[layer.kv_donor]
-        attention = Attention(self, self.model, layer, cache, self.kv, self.inputs.place)
+        inputs = self.inputs
+        attention = Attention(
+            self, self.model, layer, cache, self.kv, inputs.place, drafts=inputs.drafts
+        )
         attended = attention.record(h, self.mask(layer))
         forwarded: Tensor | Branches
         if layer.experts:
@@ -148,9 +165,17 @@ class TextRecorder(Ops):
         x, summed = self.add_normed(x, forwarded, name + "post_ffw_norm.weight", readers=(gate,))
         width = self.config.ple
         up = Columns(ple, len(self.config.layers) * width, layer.index * width)
-        gated = self.linear(summed, self.model.matrices[gate], up=up)
-        projected = self.linear(gated, self.model.matrices[name + "proj.weight"])
+        gated = self.gated(summed, self.model.matrices[gate], up, name + "proj.weight")
+        projected = self.matmul.in_splits(gated, self.model.matrices[name + "proj.weight"])
         return self.add_normed(x, projected, name + "post_norm.weight", *end, out)
+
+    def gated(self, x: Operand, weight: Weight, up: Columns, reader: str) -> Tensor:
+        """Record gelu(W x) * up, which `reader` reads."""
+        form = self.row_input_for(weight.rows, reader)
+        if not isinstance(form, HalfTensor) or not self.matmul.on_units(weight, self.rows):
+            return self.linear(x, weight, up=up)
+        gate = self.matmul.in_splits(x, weight)
+        return self.geglu(Columns(gate, weight.rows, 0), up, weight.rows, form)
 
     def embed(self, name: str, scale: float, ids: Tensor | None = None) -> Tensor:
         """Record rows of a table for the ids, by default the batch's tokens: [rows, width]."""
@@ -158,14 +183,14 @@ class TextRecorder(Ops):
 
     def _adapt_embedding(self, x: Tensor) -> None:
         """Record x[t] += √width B A[id], of the adapters that change the embedding."""
-        lora, width = self.model.lora.embedding, self.config.width
-        if lora is not None:
+        adapters, width = self.matmul.adapters, self.config.width
+        if adapters and (lora := adapters.lora.embedding):
             self.recorder.call(
                 "lora_embed",
                 (-(-width // THREADS), self.rows),
                 A=lora.a,
                 B=lora.b,
-                scales=lora.scales,
+                **adapters.scales_of(lora),
                 x=x,
                 batch=self.batch,
                 **self.token_ids(self.inputs.ids),
@@ -187,7 +212,8 @@ class TextRecorder(Ops):
     def feed_forward(self, layer: Layer, n: Operand) -> Tensor:
         """Record W_down(gelu(W_gate n) * W_up n)."""
         hidden = self.hidden(layer, n)
-        return self.linear(hidden, self.model.matrices[f"blk.{layer.index}.ffn_down.weight"])
+        down = self.model.matrices[f"blk.{layer.index}.ffn_down.weight"]
+        return self.matmul.in_splits(hidden, down)
 
     def feed_forward_with_experts(
         self, layer: Layer, x: Tensor, attended: Tensor
@@ -201,7 +227,7 @@ class TextRecorder(Ops):
         expert_sum = experts.record(m, scores, hidden)
         down = self.model.matrices[f"blk.{layer.index}.ffn_down.weight"]
         norms = self.model.join_norms[layer.index]
-        return x, Branches(self.linear(hidden, down), expert_sum, norms)
+        return x, Branches(self.matmul.in_splits(hidden, down), expert_sum, norms)
 
     def hidden(self, layer: Layer, n: Operand) -> Tensor:
         """Record gelu(W_gate n) * W_up n: [rows, ffn]."""
@@ -212,8 +238,13 @@ class TextRecorder(Ops):
         if stacked and self.matmul.can_fuse_gate_up(weight, self.rows):
             self.matmul.gate_up(n, weight, hidden)
             return hidden
-        gate = self.linear(n, weight)
-        up = gate if stacked else self.linear(n, matrices[name + "ffn_up.weight"])
+        # Only where the rows are rounded, too, they are added up on the way.
+        if stacked and (lanes := self.matmul.gate_up_lanes(weight, self.rows)):
+            gate = up = self.matmul.linear(n, weight, lanes=lanes)  # adapted
+        else:
+            product = self.matmul.in_splits if isinstance(hidden, HalfTensor) else self.linear
+            gate = product(n, weight)
+            up = gate if stacked else product(n, matrices[name + "ffn_up.weight"])
         first = layer.ffn if stacked else 0
         gate_columns, up_columns = Columns(gate, gate.shape[1], 0), Columns(up, up.shape[1], first)
         self.geglu(gate_columns, up_columns, layer.ffn, hidden)
@@ -227,17 +258,20 @@ class TextRecorder(Ops):
         return self.combine_per_layer(context)
 
     def combine_per_layer(self, context: Tensor) -> Tensor:
-        """Record the per-layer embeddings of the tokens combined with those of their context."""
+        """Record the per-layer embeddings of the context combined with the tokens', if any."""
         config, table = self.config, self.model.table
         layers = len(config.layers)
-        ids = table.ids if table else None  # of the rows that are uploaded for each batch
-        token = self.embed("per_layer_token_embd.weight", math.sqrt(config.ple), ids)
+        token: dict[str, Argument] = {"token_ple": "none"}
+        if config.has_token_ple:
+            ids = table.ids if table else None  # of the rows that are uploaded for each batch
+            rows = self.embed("per_layer_token_embd.weight", math.sqrt(config.ple), ids)
+            token = {"token_ple": "rows", "token": rows}
         ple = self.scratch(self.rows, layers * config.ple)
         self.recorder.call(
             "per_layer_embedding",
             (layers, self.rows),
             context=context,
-            token=token,
+            **token,
             ple=ple,
             w=self.model.vector("per_layer_proj_norm.weight"),
             width=config.ple,

@@ -3,13 +3,14 @@
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Self
 
 from webgemma.device import Device, Plan
 from webgemma.errors import DeviceError, InputError
-from webgemma.gemma.config import Config, text_tensors
-from webgemma.gemma.lora_weights import LoraWeights, ScaledAdapter
+from webgemma.gemma.config import Config, Drafter, text_tensors
+from webgemma.gemma.drafter_config import read_ordering
+from webgemma.gemma.lora_weights import Choice, LoraWeights, ScaledAdapter
 from webgemma.gemma.matrices import Matrices, Weight, record_repack, whole_words
 from webgemma.gemma.record.loop_limits import MAX_ROW
 from webgemma.gemma.tensors import canonical_tensors, check_rope_factors, read_floats
@@ -36,7 +37,8 @@ class Model(Matrices):
         self.name = ""  # of its file
         self._fingerprint = ""
         self.table: HostTable | None = None  # if the per-layer embeddings stay in the file
-        self.head_norms: dict[int, Tensor] = {}  # of each layer: q_norm, then k_norm
+        self.drafter: DrafterModel | None = None  # which guesses the tokens that follow
+        self.head_norms: dict[int, Tensor] = {}  # of each layer: q_norm, scaled, then k_norm
         self.branch_norms: dict[int, Tensor] = {}  # of layers with experts: see next_norms/three
         self.join_norms: dict[int, Tensor] = {}  # of the branches' outputs: see added/two
         self.rotations: dict[bool, Tensor] = {}  # of sliding and full layers: see rope/fixed_point
@@ -50,7 +52,7 @@ class Model(Matrices):
         progress: Callable[[int], None] | None = None,
         *,
         table: TableLocation = "device",
-    ) -> "Model":
+    ) -> Self:
         """Allocate and load every tensor: `allocate_all`, `derive`, `load_all`."""
         model = cls.allocate_all(gguf, config, device, table=table)
         await model.derive(gguf)
@@ -60,7 +62,7 @@ class Model(Matrices):
     @classmethod
     def allocate_all(
         cls, gguf: Gguf, config: Config, device: Device, *, table: TableLocation = "device"
-    ) -> "Model":
+    ) -> Self:
         """Return a model whose memory is allocated but not loaded; DeviceError if it is too small.
 
         The `table` of per-layer embeddings may stay in the file, which must then stay open."""
@@ -99,20 +101,30 @@ class Model(Matrices):
             self.close()
             raise
 
-    def set_adapters(self, adapters: Sequence[ScaledAdapter]) -> None:
-        """Apply these adapters from now on, each with its scale, and no others.
+    def set_adapters(
+        self,
+        always: Sequence[ScaledAdapter] | None = None,
+        named: Mapping[str, ScaledAdapter] | None = None,
+    ) -> None:
+        """Apply these adapters from now on, and attach others that conversations may choose.
 
-        Sessions start over: what they have read was read without them."""
+        They replace those before; None: those stay. Sessions start over: what they have read was
+        read without them."""
         if self.closed:
             raise InputError("The model is closed: load it again.")
+        adapters = self.lora.adapters.changed(always, named)
         lora = LoraWeights(self.device, self.config, self.matrices, adapters)
         self.lora.close()
         self.lora = lora
 
     @property
     def fingerprint(self) -> str:
-        """Identifies this model with its adapters."""
-        return self._fingerprint + self.lora.digest
+        """Identifies this model with the adapters that are always applied."""
+        return self.fingerprint_with({})
+
+    def fingerprint_with(self, choice: Choice) -> str:
+        """Identify this model with the adapters that a conversation applies."""
+        return self._fingerprint + self.lora.digest(choice)
 
     @property
     def head(self) -> Weight:
@@ -131,6 +143,7 @@ class Model(Matrices):
         for layer in self.config.layers:
             name = f"blk.{layer.index}."
             norms = await read_floats(gguf, tensors[name + "attn_q_norm.weight"])
+            norms = [self.config.query_scale * weight for weight in norms]
             if not layer.shares_kv:
                 norms += await read_floats(gguf, tensors[name + "attn_k_norm.weight"])
             self.head_norms[layer.index] = self.vector_of(norms)
@@ -142,8 +155,9 @@ class Model(Matrices):
             base = self.config.rope_base_sliding if sliding else self.config.rope_base
             divisors = [1.0] * (size // 2)
             if not sliding:
-                divisors = [1.0] * (size // 8) + [math.inf] * (size // 2 - size // 8)
-                if factors is not None:
+                rotated = int(self.config.rope_share * (size // 2))
+                divisors = [self.config.rope_scale] * rotated + [math.inf] * (size // 2 - rotated)
+                if factors is not None and self.config.rope_share < 1:
                     divisors = check_rope_factors(gguf, await read_floats(gguf, factors))
             frequencies = [base ** (-2 * j / size) / divisors[j] for j in range(size // 2)]
             packed = packed_rotations(frequencies)
@@ -171,8 +185,26 @@ class Model(Matrices):
         if self.table is not None:
             self.table.close()
         self.table = None
+        if self.drafter is not None:
+            self.drafter.close()
         self.lora.close()
         super().close()
+
+
+class DrafterModel(Model):
+    """The weights of a drafter."""
+
+    def __init__(self, config: Config, device: Device) -> None:
+        assert config.drafter is not None
+        super().__init__(config, device)
+        self.drafter_config: Drafter = config.drafter
+        self.ordering: Tensor | None = None  # the ids of all clusters, if there are some
+
+    async def _derive(self, gguf: Gguf, tensors: dict[str, TensorInfo]) -> None:
+        await super()._derive(gguf, tensors)
+        if self.drafter_config.centroids:
+            ids = await read_ordering(gguf, self.config)
+            self.ordering = self.memory.upload(ids.tobytes(), len(ids), label="clusters")
 
 
 class HostTable:
@@ -286,7 +318,7 @@ def _stack(
 
 
 def check_kernels_fit(gguf: Gguf, config: Config, device: Device) -> None:
-    """Raise DeviceError for shapes that no Gemma 4 has and that the kernels do not support."""
+    """Raise DeviceError for shapes that no Gemma has and that the kernels do not support."""
     for layer in config.layers:
         if layer.head_dim not in HEAD_DIMS:
             raise DeviceError(
@@ -312,6 +344,8 @@ async def _fingerprint(gguf: Gguf, config: Config) -> str:
     digest = hashlib.sha256()
     numbers = (config.window, config.eps, config.rope_base, config.rope_base_sliding)
     digest.update(f"{numbers}\n".encode())
+    if config.rope_scale != 1:
+        digest.update(f"{config.rope_scale}\n".encode())
     for name, tensor in tensors.items():
         entry = f"{name} {tensor.shape} {tensor.format.name} {tensor.part} {tensor.offset}\n"
         digest.update(entry.encode())

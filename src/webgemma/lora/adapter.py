@@ -95,6 +95,7 @@ class Adapter:
     name: str  # for messages
     pairs: Mapping[str, Pair]
     base: str = ""  # the model it was trained for, as its file names it
+    architecture: str = ""  # that model's, if the file says so
 
     @property
     def nbytes(self) -> int:
@@ -105,6 +106,11 @@ class Adapter:
         """Return the pairs that this model uses; InputError if one does not fit."""
         if config.diffusion:
             raise InputError("DiffusionGemma does not support adapters yet.")
+        if self.architecture not in ("", config.architecture):
+            raise InputError(
+                f"The adapter {self.name} is for a model of the architecture {self.architecture}, "
+                f"and this one is {config.architecture}: it belongs to another model."
+            )
         shapes = {name: shape for name, shape, _ in text_tensors(config)}
         shapes[HEAD] = shapes[EMBEDDING]
         unused = {
@@ -131,7 +137,7 @@ class Adapter:
                     f"{name}, this model {inputs} x {outputs}: it belongs to another model."
                 )
             pairs[name] = pair
-        return replace(self, pairs=pairs)
+        return replace(self, pairs=pairs, architecture=config.architecture)
 
 
 def new_adapter(

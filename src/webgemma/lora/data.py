@@ -18,7 +18,7 @@ from typing import Any
 from webgemma.errors import InputError
 from webgemma.text.chat import Chat, encode_parts
 from webgemma.text.inputs import THINKING_FIELDS, read_messages
-from webgemma.text.markup import RESPONSE_OPEN, TURN_CLOSE, Media
+from webgemma.text.markup import Media
 from webgemma.text.tokenizer import Tokenizer
 from webgemma.values import shown, whole_number
 
@@ -178,9 +178,9 @@ class ExampleReader:
         if any(isinstance(part, Media) for part in parts):
             raise InputError("it has images or audio, which training does not support yet.")
         # A large model's prompt ends with empty thinking, which finished turns do not have.
-        stem = Chat("small").encode(self.tokenizer, before, tools, think)
+        stem = self.chat.without_empty_thought.encode(self.tokenizer, before, tools, think)
         ids = encode_parts(self.tokenizer, parts)
-        ends = {self.tokenizer.special_ids[end] for end in (TURN_CLOSE, RESPONSE_OPEN)}
+        ends = {self.tokenizer.special_ids[end] for end in self.chat.ends}
         stop = max((at + 1 for at, token in enumerate(ids) if token in ends), default=0)
         if ids[: len(stem)] != stem or stop <= len(stem):
             raise InputError("the assistant's turn does not follow from the messages before it.")

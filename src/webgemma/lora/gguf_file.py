@@ -15,7 +15,7 @@ from webgemma.lora.adapter import EMBEDDING, MAX_RANK, Adapter, Pair, check_adap
 from webgemma.lora.float32 import ELEMENT_NBYTES, scaled, to_float32
 from webgemma.sync import run_sync
 
-ARCHITECTURE = "gemma4"
+ARCHITECTURES = ("gemma4", "gemma3")
 
 
 def read_gguf_adapter(path: str | os.PathLike[str]) -> Adapter:
@@ -32,7 +32,8 @@ async def open_gguf_adapter(source: Source) -> Adapter:
         check_adaptable(gguf.name, halves)
         base = gguf.metadata.get("general.base_model.0.name", "")
         pairs = {name: await _pair(gguf, name, a, b, alpha) for name, (a, b) in halves.items()}
-        return Adapter(gguf.name, pairs, base if isinstance(base, str) else "")
+        architecture = str(gguf.metadata["general.architecture"])
+        return Adapter(gguf.name, pairs, base if isinstance(base, str) else "", architecture)
 
 
 def _check_kind(gguf: Gguf) -> None:
@@ -43,9 +44,9 @@ def _check_kind(gguf: Gguf) -> None:
         raise GgufError(f"{gguf.name} is a {str(kind or 'model')[:40]}, not an adapter.")
     if type_ != "lora":
         raise GgufError(f"{gguf.name} is an adapter of type {str(type_)[:40]!r}, not 'lora'.")
-    if architecture != ARCHITECTURE:
+    if architecture not in ARCHITECTURES:
         raise GgufError(
-            f"{gguf.name} is an adapter for {str(architecture)[:40]!r}, not for Gemma 4."
+            f"{gguf.name} is an adapter for {str(architecture)[:40]!r}, not for Gemma 4 or 3."
         )
     if "adapter.alora.invocation_tokens" in gguf.metadata:
         raise GgufError(
@@ -119,7 +120,7 @@ def _content(adapter: Adapter) -> tuple[dict[str, object], Iterator[NewTensor]]:
         raise InputError(f"The adapter {adapter.name} changes nothing: there is nothing to write.")
     alpha = Counter(pair.alpha for pair in adapter.pairs.values()).most_common(1)[0][0]
     metadata: dict[str, object] = {
-        "general.architecture": ARCHITECTURE,
+        "general.architecture": adapter.architecture or ARCHITECTURES[0],
         "general.type": "adapter",
         "general.name": adapter.name,
         "adapter.type": "lora",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from webgemma.errors import GgufError, InputError, ModelNotFoundError
+from webgemma.gemma.config import GEMMA3
 from webgemma.gguf.safetensors import NewSafetensor, Safetensors, safetensors_chunks
 from webgemma.gguf.writer import written_beside
 from webgemma.lora.adapter import (
@@ -265,9 +266,11 @@ def write_peft_folder(
 ) -> None:
     """Write a folder that PEFT loads onto the model of transformers.
 
-    With `text_only`, onto Gemma4ForCausalLM, which has no encoders and shorter names."""
+    With `text_only`, onto Gemma4ForCausalLM, which has no encoders and shorter names; an adapter
+    of Gemma 3 always onto Gemma3ForCausalLM."""
     if not adapter.pairs:
         raise InputError(f"The adapter {adapter.name} changes nothing: there is nothing to write.")
+    text_only = text_only or adapter.architecture == GEMMA3
     modules = {name: _module(name, text_only) for name in adapter.pairs}
     folder = Path(folder)
     try:

@@ -71,6 +71,7 @@ class Trainer:
         self.model = model
         self.device: Device = model.device
         self.options = options or TrainingOptions()
+        model.config.check_writes(model.name)
         if model.config.diffusion:
             raise InputError("DiffusionGemma cannot be trained yet.")
         adapter = adapter.fitted(model.config)

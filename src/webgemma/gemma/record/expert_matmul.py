@@ -180,9 +180,9 @@ class ExpertMatmul:
                 fan=fan,
                 **tiling.constants | product,
             )
-        lora = self.matmul.lora.get(weight.name)
-        if lora is not None:
-            self.matmul.adapters.add_experts(lora, ids, x, fan, out, weight.rows // experts)
+        lora, adapters = self.matmul.lora.get(weight.name), self.matmul.adapters
+        if lora and adapters:
+            adapters.add_experts(lora, ids, x, fan, out, weight.rows // experts)
 
 
 def expert_parts(weight: Weight, experts: int) -> Iterator[tuple[Part, dict[str, Argument]]]:

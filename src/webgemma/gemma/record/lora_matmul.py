@@ -1,9 +1,9 @@
 """Products with the pairs A and B of adapters, which are added to those of their matrices."""
 
-from webgemma.gemma.lora_weights import RANKS_AT_ONCE, LoraWeight
+from webgemma.gemma.lora_weights import RANKS_AT_ONCE, AppliedLora, LoraWeight
 from webgemma.gemma.record.columns import Columns
 from webgemma.gemma.record.quantised import providers
-from webgemma.graph import Recorder, Tensor, folded
+from webgemma.graph import Argument, Recorder, Tensor, folded
 
 # Tokens of a batch that a workgroup computes, down and up; threads that share a row.
 DOWN_TOKENS, UP_TOKENS = 8, 4
@@ -12,17 +12,27 @@ LORA_THREADS = 64
 
 
 class LoraMatmul:
-    """Records the products of adapters for the rows that `batch` counts."""
+    """Records the products of adapters for the rows that `batch` counts.
 
-    def __init__(self, recorder: Recorder, batch: Tensor) -> None:
+    `place` says of which slots these are, whose conversations have scales of their own."""
+
+    def __init__(self, recorder: Recorder, batch: Tensor, lora: AppliedLora, place: str) -> None:
         self.recorder = recorder
         self.batch = batch
+        self.lora = lora
+        self.place = place
         self.lanes = LORA_SOFTWARE_LANES if recorder.device.software else LORA_LANES
+
+    def scales_of(self, lora: LoraWeight) -> dict[str, Argument]:
+        """Return the arguments with which a kernel finds the scales of ranks in a row."""
+        scales = self.lora.scales
+        table: dict[str, Argument] = {"lora_scales": scales, "lora_columns": scales.shape[1]}
+        return table | {"place": self.place, "columns": lora.columns}
 
     def down(self, x: Tensor, lora: LoraWeight) -> Tensor:
         """Record scales · A x: [tokens, segments * ranks]."""
         tokens, width = x.shape
-        ranks = lora.scales.shape[0]
+        ranks = lora.a.shape[0]
         at_once = 1 if tokens == 1 else DOWN_TOKENS
         low = self.recorder.scratch(tokens, ranks)
         self.recorder.call(
@@ -32,7 +42,7 @@ class LoraMatmul:
             A=lora.a,
             batch=self.batch,
             x=x,
-            scales=lora.scales,
+            **self.scales_of(lora),
             low=low,
             vec4s=width // 4,
             ranks=ranks,
@@ -79,7 +89,7 @@ class LoraMatmul:
             A=lora.a,
             batch=self.batch,
             x=x,
-            scales=lora.scales,
+            **self.scales_of(lora),
             ids=ids,
             low=low,
             vec4s=width // 4,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from webgemma.gemma.lora_weights import LoraWeight
+from webgemma.gemma.lora_weights import AppliedLora, LoraWeight
 from webgemma.gemma.matrices import Part, Weight
 from webgemma.gemma.record.columns import Columns
 from webgemma.gemma.record.lora_matmul import LoraMatmul
@@ -27,6 +27,7 @@ from webgemma.gemma.record.quantised import (
     providers,
 )
 from webgemma.gemma.record.rounding import round_rows
+from webgemma.gemma.record.split_sums import SplitSums, splits_of
 from webgemma.gemma.record.tiling import (
     FEW_TOKENS,
     MOST_MATVEC_TOKENS,
@@ -46,9 +47,7 @@ DEQUANTISED_NBYTES = 256 << 20
 # Precisions on matrix units, and what becomes of them where those do not multiply. Split, factors
 # are sums of two float16: as precise as the products of float32 that training needs.
 ON_UNITS = {"f16": "int16", "split": "exact"}
-# Of so few tokens, small workgroups on matrix units that a core runs together: their threads.
-FEW_ON_UNITS, CORE_THREADS = 16, 256
-FEWEST_WEIGHTS = 1 << 20  # of a matrix that keeps matrix units busy when they decode
+FEWEST_PRODUCTS = 3 << 22  # of weights and tokens, that keep matrix units busy when they decode
 
 
 class Clamp(NamedTuple):
@@ -70,7 +69,7 @@ class Matmul:
         batch: Tensor,
         rows: int,
         precision: str = "exact",
-        lora: Mapping[str, LoraWeight] | None = None,
+        lora: AppliedLora | None = None,
         *,
         apart: bool = False,
     ) -> None:
@@ -79,8 +78,9 @@ class Matmul:
         Of those, each is computed as it would be alone, unless matrix units multiply them."""
         self.recorder = recorder
         self.batch = batch
-        self.lora = lora or {}
-        self.adapters = LoraMatmul(recorder, batch)
+        self.lora: Mapping[str, LoraWeight] = lora.weights if lora else {}
+        place = "rows" if apart else "chunk"
+        self.adapters = LoraMatmul(recorder, batch, lora, place) if lora else None
         self.features = recorder.device.features
         self.limits = recorder.device.limits
         self.software = recorder.device.software
@@ -89,7 +89,7 @@ class Matmul:
         if self.units is None or rows <= few:
             self.units, precision = None, ON_UNITS.get(precision, precision)
         self.apart = apart and self.units is None
-        self._apart_on_units = apart and self.units is not None
+        self.apart_on_units = apart and self.units is not None
         self.split = precision == "split"  # what matrix units multiply, into two float16
         # Where packed dots are made of other instructions, a batch is slower with them.
         emulated = rows > 1 and "packed-dots" not in self.features and not self.apart
@@ -124,7 +124,7 @@ class Matmul:
         if isinstance(x, MadeRow):
             assert lora is None  # it would read the row, too
         else:
-            low = self.adapters.down(x, lora) if lora else None
+            low = self.adapters.down(x, lora) if self.adapters and lora else None
             if not one_by_one:
                 x = self.quantised(x, weight)
                 if not isinstance(x, QuantisedTensor | HalfTensor):
@@ -143,7 +143,7 @@ class Matmul:
                 epilogue |= fused.segments()
             columns = Columns(y, y.shape[1], first + part.first_row)
             self._multiply(x, weight, part, columns, epilogue, lanes)
-        if lora and low and not fused:
+        if self.adapters and lora and low and not fused:
             self.adapters.up(y, first, lora, low)
         return y
 
@@ -163,6 +163,7 @@ class Matmul:
         if isinstance(x, MadeRow):
             alone = x.most_groups_alone
             team = MatvecTiling.for_made_row(weight, self.features, self.limits, alone)
+            team = team.of_made_tokens(tokens)
             self._call_matvec(x.op, -(-part.rows // team.rows), x, team, **shared)
             return
         shared |= {"batch": self.batch, "x": x}
@@ -187,6 +188,8 @@ class Matmul:
         team = MatvecTiling.for_weight(weight, self.features, self.software)
         if lanes:
             team = replace(team, lanes=lanes)
+        if self.apart or self.apart_on_units:
+            team = team.of_tokens(tokens, weight.rows, floats=not integers)
         self._call_matvec("matvec", -(-part.rows // team.rows), x, team, **shared)
 
     def _multiply_halves(
@@ -198,15 +201,14 @@ class Matmul:
         arguments: Mapping[str, Argument],
     ) -> None:
         """Record a product of `_multiply` on matrix units; k may be split among workgroups."""
-        tokens = x.shape[0]
         aligned = (part.rows | y.stride | y.first) % 4 == 0
         splits = aligned and arguments["epilogue"] == "none"
-        tiling = self.matrix_tiling(weight, tokens, splits=splits)
+        tiling = self.matrix_tiling(weight, x.shape[0], splits=splits)
         assert tiling is not None  # else x would not be rounded
         if tiling.splits == 1:
             self._multiply_tiles(x, weight, part, tiling, arguments)
             return
-        sums = self.recorder.scratch(tiling.splits, tokens * part.rows)
+        sums = self.recorder.scratch(tiling.splits, x.shape[0] * part.rows)
         into = Columns(sums, part.rows, 0)
         self._multiply_tiles(x, weight, part, tiling, {**arguments, **into.arguments})
         self.add_splits(sums, part.rows, y)
@@ -244,11 +246,32 @@ class Matmul:
             add=int(add),
         )
 
+    def in_splits(self, x: Operand, *weights: Weight) -> Tensor:
+        """Record x Wᵀ of matrices on top of each other: [tokens, all rows].
+
+        Where k is split among workgroups, their sums are left for the reader: see `SplitSums`."""
+        tokens, rows = x.shape[0], sum(weight.rows for weight in weights)
+        tiling = None
+        whole = all(len(w.parts) == 1 and w.name not in self.lora for w in weights)
+        if whole and rows % 4 == 0 and all(self.on_units(weight, tokens) for weight in weights):
+            tiling = self._tiling((rows, weights[0].width), tokens, splits=True)
+        if tiling is None or tiling.splits == 1 or not isinstance(x, Tensor):
+            return self._stacked(x, weights)
+        h, out = self.rounded(x), SplitSums.scratch(tiling.splits, tokens, rows)
+        first = 0
+        for weight in weights:
+            arguments: dict[str, Argument] = {"epilogue": "none", "batch": self.batch}
+            arguments |= {**weight.arguments(weight.parts[0]), **h.arguments(weight.format)}
+            arguments |= {"rows": weight.rows, **Columns(out, rows, first).arguments}
+            self._multiply_tiles(h, weight, weight.parts[0], tiling, arguments)
+            first += weight.rows
+        return out
+
     def one_by_one(self, tokens: int, weight: Weight) -> bool:
         """Return whether so many tokens are multiplied as single ones are, by matvec.
 
         Beside matrix units, so are matrices that are too small for those to be busy with."""
-        if self._apart_on_units:
+        if self.apart_on_units:
             return not self.on_units(weight, tokens)
         return tokens <= FEW_TOKENS or self.apart
 
@@ -256,19 +279,14 @@ class Matmul:
         self, op: str, groups: int, x: Operand, team: MatvecTiling, /, **arguments: Argument
     ) -> None:
         """Record matvec or its like in so many workgroups; fewer, if each has to make x."""
+        arguments |= {**team.constants, "row_products": team.products}
         if isinstance(x, Tensor):
-            tokens = x.shape[0]
-            if self.apart or self._apart_on_units:
-                team = team.of_tokens(tokens)
-            grid = (*folded(groups), tokens // team.tokens)
-            arguments |= {"live": "counted", "batch": self.batch, **team.constants}
-            arguments["row_products"] = team.products
+            grid = (*folded(groups), x.shape[0] // team.tokens)
+            arguments |= {"live": "counted", "batch": self.batch}
             self.recorder.call(op, grid, **arguments | self._operand(x))
             return
-        team = team.of_tokens(x.shape[0])
-        arguments |= {"live": "always", **team.constants, "row_products": team.products}
         groups = -(-groups // -(-groups // x.most_groups))
-        self.recorder.call(op, folded(groups), **arguments | self._operand(x))
+        self.recorder.call(op, folded(groups), **arguments | {"live": "always"} | self._operand(x))
 
     def _operand(self, x: Operand) -> dict[str, Argument]:
         """Return the arguments with which a kernel reads or makes x."""
@@ -278,30 +296,35 @@ class Matmul:
         self._made.add(x)
         return made.arguments
 
-    def stacked(self, x: Operand, weights: Sequence[Weight], out: Tensor) -> None:
+    def _stacked(self, x: Operand, weights: Sequence[Weight]) -> Tensor:
         """Record x Wᵀ of matrices on top of each other, of two formats in one dispatch if possible.
 
         Those of one format are one matrix already: see `weights.stacks`."""
-        plain = all(len(w.parts) == 1 and w.name not in self.lora for w in weights)
-        few = sum(weight.rows for weight in weights) <= MAX_GRID  # workgroups, at the very most
-        joined = len(weights) == 2 and plain and few and not self.software
-        if joined and (x.shape[0] == 1 or isinstance(x, MadeRow)):
+        if len(weights) == 1:
+            return self.linear(x, weights[0])
+        out = self.recorder.scratch(x.shape[0], sum(weight.rows for weight in weights))
+        whole = all(len(w.parts) == 1 for w in weights)
+        few = out.shape[1] <= MAX_GRID  # workgroups, at the very most
+        joined = len(weights) == 2 and whole and few and not self.software
+        adapted = any(w.name in self.lora for w in weights)
+        if joined and not adapted and (x.shape[0] == 1 or isinstance(x, MadeRow)):
             self._multiply_two(x, weights[0], weights[1], out)
-            return
+            return out
         lanes = 0
-        if joined and self.apart:
+        if joined and (self.apart or x.shape[0] == 1):
             lanes = MatvecTiling.for_weight(weights[0], self.features, software=False).lanes
         first = 0
         for weight in weights:
             self.linear(x, weight, out, first, lanes=lanes)
             first += weight.rows
+        return out
 
     def _multiply_two(self, x: Operand, first: Weight, second: Weight, out: Tensor) -> None:
         """Record the products of one token, or a few that are made, and two matrices."""
         most_groups = x.most_groups if isinstance(x, MadeRow) else MAX_GRID
         alone = x.most_groups_alone if isinstance(x, MadeRow) else MAX_GRID
         team = MatvecTiling.for_made_row(first, self.features, self.limits, alone)
-        team = team.of_tokens(x.shape[0])
+        team = team.of_made_tokens(x.shape[0])
         counts = [-(-weight.rows // team.rows) for weight in (first, second)]
         rounds = -(-sum(counts) // most_groups)
         counts = [-(-count // rounds) for count in counts]
@@ -325,7 +348,12 @@ class Matmul:
         """Record gelu(W_gate x) * W_up x for a few tokens, from both matrices in one part."""
         alone = x.most_groups_alone if isinstance(x, MadeRow) else MAX_GRID
         team = MatvecTiling.for_gate_up(weight, self.features, self.limits, alone)
+        if isinstance(x, MadeRow):
+            team = team.of_made_tokens(x.shape[0])
+        elif self.apart or self.apart_on_units:
+            team = team.of_gated_tokens(x.shape[0], weight.rows)
         ffn = weight.rows // 2
+        order = {"TOKENS_FIRST": True} if isinstance(x, QuantisedTensor) else {}
         self._call_matvec(
             "gate_up",
             -(-ffn // team.rows),
@@ -335,18 +363,26 @@ class Matmul:
             **providers("store_row", out),
             h=out,
             ffn=ffn,
+            **order,
         )
 
     def made_row_threads(self, weight: Weight, most_groups: int) -> int:
         """Return the threads of a workgroup that makes the row which this weight multiplies."""
-        gates = weight.name.endswith("ffn_gate_up.weight") and self.can_fuse_gate_up(weight, 1)
+        gates = weight.name.endswith("ffn_gate_up.weight") and self.gate_up_lanes(weight, 1) > 0
         choose = MatvecTiling.for_gate_up if gates else MatvecTiling.for_made_row
         return choose(weight, self.features, self.limits, most_groups).threads
 
     def can_fuse_gate_up(self, weight: Weight, rows: int) -> bool:
         """Return whether `gate_up` can compute this product for so many rows."""
-        single = len(weight.parts) == 1 and weight.name not in self.lora
-        return single and self.one_by_one(rows, weight) and not self.software
+        return weight.name not in self.lora and self.gate_up_lanes(weight, rows) > 0
+
+    def gate_up_lanes(self, weight: Weight, rows: int) -> int:
+        """Return the lanes of `gate_up`, if that computes this product where it is not adapted.
+
+        Adapted, it is added up in the same order then; 0: in any."""
+        if len(weight.parts) > 1 or self.software or not self.one_by_one(rows, weight):
+            return 0
+        return MatvecTiling.for_gate_up(weight, self.features, self.limits, MAX_GRID).lanes
 
     def geglu(
         self,
@@ -361,9 +397,11 @@ class Matmul:
         tokens = gate.tensor.shape[0]
         columns: dict[str, Argument] = {"gate": gate.tensor, "gate_stride": gate.stride}
         columns |= {"up": up.tensor, "up_stride": up.stride, "up_first": up.first}
+        splits = {"GATE_SPLITS": splits_of(gate.tensor), "UP_SPLITS": splits_of(up.tensor)}
         if isinstance(out, HalfTensor):
-            source = {"row_source": "geglu", **columns, **UNBOUNDED._asdict()}
+            source = {"row_source": "geglu", **columns, **splits, **UNBOUNDED._asdict()}
             return round_rows(self.recorder, self.batch, out, source, token_rows)
+        assert set(splits.values()) == {1}
         h = out or self.recorder.scratch(tokens, token_rows * width)
         self.recorder.call(
             "geglu",
@@ -410,7 +448,7 @@ class Matmul:
 
     def on_units(self, weight: Weight, tokens: int) -> bool:
         """Return whether matrix units multiply a weight with so many tokens."""
-        if self._apart_on_units and weight.rows * weight.width < FEWEST_WEIGHTS:
+        if self.apart_on_units and weight.rows * weight.width * tokens < FEWEST_PRODUCTS:
             return False
         return can_be_halves(weight) and self.matrix_tiling(weight, tokens) is not None
 
@@ -418,14 +456,13 @@ class Matmul:
         self, weight: Weight, tokens: int, *, splits: bool = False
     ) -> MatrixTiling | None:
         """Return how matrix units divide a product; None where they do not compute it."""
+        return self._tiling((weight.rows, weight.width), tokens, splits=splits)
+
+    def _tiling(self, shape: tuple[int, int], tokens: int, *, splits: bool) -> MatrixTiling | None:
         if self.units is None:
             return None
         most_splits = MAX_SPLITS if splits else 1
-        shape = (weight.rows, weight.width)
-        threads = CORE_THREADS if self._apart_on_units and tokens <= FEW_ON_UNITS else 0
-        return MatrixTiling.for_product(
-            self.units, shape, tokens, self.limits, most_splits, core_threads=threads
-        )
+        return MatrixTiling.for_product(self.units, shape, tokens, self.limits, most_splits)
 
     def attention_tiling(self, size: int) -> AttentionTiling | None:
         """Return how matrix units divide attention; None where they do not compute it."""

@@ -3,24 +3,49 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from webgemma.device import Device, Limits, MatrixShape
 from webgemma.gemma.matrices import Weight
 from webgemma.gemma.record.tiling import MANY_GROUPS, Constants
 from webgemma.kernels import unit as unit_of
 
-# Tokens and rows of a workgroup and of a subgroup, and the microseconds that a slice of k takes
-# there on an H200. It has so many cores, each of which runs one such workgroup at a time; beginning
-# and ending take as long as some slices.
+
+class MatrixTile(NamedTuple):
+    """Tokens and rows of a workgroup and of a subgroup, shares of k, and what an H200 makes of it.
+
+    Where k is shared, subgroups have the same tokens and rows, and a part of each slice of k."""
+
+    tokens: int
+    rows: int
+    sub_tokens: int
+    sub_rows: int
+    shares: int
+    at_once: int  # workgroups that a core runs beside each other
+    start: float  # microseconds for beginning and ending
+    slice: float  # microseconds for each slice
+
+
+# For many tokens, and for those that decode together.
 MATRIX_TILES = (
-    (128, 128, 64, 32, 1.35),
-    (64, 128, 32, 32, 1.15),
-    (32, 128, 32, 32, 1.1),
-    (16, 64, 16, 32, 1.05),
+    MatrixTile(128, 128, 64, 32, 1, 1, 13.5, 1.35),
+    MatrixTile(64, 128, 32, 32, 1, 1, 11.5, 1.15),
+    MatrixTile(32, 128, 32, 32, 1, 1, 11, 1.1),
+    MatrixTile(16, 64, 16, 32, 1, 1, 10.5, 1.05),
 )
-CORES = 132
-START_SLICES = 10
-MAX_SPLITS, FEWEST_SLICES = 12, 4  # of k: splits, and the slices of each
+DECODING_TILES = (
+    MatrixTile(64, 64, 32, 32, 2, 1, 3, 1.4),
+    MatrixTile(64, 128, 32, 32, 1, 1, 7, 1.25),
+    MatrixTile(32, 64, 16, 32, 2, 1, 3.7, 1.2),
+    MatrixTile(32, 64, 32, 32, 1, 3, 8.6, 1.15),
+    MatrixTile(16, 64, 16, 32, 2, 1, 2.2, 1.3),
+    MatrixTile(16, 32, 16, 32, 2, 3, 5, 1.15),
+)
+MOST_DECODING_TOKENS = 64
+TRANSPOSED = False  # slices in workgroup memory
+SHARE_LENGTH = 64  # of k; at least the longest unit of a format
+CORES = 132  # of an H200
+MAX_SPLITS, FEWEST_SLICES = 16, 4  # of k: splits, and the slices of each where k is not shared
 # Adding splits up: microseconds of a dispatch, and bytes that are read or written in one.
 SUM_MICROSECONDS, SUM_NBYTES = 3, 3 << 20
 # Workgroups that keep a large GPU busy where sums over the rows of a matrix can be split, and rows
@@ -63,7 +88,7 @@ class MatrixTiling:
     rows: int
     sub_tokens: int
     sub_rows: int
-    slice: int = 64  # at least the longest unit of a format
+    shares: int = 1  # of a slice of k: subgroups that have the same rows and tokens
     splits: int = 1  # of k, whose sums are added up afterwards
     over_rows: bool = False  # sums are over the rows of a matrix; `rows` are columns of it then
 
@@ -75,24 +100,25 @@ class MatrixTiling:
         tokens: int,
         limits: Limits,
         most_splits: int = 1,
-        *,
-        core_threads: int = 0,
     ) -> "MatrixTiling | None":
         """Return the fastest tiles and splits for a matrix of this shape, by an estimate.
 
-        A core runs one workgroup at a time, or several of so many threads together. None if no tile
-        fits into a workgroup."""
+        None if no tile fits into a workgroup."""
         rows, width = shape
         y_nbytes = 4 * tokens * rows
         best, least = None, math.inf
-        for *size, slice_microseconds in MATRIX_TILES:
-            whole = cls.sized(units, *size)
+        tiles = DECODING_TILES if tokens <= MOST_DECODING_TOKENS else MATRIX_TILES
+        smallest = min(tile.tokens for tile in tiles)
+        for tile in tiles:
+            if tile.tokens >= max(2 * tokens, smallest + 1):  # half of it would be empty
+                continue
+            whole = cls.sized(units, tile)
             slices = whole.split_slices(width)
-            most = min(most_splits, slices // FEWEST_SLICES, limits.binding_nbytes // y_nbytes)
+            fewest = FEWEST_SLICES // tile.shares
+            most = min(most_splits, slices // fewest, limits.binding_nbytes // y_nbytes)
             for splits in range(1, max(1, most) + 1 if whole.fits(limits) else 1):
-                at_once = CORES * max(1, core_threads // whole.threads)
-                waves = -(-whole.groups(rows, tokens) * splits // at_once)
-                time = waves * (START_SLICES + -(-slices // splits)) * slice_microseconds
+                waves = -(-whole.groups(rows, tokens) * splits // (CORES * tile.at_once))
+                time = waves * (tile.start + -(-slices // splits) * tile.slice)
                 if splits > 1:
                     time += SUM_MICROSECONDS + (splits + 1) * y_nbytes / SUM_NBYTES
                 if time < least:
@@ -107,8 +133,8 @@ class MatrixTiling:
         width, rows = weights[0].width, sum(weight.rows for weight in weights)
         unit = max(unit_of(weight.format.name) for weight in weights)
         found = None
-        for *size, _ in MATRIX_TILES:
-            tiling = replace(cls.sized(units, *size), over_rows=True)
+        for tile in MATRIX_TILES:
+            tiling = replace(cls.sized(units, tile), over_rows=True)
             if tiling.rows % unit or not tiling.fits(limits):
                 continue
             found = tiling
@@ -116,6 +142,11 @@ class MatrixTiling:
             if groups >= MANY_GROUPS and tiling.tokens < 2 * tokens:
                 break
         return found
+
+    @property
+    def slice(self) -> int:
+        """Values of k that go through workgroup memory at once."""
+        return SHARE_LENGTH * self.shares
 
     def row_splits(self, groups: int, rows: int) -> int:
         """Return into how many splits the rows of a matrix are divided, to keep a GPU busy."""
@@ -128,28 +159,33 @@ class MatrixTiling:
     @classmethod
     def for_experts(cls, units: MatrixUnits, slots: int) -> "MatrixTiling":
         """Return the tiling of the experts' products, with 16, 32 or 64 slots in a tile."""
-        return cls.sized(units, slots, 128, min(slots, 32), 32)
+        return cls._within(units, cls(units, slots, 128, min(slots, 32), 32))
 
     @classmethod
-    def sized(
-        cls, units: MatrixUnits, tokens: int, rows: int, sub_tokens: int, sub_rows: int
-    ) -> "MatrixTiling":
+    def sized(cls, units: MatrixUnits, tile: MatrixTile) -> "MatrixTiling":
+        """Return the tiling of a tile."""
+        return cls._within(units, cls(units, *tile[:5]))
+
+    @staticmethod
+    def _within(units: MatrixUnits, tiling: "MatrixTiling") -> "MatrixTiling":
         """Return a tiling in which a subgroup has at most four matrices in each direction."""
         m, n, _ = units.shape
-        return cls(units, tokens, rows, min(sub_tokens, 4 * m), min(sub_rows, 4 * n))
+        sub_tokens, sub_rows = min(tiling.sub_tokens, 4 * m), min(tiling.sub_rows, 4 * n)
+        return replace(tiling, sub_tokens=sub_tokens, sub_rows=sub_rows)
 
     @property
     def threads(self) -> int:
         """Threads of a workgroup."""
-        return self.units.subgroup * (self.tokens // self.sub_tokens) * (self.rows // self.sub_rows)
+        subgroups = (self.tokens // self.sub_tokens) * (self.rows // self.sub_rows)
+        return self.units.subgroup * subgroups * self.shares
 
     def fits(self, limits: Limits) -> bool:
         """Return whether a workgroup may have so many threads and so much memory."""
         m, n, _ = self.units.shape
-        lines, length = self.rows, self.slice
-        if self.over_rows:
-            lines, length = length, lines
+        lines, length = (self.slice, self.rows) if self.over_rows else (self.rows, self.slice)
         halves = self.tokens * (self.slice + 8) + lines * (length + 8)
+        if TRANSPOSED:
+            halves = self.slice * (self.tokens + 8) + length * (lines + 8)
         nbytes = 2 * halves + 4 * (m * n * self.threads // self.units.subgroup + self.tokens)
         return nbytes <= limits.workgroup_nbytes and self.threads <= limits.workgroup_threads
 
@@ -172,10 +208,12 @@ class MatrixTiling:
             "SUB_ROWS": self.sub_rows,
             "SUB_TOKENS": self.sub_tokens,
             "SLICE": self.slice,
+            "SHARES": self.shares,
             "BUFFERS": 1,
             "SPLIT_X": False,
             "SPLIT_W": False,
             "OVER_ROWS": self.over_rows,
+            "TRANSPOSED": TRANSPOSED,
         }
 
 

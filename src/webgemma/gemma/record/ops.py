@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from webgemma.gemma.lora_weights import LoraWeights
+from webgemma.gemma.lora_weights import AppliedLora
 from webgemma.gemma.matrices import Matrices, Weight
 from webgemma.gemma.record.columns import Columns
 from webgemma.gemma.record.matmul import THREADS, UNBOUNDED, Clamp, Matmul
@@ -24,6 +24,7 @@ from webgemma.gemma.record.quantised import (
     providers,
 )
 from webgemma.gemma.record.rounding import whole_row
+from webgemma.gemma.record.split_sums import splits_of
 from webgemma.graph import Argument, Recorder, Tensor
 
 ROW_THREADS = 256  # where one workgroup handles a whole row
@@ -42,7 +43,7 @@ class Ops:
         rows: int,
         eps: float,
         precision: str = "exact",
-        lora: LoraWeights | None = None,
+        lora: AppliedLora | None = None,
         *,
         apart: bool = False,
     ) -> None:
@@ -53,9 +54,7 @@ class Ops:
         self.eps = eps
         self.device = recorder.device
         self.software = recorder.device.software
-        self.lora = lora
-        adapted = lora.weights if lora else None
-        self.matmul = Matmul(recorder, batch, rows, precision, adapted, apart=apart)
+        self.matmul = Matmul(recorder, batch, rows, precision, lora, apart=apart)
 
     def scratch(self, *shape: int) -> Tensor:
         """Return a float32 tensor that lives from its first to its last use in the plan."""
@@ -91,9 +90,11 @@ class Ops:
         """Return the arguments with which a kernel finds the id of a row; None: in the batch."""
         return {"token_ids": "rows"} if ids is None else {"token_ids": "buffer", "ids": ids}
 
-    def lookup(self, weight: Weight, ids: Tensor | None, scale: float = 1.0) -> Tensor:
-        """Record rows of a table, times a scale: [rows, width]."""
-        x = self.scratch(self.rows, weight.width)
+    def lookup(
+        self, weight: Weight, ids: Tensor | None, scale: float = 1.0, out: Tensor | None = None
+    ) -> Tensor:
+        """Record rows of a table, times a scale: [rows, width], or the first columns of `out`."""
+        x = out or self.scratch(self.rows, weight.width)
         for part in weight.parts:
             self.recorder.call(
                 "embed",
@@ -104,6 +105,7 @@ class Ops:
                 x=x,
                 first_row=part.first_row,
                 rows=part.rows,
+                stride=x.shape[1],
                 scale=float(scale),
             )
         return x
@@ -138,20 +140,25 @@ class Ops:
 
     def _can_make(self, form: Tensor, reread_nbytes: int, readers: Sequence[str]) -> bool:
         """Return whether the products of these weights make what they read."""
-        adapted = any(name in self.matmul.lora for name in readers)  # whose product reads it, too
         alone = self.rows == 1 or self.matmul.apart
-        return alone and not adapted and can_make(self.device, form, reread_nbytes)
+        return alone and not self._adapted(readers) and can_make(self.device, form, reread_nbytes)
+
+    def _adapted(self, readers: Sequence[str]) -> bool:
+        """Return whether adapters change one of these weights: they read the same, too."""
+        return any(name in self.matmul.lora for name in readers)
 
     def _threads_alone(
         self, form: Tensor, reread_nbytes: int, readers: Sequence[str]
     ) -> int | None:
         """Return the threads that sum a row of one token, if its product makes it: the same ones
-        sum those of more conversations than a product makes, so that the sums are the same."""
+        sum those of more conversations than a product makes, and of adapted products, so that the
+        sums are the same."""
         weight = next((w for name in readers if (w := self.weights.matrices.get(name))), None)
         one, each_nbytes = form.rows(0, 1), reread_nbytes // self.rows
-        if weight is None or not self.matmul.apart or isinstance(form, HalfTensor):
+        alone = self.matmul.apart or (self.rows == 1 and self._adapted(readers))
+        if weight is None or not alone or isinstance(form, HalfTensor):
             return None
-        if not self._can_make(one, each_nbytes, readers):
+        if not can_make(self.device, one, each_nbytes):
             return None
         return self.matmul.made_row_threads(weight, most_groups(each_nbytes))
 
@@ -179,6 +186,8 @@ class Ops:
             threads = self._threads_alone(form, reread_nbytes, readers)
         if following:
             out = out or self.row_input_for(x.shape[1], *readers)
+        elif readers and isinstance(half := self.row_input_for(x.shape[1], *readers), HalfTensor):
+            out = half
         self.residual(x, added, post, following, scale, out, threads=threads)
         return x, x if out is None else out
 
@@ -262,15 +271,17 @@ class Ops:
         clamp: Clamp = UNBOUNDED,
         threads: int | None = None,
     ) -> None:
-        """Record x = (x + rms(added) * post) * scale in place, and out = rms(x) * following.
+        """Record x = (x + rms(added) * post) * scale in place, and out = rms(x) * following, or x.
 
-        Into a tensor of float16, it goes clamped."""
+        Into a tensor of float16, what is normed goes clamped, and x only there."""
         vector = self.weights.vector
         arguments = self._residual(x, added, vector(post), vector(scale))
         arguments["next_norms"] = "none"
-        if isinstance(out, HalfTensor):
+        if isinstance(out, HalfTensor) and following:
             arguments |= {"next_norms": "whole", **whole_row(out), "next": vector(following)}
             arguments |= clamp._asdict()
+        elif isinstance(out, HalfTensor):
+            arguments |= {"next_norms": "itself", **whole_row(out)}
         elif out is not None:
             arguments |= {"next_norms": "one", **providers("store", out)}
             arguments |= {"h": out, "next": vector(following)}
@@ -304,8 +315,9 @@ class Ops:
         arguments |= {"WIDTH": x.shape[1], "THREADS": self.kept_row_threads}
         if isinstance(added, Branches):
             a, b, norms = added
-            return arguments | {"added": "two", "a": a, "b": b, "norms": norms}
-        return arguments | {"added": "one", "addend": added}
+            arguments |= {"added": "two", "a": a, "b": b, "norms": norms}
+            return arguments | {"ADDED_SPLITS": splits_of(a)}
+        return arguments | {"added": "one", "addend": added, "ADDED_SPLITS": splits_of(added)}
 
     def geglu(
         self, gate: Columns, up: Columns, width: int, out: Tensor | None = None, token_rows: int = 1

@@ -43,6 +43,12 @@ class HalfTensor(Tensor):
         """Return a scratch tensor."""
         return cls((rows, width), (2 << split) * rows * width + 4 * rows, split=split)
 
+    @property
+    def unscaled(self) -> dict[str, Argument]:
+        """The arguments with which a kernel stores values that need no scale: see store/half."""
+        rows, width = self.shape
+        return {"store": "half", "h_rows": rows, "h_vec4s": width // 4}
+
     def arguments(
         self, fmt: Format, first: int = 0, *, split: bool | None = None
     ) -> dict[str, Argument]:

@@ -7,6 +7,7 @@ from webgemma.graph import Argument, Recorder, Tensor, folded
 
 # Threads of round_f16, which has a workgroup for each row: by the width that is too long for fewer.
 ROUND_THREADS = {65536: 1024, 8192: 512, 2048: 256, 0: 128}
+FEW_ROWS, FEW_ROWS_THREADS = 64, {4096: 1024, 2048: 512, 0: 128}  # that leave most of a GPU idle
 
 
 def round_rows(
@@ -22,7 +23,8 @@ def round_rows(
     rows, width = h.shape
     device = recorder.device
     most = min(ROUND_THREADS.values()) if device.software else device.limits.workgroup_threads
-    threads = next(n for least, n in ROUND_THREADS.items() if width >= least and n <= most)
+    sizes = FEW_ROWS_THREADS if rows <= FEW_ROWS else ROUND_THREADS
+    threads = next(n for least, n in sizes.items() if width >= least and n <= most)
     recorder.call(
         "round_f16",
         folded(rows),

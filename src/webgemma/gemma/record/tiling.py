@@ -12,9 +12,10 @@ from webgemma.kernels import unit as unit_of
 
 FEW_TOKENS = 2  # that many are faster multiplied one by one
 # Tokens of different conversations: that one workgroup of matvec multiplies at once (more need more
-# registers than they save reads), and that are multiplied so rather than by matrix units.
-MATVEC_TOKENS, MOST_MATVEC_TOKENS = 2, 8
-MANY_ROWS = 2048
+# registers than they save reads, unless a matrix has very many rows, or they are very many), and
+# that are multiplied so rather than by matrix units.
+MATVEC_TOKENS, MANY_MATVEC_TOKENS, MOST_MATVEC_TOKENS = 2, 4, 8
+MANY_ROWS, MORE_ROWS, VERY_MANY_ROWS = 2048, 4096, 1 << 14
 LARGE_PRODUCT = 1 << 20  # values, enough for large tiles to fill a GPU
 FEW_GROUPS = 64  # workgroups that leave most of a large GPU idle
 MANY_GROUPS = 128  # that fill it
@@ -96,14 +97,44 @@ class MatvecTiling:
         """The provider of the slot `row_products`."""
         return "tokens" if self.tokens > 1 else "two_units"
 
-    def of_tokens(self, tokens: int) -> "MatvecTiling":
-        """Return the tiling for the tokens of so many conversations, a power of two."""
-        return replace(self, tokens=min(tokens, MATVEC_TOKENS))
+    def of_made_tokens(self, tokens: int) -> "MatvecTiling":
+        """Return the tiling for so many tokens, which workgroups make."""
+        return replace(self, tokens=tokens_at_once(tokens, MATVEC_TOKENS))
+
+    def of_gated_tokens(self, tokens: int, rows: int) -> "MatvecTiling":
+        """Return the tiling of gate_up for so many tokens of x, and rows of its matrix."""
+        many = tokens >= MOST_MATVEC_TOKENS or rows >= VERY_MANY_ROWS
+        most = MANY_MATVEC_TOKENS if many else MATVEC_TOKENS
+        return replace(self, tokens=tokens_at_once(tokens, most))
+
+    def of_tokens(self, tokens: int, rows: int, *, floats: bool) -> "MatvecTiling":
+        """Return the tiling for so many tokens of x, and rows of a matrix.
+
+        What is read of x serves more rows then, in smaller workgroups; the lanes stay."""
+        at_once, each, threads = tokens_at_once(tokens, MATVEC_TOKENS), self.each, self.threads
+        if tokens >= 2 and rows >= VERY_MANY_ROWS:
+            at_once, threads = tokens_at_once(tokens, MANY_MATVEC_TOKENS), 128
+        elif tokens > 2 and rows >= MORE_ROWS:
+            each, threads = 2 if floats else 4, 64
+        elif tokens >= 2 and rows >= MANY_ROWS:
+            many = MANY_MATVEC_TOKENS if tokens >= MOST_MATVEC_TOKENS else MATVEC_TOKENS
+            at_once, threads = tokens_at_once(tokens, many), 64
+        elif tokens > 2:
+            each, threads = min(1 << (tokens // 2).bit_length() - 1, 2 if floats else 4), 64
+        return replace(self, tokens=at_once, each=each, threads=max(threads, self.lanes))
 
     @property
     def rows(self) -> int:
         """Rows of a workgroup."""
         return self.threads // self.lanes * self.each
+
+
+def tokens_at_once(tokens: int, most: int) -> int:
+    """Return how many tokens a workgroup multiplies at once, so that each has as many.
+
+    At most so many, unless only one or all of them can be."""
+    fitting = max(count for count in range(1, most + 1) if tokens % count == 0)
+    return tokens if fitting == 1 else fitting
 
 
 @dataclass(frozen=True, slots=True)

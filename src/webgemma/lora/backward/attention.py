@@ -115,6 +115,7 @@ class TrainingAttention:
             "eps": self.ops.eps,
             "HEAD_DIM": layer.head_dim,
             "ROTATED": norm is not None,
+            "NORMED": norm is not None or self.ops.config.value_norm,
             "THREADS": self.ops.row_threads(64),
         }
 

@@ -2,8 +2,8 @@
 // softmax(q k^T) v over the positions it attends to, with an online softmax. One workgroup for each (head,
 // split of the positions, token); a split leaves its maximum, its sum and its unnormalised values for
 // attention_merge. With a cache of its own (OWN_CACHE 1), the layer's last split is the token itself:
-// k = rope(rms(k) * k_norm) and v = rms(v) are computed there and go into the cache.
-// uses: place workgroup_sum rope kv
+// k = rope(rms(k) * k_norm) and v = rms(v) are computed there and go into the cache, unless they are STORED there.
+// uses: place raw_head workgroup_sum kv
 
 struct Params {
     heads: u32,
@@ -11,22 +11,19 @@ struct Params {
     raw_heads: u32, // heads in `raw`
     ring: u32, // positions that a slot of the cache holds
     window: u32,
-    eps: f32,
 }
 
 override THREADS: u32;
-override HEAD_DIM: u32;
 override OWN_CACHE: u32;
+override STORED: bool = false; // by kv_heads, for rows that attend to each other
+override UNREAD: bool = false; // the token is a drafter's: the cache ends before it, and nothing is added
 
-var<storage, read> raw: array<vec4<f32>>; // of a token: q, k and (unless k is v) v heads
-var<storage, read> norms: array<vec4<f32>>; // q_norm, then k_norm
 var<storage, read> rotations: array<vec2<u32>>; // see rope/fixed_point
 var<storage, read_write> k_cache: array<KvVec4>;
 var<storage, read_write> v_cache: array<KvVec4>;
 var<storage, read_write> parts: array<vec4<f32>>; // [token, head, split, VEC4S]
 var<storage, read_write> sums: array<vec2<f32>>; // [token, head, split]: maximum, sum
 
-const VEC4S: u32 = HEAD_DIM / 4u;
 const LANES: u32 = 4u; // threads that share a key's score
 const KEYS: u32 = THREADS / LANES; // keys of a tile
 const STEPS: u32 = VEC4S / LANES;
@@ -36,7 +33,7 @@ const TURNS: u32 = KEYS / TEAMS;
 
 const_assert STEPS * LANES == VEC4S && TURNS * TEAMS == KEYS;
 
-const HALF: u32 = VEC4S / 2u;
+const LOWEST: f32 = -3.0e38; // the score of a key that does not count
 
 var<workgroup> query: array<vec4<f32>, VEC4S>;
 var<workgroup> lane_scores: array<f32, THREADS>;
@@ -45,32 +42,16 @@ var<workgroup> offsets: array<u32, KEYS>; // where the tile's keys begin in the 
 var<workgroup> team_parts: array<vec4<f32>, THREADS>;
 var<workgroup> team_totals: array<f32, THREADS>;
 
-// 1 / rms of a raw head.
-fn inverse_rms(head: u32, thread: u32) -> f32 {
-    var squares = 0.0;
-    for (var i = thread; i < VEC4S; i += THREADS) {
-        squares += dot(raw[head * VEC4S + i], raw[head * VEC4S + i]);
-    }
-    return inverseSqrt(workgroup_sum(squares, thread) / f32(HEAD_DIM) + params.eps);
-}
-
-// Two vec4s of a raw head, HALF apart, normed and rotated; kind 0 is a query, 1 a key.
-fn rotated(head: u32, kind: u32, size: f32, position: u32, i: u32) -> array<vec4<f32>, 2> {
-    let a = raw[head * VEC4S + i] * size * norms[kind * VEC4S + i];
-    let b = raw[head * VEC4S + HALF + i] * size * norms[kind * VEC4S + HALF + i];
-    return rotate(a, b, position, i);
-}
-
 // The split of the token itself: one key, as the cache will hold it.
 fn attend_to_itself(t: u32, head: u32, kv_head: u32, to: u32, thread: u32) {
     let k_head = t * params.raw_heads + params.heads + kv_head;
     let v_head = (t + 1u) * params.raw_heads - params.kv_heads + kv_head;
     let position = position_of(t);
     let k_size = inverse_rms(k_head, thread);
-    let v_size = inverse_rms(v_head, thread);
+    let v_size = value_size(v_head, thread);
     let line = slot_of(t) * params.ring + position % params.ring;
     let offset = (line * params.kv_heads + kv_head) * VEC4S;
-    let writes = head % (params.heads / params.kv_heads) == 0u;
+    let writes = !STORED && head % (params.heads / params.kv_heads) == 0u;
     var part = 0.0;
     for (var i = thread; i < HALF; i += THREADS) {
         let pair = rotated(k_head, 1u, k_size, position, i);
@@ -83,7 +64,7 @@ fn attend_to_itself(t: u32, head: u32, kv_head: u32, to: u32, thread: u32) {
         }
     }
     for (var i = thread; i < VEC4S; i += THREADS) {
-        let v = pack_kv(raw[v_head * VEC4S + i] * v_size);
+        let v = pack_kv(raw_vec4(v_head * VEC4S + i) * v_size);
         parts[to * VEC4S + i] = unpack_kv(v);
         if (writes) {
             v_cache[offset + i] = v;
@@ -108,8 +89,24 @@ fn main(
     let head = group.x;
     let kv_head = head / (params.heads / params.kv_heads);
     let to = (t * params.heads + head) * groups.y + group.y;
-    let q_head = t * params.raw_heads + head;
     let position = position_of(t);
+    let splits = groups.y - OWN_CACHE;
+    let missing = max(OWN_CACHE, u32(UNREAD)); // whether the cache ends before the token
+    let cached = min(position + 1u, params.window) - missing; // positions attended to in the cache
+    let begin = position + 1u - missing - cached;
+    let split = (cached + splits * KEYS - 1u) / (splits * KEYS) * KEYS; // whole tiles
+    let low = begin + min(cached, split * group.y);
+    let high = begin + min(cached, split * (group.y + 1u));
+    if (group.y < splits && low == high) { // there are fewer positions than splits
+        for (var i = thread; i < VEC4S; i += THREADS) {
+            parts[to * VEC4S + i] = vec4(0.0);
+        }
+        if (thread == 0u) {
+            sums[to] = vec2(LOWEST, 0.0);
+        }
+        return;
+    }
+    let q_head = t * params.raw_heads + head;
     let q_size = inverse_rms(q_head, thread);
     for (var i = thread; i < HALF; i += THREADS) {
         let pair = rotated(q_head, 0u, q_size, position, i);
@@ -117,21 +114,15 @@ fn main(
         query[HALF + i] = pair[1];
     }
     workgroupBarrier();
-    let splits = groups.y - OWN_CACHE;
     if (group.y == splits) {
         attend_to_itself(t, head, kv_head, to, thread);
         return;
     }
-    let cached = min(position + 1u, params.window) - OWN_CACHE; // positions attended to in the cache
-    let begin = position + 1u - OWN_CACHE - cached;
     let first_line = slot_of(t) * params.ring;
-    let split = (cached + splits * KEYS - 1u) / (splits * KEYS) * KEYS; // whole tiles
-    let low = begin + min(cached, split * group.y);
-    let high = begin + min(cached, split * (group.y + 1u));
     let team = thread / VEC4S;
     let lane = thread % LANES;
 
-    var best = -3.0e38;
+    var best = LOWEST;
     var total = 0.0;
     var values: array<vec4<f32>, OWN>;
     for (var tile = low; tile < high; tile += KEYS) {
@@ -150,7 +141,7 @@ fn main(
         if (thread < KEYS) {
             let at = thread * LANES;
             let sum = lane_scores[at] + lane_scores[at + 1u] + lane_scores[at + 2u] + lane_scores[at + 3u];
-            scores[thread] = select(-3.0e38, sum, tile + thread < high);
+            scores[thread] = select(LOWEST, sum, tile + thread < high);
         }
         workgroupBarrier();
         var top = best;

@@ -45,7 +45,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     workgroupBarrier(); // z of the target has been read
     for (var i = thread; i < params.vocab; i += THREADS) {
         let bent = bend(z[at + i]);
-        let p = exp(params.cap * bent - best) / total - select(0.0, 1.0, i == target_id);
+        let p = exp(softcapped(z[at + i]) - best) / total - select(0.0, 1.0, i == target_id);
         z[at + i] = select(0.0, p * (1.0 - bent * bent) * training_step.loss_weight, live);
     }
 }

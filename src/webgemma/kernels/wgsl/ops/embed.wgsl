@@ -1,4 +1,4 @@
-// x[t] = E[id of t] * scale. One workgroup per token; rows outside this part of the table are left alone. Of a
+// x[t] = E[id of t] * scale, the first columns of a row. One workgroup per token; rows outside this part of the table are left alone. Of a
 // table that stays on the host, E is the rows of the batch, and the id says which of them is t's.
 // uses: token_ids format
 
@@ -6,6 +6,7 @@ struct Params {
     first_row: u32,
     rows: u32,
     units: u32,
+    stride: u32, // of a row of x
     scale: f32,
 }
 
@@ -27,7 +28,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var unit = thread; unit < params.units; unit += THREADS) {
         let weights = decode(row, unit);
         for (var i = 0u; i < vec4s; i++) {
-            x[(t * params.units + unit) * vec4s + i] = params.scale * weights[i];
+            x[t * params.stride / 4u + unit * vec4s + i] = params.scale * weights[i];
         }
     }
 }

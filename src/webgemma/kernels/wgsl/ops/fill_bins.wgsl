@@ -24,7 +24,7 @@ fn add_to_bins(at: u32) {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     row = group.y;
-    settings = settings_table[batch.slots[row]];
+    settings = settings_table[slot_in(batch.rows[row])];
     clear_sums(thread);
     let best = best_penalised(params.parts, thread).value;
     let end = min((group.x + 1u) * CHUNK, params.vocab);

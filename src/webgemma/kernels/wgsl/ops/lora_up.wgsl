@@ -33,10 +33,18 @@ fn main(
     let segment = u32(n >= params.second) + u32(n >= params.third);
     var sums: array<f32, TOKENS>;
     for (var j = 0u; j < params.rank_vec4s; j++) {
-        let weights = B[n * params.rank_vec4s + j];
+        var parts: array<vec4<f32>, TOKENS>;
+        var applied = false; // the adapter of these ranks
         for (var t = 0u; t < TOKENS; t++) {
             let token = min(first_token + t, batch.count - 1u);
-            sums[t] += dot(weights, low[(token * params.segments + segment) * params.rank_vec4s + j]);
+            parts[t] = low[(token * params.segments + segment) * params.rank_vec4s + j];
+            applied = applied || any(parts[t] != vec4<f32>());
+        }
+        if (applied) {
+            let weights = B[n * params.rank_vec4s + j];
+            for (var t = 0u; t < TOKENS; t++) {
+                sums[t] += dot(weights, parts[t]);
+            }
         }
     }
     for (var t = 0u; t < TOKENS; t++) {

@@ -1,8 +1,8 @@
 // own = cap * tanh(logit / cap), suppressed tokens at LOWEST; penalised = own after the repetition, presence and
-// frequency penalties on the recent tokens, plus the bias. One workgroup for each CHUNK of a row, which also finds
+// frequency penalties on the recent tokens, plus the bias, at LOWEST where a mask forbids the token. One workgroup for each CHUNK of a row, which also finds
 // the best of both and the sum of exp(own). Logits that are not finite count as 0 and raise the alarm of partials.
 // Leaves the bins of fill_bins empty.
-// uses: batch=rows finite softcap workgroup_best workgroup_sum partials token_order sampling_settings
+// uses: place=rows allowed finite softcap workgroup_best workgroup_sum partials token_order token_values sampling_settings
 
 struct Params {
     vocab: u32,
@@ -21,9 +21,7 @@ override CHUNK: u32;
 
 var<storage, read> logits: array<f32>; // [row, vocab]
 var<storage, read> tokens: array<u32>; // [slot, ring]
-var<storage, read> suppressed: array<u32>;
-var<storage, read> biases: array<Bias>; // [slot, most_biases]
-var<storage, read_write> values: array<f32>; // of each token of a row: penalised, own
+var<storage, read> biases: array<Bias>; // of suppressed tokens, then [slot, most_biases]
 var<storage, read_write> partials: array<Partial>;
 var<storage, read_write> bins: array<u32>;
 
@@ -49,6 +47,12 @@ fn penalised(value: f32, at: u32) -> f32 {
     return select(value * penalty, value / penalty, value > 0.0) - difference;
 }
 
+// The logit of a token before penalties and bias.
+fn own_logit(id: u32) -> f32 {
+    let logit = logits[row * params.vocab + id];
+    return select(0.0, capped(logit), is_finite(logit));
+}
+
 // One more time for a token of the chunk; what is full stays, so that it does not run over into its neighbour.
 fn count_token(at: u32) {
     loop {
@@ -62,12 +66,21 @@ fn count_token(at: u32) {
     }
 }
 
+// The token at a position of a conversation, or the draft that is read there.
+fn token_at(slot: u32, position: u32) -> u32 {
+    let last = batch.conversations[slot].position;
+    if (position > last) {
+        return batch.drafts[slot * MAX_DRAFTS + position - last - 1u];
+    }
+    return tokens[slot * params.ring + position % params.ring];
+}
+
 // Counts how often every token of the chunk is among the recent ones; ids below `first` wrap past `count`.
 fn count_recent(slot: u32, first: u32, count: u32, thread: u32) {
-    let length = batch.conversations[slot].position + 1u;
+    let length = position_of(row) + 1u;
     let window = min(min(settings.recent, length), params.ring);
     for (var i = thread; i < window; i += THREADS) {
-        let at = tokens[slot * params.ring + (length - 1u - i) % params.ring] - first;
+        let at = token_at(slot, length - 1u - i) - first;
         if (at < count) {
             count_token(at);
         }
@@ -81,7 +94,7 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     row = group.y;
-    let slot = batch.slots[row];
+    let slot = slot_of(row);
     settings = settings_table[slot];
     let first = group.x * CHUNK;
     let count = min(CHUNK, params.vocab - first);
@@ -91,19 +104,15 @@ fn main(
     var alarm = 0.0;
     for (var at = thread; at < count; at += THREADS) {
         let logit = logits[row * params.vocab + first + at];
-        if (is_finite(logit)) {
-            chunk[at] = capped(logit);
-        } else {
-            chunk[at] = 0.0;
-            alarm = ALARM;
-        }
+        chunk[at] = select(0.0, capped(logit), is_finite(logit));
+        alarm = select(ALARM, alarm, is_finite(logit));
     }
     for (var i = thread; i < CHUNK / 2u; i += THREADS) {
         atomicStore(&times[i], 0u);
     }
     workgroupBarrier();
     for (var i = thread; i < params.suppressed_count; i += THREADS) {
-        let at = suppressed[i] - first;
+        let at = biases[i].id - first;
         if (at < count) {
             chunk[at] = LOWEST;
         }
@@ -113,7 +122,7 @@ fn main(
 
     var mine = Best(LOWEST, first);
     for (var at = thread; at < count; at += THREADS) {
-        values[2u * (row * params.vocab + first + at) + 1u] = chunk[at];
+        store_own(row * params.vocab + first + at, chunk[at]);
         mine = better(mine, Best(chunk[at], first + at));
     }
     let own = workgroup_best(mine, thread);
@@ -124,7 +133,7 @@ fn main(
     }
     sum = workgroup_sum(sum, thread);
     for (var i = thread; i < settings.bias_count; i += THREADS) {
-        let bias = biases[slot * params.most_biases + i];
+        let bias = biases[params.suppressed_count + slot * params.most_biases + i];
         if (bias.id - first < count) {
             chunk[bias.id - first] += bias.value;
         }
@@ -133,11 +142,12 @@ fn main(
 
     mine = Best(LOWEST, first);
     for (var at = thread; at < count; at += THREADS) {
-        values[2u * (row * params.vocab + first + at)] = chunk[at];
-        mine = better(mine, Best(chunk[at], first + at));
+        let value = select(LOWEST, chunk[at], is_allowed(row, first + at));
+        store_penalised(row * params.vocab + first + at, value);
+        mine = better(mine, Best(value, first + at));
     }
     let best = workgroup_best(mine, thread);
     if (thread == 0u) {
-        partials[row * groups.x + group.x] = Partial(best, own, sum);
+        partials[row * groups.x + group.x] = Partial(best, own_logit(best.id), own, sum);
     }
 }

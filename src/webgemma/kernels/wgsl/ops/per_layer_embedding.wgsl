@@ -1,6 +1,6 @@
-// ple[t, l] = (rms(context[t, l] * context_scale) * w + token[t, l]) / sqrt(2). One workgroup for each (layer, token);
-// token rows come already times sqrt(width).
-// uses: workgroup_sum
+// ple[t, l] = (rms(context[t, l] * context_scale) * w + token[t, l]) / sqrt(2), or without token and root where tokens
+// have none. One workgroup for each (layer, token); token rows come already times sqrt(width).
+// uses: workgroup_sum token_ple
 
 struct Params {
     width: u32, // of a per-layer embedding
@@ -12,7 +12,6 @@ struct Params {
 override THREADS: u32;
 
 var<storage, read> context: array<f32>;
-var<storage, read> token: array<f32>;
 var<storage, read> w: array<f32>;
 var<storage, read_write> ple: array<f32>;
 
@@ -27,6 +26,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let mean = workgroup_sum(squares, thread) / f32(params.width);
     let scale = inverseSqrt(mean + params.eps) * params.context_scale;
     for (var i = thread; i < params.width; i += THREADS) {
-        ple[at + i] = (context[at + i] * scale * w[i] + token[at + i]) * 0.7071067811865476;
+        ple[at + i] = with_token(context[at + i] * scale * w[i], at + i);
     }
 }

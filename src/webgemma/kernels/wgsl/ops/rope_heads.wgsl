@@ -1,5 +1,5 @@
-// out[t, head] = rope(rms(raw[t, first + head]) * w), at the position of t in its sequence; if not ROTATED, only rms. One
-// workgroup for each head and token.
+// out[t, head] = rope(rms(raw[t, first + head]) * w), at the position of t in its sequence; if not ROTATED, only rms, and if
+// not NORMED, the head as it is. One workgroup for each head and token.
 // uses: workgroup_sum rope
 
 struct Params {
@@ -14,6 +14,7 @@ struct Params {
 override THREADS: u32;
 override HEAD_DIM: u32;
 override ROTATED: bool;
+override NORMED: bool = true;
 
 var<storage, read> raw: array<vec4<f32>>;
 var<storage, read> norms: array<vec4<f32>>;
@@ -31,7 +32,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var i = thread; i < VEC4S; i += THREADS) {
         squares += dot(raw[from_at + i], raw[from_at + i]);
     }
-    let r = inverseSqrt(workgroup_sum(squares, thread) / f32(HEAD_DIM) + params.eps);
+    let r = select(1.0, inverseSqrt(workgroup_sum(squares, thread) / f32(HEAD_DIM) + params.eps), NORMED);
     let half = VEC4S / 2u;
     for (var i = thread; i < half; i += THREADS) {
         var pair = array<vec4<f32>, 2>(raw[from_at + i] * r, raw[from_at + half + i] * r);

@@ -1,6 +1,6 @@
 // The backward pass of rope_heads: draw = r (g - x r^2 mean(g x)) for x = raw[t, first + head], with
-// r = 1 / sqrt(mean(x^2) + eps), g = w * (dy rotated back); if not ROTATED, g = dy. One workgroup for each head and
-// token.
+// r = 1 / sqrt(mean(x^2) + eps), g = w * (dy rotated back); if not ROTATED, g = dy; if not NORMED, draw = dy. One
+// workgroup for each head and token.
 // uses: workgroup_sum rope
 
 struct Params {
@@ -16,6 +16,7 @@ struct Params {
 override THREADS: u32;
 override HEAD_DIM: u32;
 override ROTATED: bool;
+override NORMED: bool = true;
 
 var<storage, read> raw: array<vec4<f32>>;
 var<storage, read> norms: array<vec4<f32>>;
@@ -52,8 +53,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         squares += dot(a, a) + dot(b, b);
         dots += dot(a, g[0]) + dot(b, g[1]);
     }
-    let r = inverseSqrt(workgroup_sum(squares, thread) / f32(HEAD_DIM) + params.eps);
-    let slope = r * r * workgroup_sum(dots, thread) / f32(HEAD_DIM);
+    let r = select(1.0, inverseSqrt(workgroup_sum(squares, thread) / f32(HEAD_DIM) + params.eps), NORMED);
+    let slope = select(0.0, r * r * workgroup_sum(dots, thread) / f32(HEAD_DIM), NORMED);
     for (var i = thread; i < HALF; i += THREADS) {
         let g = gradients(from_at, i, t);
         for (var j = 0u; j < 2u; j++) {

@@ -276,7 +276,7 @@ fn joined(window: Window, best: f32, thread: u32) -> Group {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     row = group.x;
     if (thread == 0u) {
-        own_slot = batch.slots[row];
+        own_slot = slot_in(batch.rows[row]);
     }
     let slot = workgroupUniformLoad(&own_slot); // the compiler has to see that all threads agree
     let chosen = settings_table[slot];
@@ -317,7 +317,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let group = find(MASS, decremented(scaled(kept.mass, chosen.top_p)), bin, window, best, thread);
         kept = plus(group.before, group.own);
     }
-    let u = f32(draw(chosen.seed, batch.conversations[slot].position + 1u)) / 16777216.0;
+    let u = f32(draw(chosen.seed, batch.conversations[slot].position + ahead_in(batch.rows[row]) + 1u)) / 16777216.0;
     var goal = scaled(kept.share, u);
     if (!less(goal, kept.share)) { // rounded up
         goal = decremented(kept.share);

@@ -39,7 +39,7 @@ fn find_firsts(thread: u32) {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     row = group.y;
-    settings = settings_table[batch.slots[row]];
+    settings = settings_table[slot_in(batch.rows[row])];
     atomicStore(&counts[thread], 0u);
     find_firsts(thread);
     let best = best_penalised(params.parts, thread).value;

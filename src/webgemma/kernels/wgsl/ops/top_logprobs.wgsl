@@ -37,7 +37,7 @@ fn next(chunk: u32, last: Best, thread: u32) -> Best {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     row = group.x;
-    let wanted = settings_table[batch.slots[group.x]].top_logprobs;
+    let wanted = settings_table[slot_in(batch.rows[group.x])].top_logprobs;
     let total = log_total(params.parts, thread);
     var mine = Best(LOWEST, NO_ID);
     if (thread < params.parts) {

@@ -1,5 +1,5 @@
 // finish: a row's sum plus what LoRA adapters add, y = sum + Σ_j B[row, j] low[t, j]. Up to three matrices may
-// be stacked; the rows of each have their own segment of low ranks.
+// be stacked; the rows of each have their own segment of low ranks. An adapter that t does not apply is not read.
 
 struct Params {
     first_row: u32, // column of y for the first row
@@ -22,7 +22,10 @@ fn finish(t: u32, row: u32, sum: f32) {
     let from_low = (t * params.segments + segment) * params.rank_vec4s;
     var total = sum;
     for (var j = 0u; j < params.rank_vec4s; j++) {
-        total += dot(B[from_row + j], low[from_low + j]);
+        let part = low[from_low + j];
+        if (any(part != vec4<f32>())) {
+            total += dot(B[from_row + j], part);
+        }
     }
     y[t * params.stride + params.first_row + row] = total;
 }

@@ -9,6 +9,7 @@ struct Params {
 
 override EACH: u32;
 override TOKENS: u32;
+override TOKENS_FIRST: bool = false; // which of them wait in registers for the other: x or the weights
 
 alias Value = vec4<u32>;
 
@@ -47,6 +48,10 @@ fn add_products(t: u32, unit: u32, first: u32, sums: ptr<function, array<f32, EA
 }
 
 fn add_tokens(t: u32, unit: u32, first: u32, sums: ptr<function, array<f32, EACH * TOKENS>>) {
+    if (TOKENS_FIRST) {
+        add_rows(t, unit, first, sums);
+        return;
+    }
     var weights: array<UnitWeights, EACH>;
     for (var each = 0u; each < EACH; each++) {
         weights[each] = integer_unit(words_of(row_of(first, each), unit));
@@ -55,6 +60,19 @@ fn add_tokens(t: u32, unit: u32, first: u32, sums: ptr<function, array<f32, EACH
         let values = unit_of(((t + i) * params.units + unit) * (UNIT / 32u));
         for (var each = 0u; each < EACH; each++) {
             (*sums)[each * TOKENS + i] += integer_dot(weights[each], values);
+        }
+    }
+}
+
+fn add_rows(t: u32, unit: u32, first: u32, sums: ptr<function, array<f32, EACH * TOKENS>>) {
+    var values: array<Unit, TOKENS>;
+    for (var i = 0u; i < TOKENS; i++) {
+        values[i] = unit_of(((t + i) * params.units + unit) * (UNIT / 32u));
+    }
+    for (var each = 0u; each < EACH; each++) {
+        let weights = integer_unit(words_of(row_of(first, each), unit));
+        for (var i = 0u; i < TOKENS; i++) {
+            (*sums)[each * TOKENS + i] += integer_dot(weights, values[i]);
         }
     }
 }

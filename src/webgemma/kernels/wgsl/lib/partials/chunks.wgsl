@@ -5,6 +5,7 @@ override THREADS: u32;
 
 struct Partial {
     best: Best, // of the penalised logits
+    best_own: f32, // the model's own logit of that token
     own: Best, // of the model's own logits
     sum: f32, // of exp(own logit - own.value), at least 1; below 0 where a logit is not finite
 }

@@ -3,10 +3,13 @@
 // see round_f16; W is decoded and rounded to float16. A workgroup computes TILE_ROWS rows by TILE_TOKENS
 // tokens, SLICE of k at a time through workgroup memory; of that, a subgroup computes SUB_ROWS by SUB_TOKENS
 // in matrices of MATRIX_M tokens by MATRIX_N rows, MATRIX_K of k at a time. While a slice is multiplied, the
-// next two are on their way. The op says which rows of x a tile reads (x_row) and what becomes of sums (store).
+// next two are on their way. SHARES subgroups may have the same rows and tokens, and a share of the k of a slice
+// each: where tokens are few, more threads wait for memory then. The op says which rows of x a tile reads (x_row)
+// and what becomes of sums (store).
 // With SPLIT_X and SPLIT_W, x and W are sums of a high and a low float16, 22 bits together; a slice takes a
 // phase more for each: W high by x low, W high by x high, W low by x high.
 // With OVER_ROWS, n are columns of W and sums are over its rows k: of W[k, n].
+// With TRANSPOSED, slices are stored so that neighbouring threads, which have neighbouring rows, store neighbours.
 // uses: format
 
 struct Params {
@@ -24,6 +27,7 @@ override TILE_TOKENS: u32;
 override SUB_ROWS: u32;
 override SUB_TOKENS: u32;
 override SLICE: u32;
+override SHARES: u32; // of k
 override BUFFERS: u32;
 override MATRIX_M: u32;
 override MATRIX_N: u32;
@@ -31,6 +35,7 @@ override MATRIX_K: u32;
 override SPLIT_X: bool;
 override SPLIT_W: bool;
 override OVER_ROWS: bool;
+override TRANSPOSED: bool;
 
 // Eight float16 each. Of a row the high ones, with SPLIT_X then the low ones; after the last row, a scale for each.
 var<storage, read> x: array<vec4<u32>>;
@@ -39,13 +44,16 @@ const DOWN: u32 = TILE_TOKENS / SUB_TOKENS; // subgroups along the tokens
 const ACROSS: u32 = TILE_ROWS / SUB_ROWS; // subgroups along the rows
 const HIGH: u32 = SUB_TOKENS / MATRIX_M; // matrices of a subgroup, along the tokens
 const WIDE: u32 = SUB_ROWS / MATRIX_N; // and along the rows
+const SHARE_K: u32 = SLICE / SHARES; // of a subgroup
 const UNIT_VEC4S: u32 = UNIT / 4u;
 const SLICE_VEC8S: u32 = SLICE / 8u;
-// Lines are longer than needed, so that neighbouring lines use other banks.
-const LINE: u32 = SLICE + 8u;
-const W_LENGTH: u32 = select(SLICE, TILE_ROWS, OVER_ROWS); // weights of a line of w_tile: some of a row of W
-const W_LINE: u32 = W_LENGTH + 8u;
-const W_LINES: u32 = select(TILE_ROWS, SLICE, OVER_ROWS);
+const W_LENGTH: u32 = select(SLICE, TILE_ROWS, OVER_ROWS); // weights of a row of W in a slice
+const W_LINES: u32 = select(TILE_ROWS, SLICE, OVER_ROWS); // such rows
+// Lines in workgroup memory are longer than needed, so that neighbouring lines use other banks.
+const X_LINE: u32 = select(SLICE, TILE_TOKENS, TRANSPOSED) + 8u;
+const X_SIZE: u32 = X_LINE * select(TILE_TOKENS, SLICE, TRANSPOSED);
+const W_LINE: u32 = select(W_LENGTH, W_LINES, TRANSPOSED) + 8u;
+const W_SIZE: u32 = W_LINE * select(W_LINES, W_LENGTH, TRANSPOSED);
 const W_UNITS: u32 = W_LENGTH / UNIT; // units of a line
 const W_ITEMS: u32 = W_LINES * W_UNITS; // units of a slice of W
 const W_EACH: u32 = (W_ITEMS + THREADS - 1u) / THREADS;
@@ -60,9 +68,9 @@ const SLICES_AHEAD: u32 = select(1u, 2u, PHASES == 1u); // phases give one that 
 const MATRIX: u32 = MATRIX_M * MATRIX_N;
 const W_SCALE: f32 = select(1.0, 256.0, SPLIT_W); // GPUs may take the least float16 for 0: low ones are far below W
 
-const_assert THREADS == SUBGROUP * DOWN * ACROSS;
+const_assert THREADS == SUBGROUP * DOWN * ACROSS * SHARES;
 const_assert HIGH * MATRIX_M == SUB_TOKENS && WIDE * MATRIX_N == SUB_ROWS;
-const_assert W_UNITS * UNIT == W_LENGTH && SLICE % MATRIX_K == 0u;
+const_assert W_UNITS * UNIT == W_LENGTH && SHARE_K * SHARES == SLICE && SHARE_K % MATRIX_K == 0u;
 const_assert HIGH <= 4u && WIDE <= 4u;
 const_assert PHASES == 1u || BUFFERS == 1u;
 
@@ -90,17 +98,39 @@ struct Ahead {
     low_weights: array<array<vec4<f16>, LOW_VEC4S>, LOW_W_EACH>, // decoded with the high ones
 }
 
-var<workgroup> w_tile: array<f16, BUFFERS * W_LINES * W_LINE>;
-var<workgroup> x_tile: array<f16, BUFFERS * TILE_TOKENS * LINE>;
+var<workgroup> w_tile: array<f16, BUFFERS * W_SIZE>;
+var<workgroup> x_tile: array<f16, BUFFERS * X_SIZE>;
 var<workgroup> scales: array<f32, TILE_TOKENS>; // of the rows of x
 var<workgroup> results: array<f32, THREADS / SUBGROUP * MATRIX>; // a matrix of each subgroup
+
+// Where a value is in workgroup memory: of a token at k, of a row at a weight.
+fn x_place(buffer: u32, token: u32, k: u32) -> u32 {
+    return buffer * X_SIZE + select(token * X_LINE + k, k * X_LINE + token, TRANSPOSED);
+}
+
+fn w_place(buffer: u32, row: u32, weight: u32) -> u32 {
+    return buffer * W_SIZE + select(row * W_LINE + weight, weight * W_LINE + row, TRANSPOSED);
+}
+
+// The row and the unit of a slice of W that an item is, and the token and the vec4 of one of x.
+fn w_part(item: u32) -> vec2<u32> {
+    return select(vec2(item / W_UNITS, item % W_UNITS), vec2(item % W_LINES, item / W_LINES), TRANSPOSED);
+}
+
+fn x_part(item: u32) -> vec2<u32> {
+    return select(
+        vec2(item / SLICE_VEC8S, item % SLICE_VEC8S),
+        vec2(item % TILE_TOKENS, item / TILE_TOKENS),
+        TRANSPOSED,
+    );
+}
 
 // The row and the unit of W that an item of a slice is.
 fn w_item(tile: Tile, slice: u32, item: u32) -> vec2<u32> {
     if (OVER_ROWS) {
-        return vec2(slice * SLICE + item / W_UNITS, tile.row / UNIT + item % W_UNITS);
+        return vec2(slice * SLICE, tile.row / UNIT) + w_part(item);
     }
-    return vec2(tile.row + item / W_UNITS, slice * (SLICE / UNIT) + item % W_UNITS);
+    return vec2(tile.row, slice * (SLICE / UNIT)) + w_part(item);
 }
 
 // Beyond the last row or unit, that one is fetched again; x or W is 0 there, where it would count.
@@ -114,12 +144,12 @@ fn fetch(ahead: ptr<function, Ahead>, tile: Tile, slice: u32, thread: u32) {
     }
     let length = params.x_width / 8u;
     for (var i = 0u; i < X_EACH; i++) {
-        let item = thread + i * THREADS;
-        let at = params.x_first / 8u + slice * SLICE_VEC8S + item % SLICE_VEC8S;
+        let part = x_part(min(thread + i * THREADS, X_ITEMS - 1u));
+        let at = params.x_first / 8u + slice * SLICE_VEC8S + part.y;
         var values = vec4(0u);
         var low = vec4(0u);
         if (at < length) {
-            let row = x_row(tile, min(item / SLICE_VEC8S, TILE_TOKENS - 1u)) * X_PARTS;
+            let row = x_row(tile, part.x) * X_PARTS;
             values = x[row * length + at];
             if (SPLIT_X) {
                 low = x[(row + 1u) * length + at];
@@ -139,7 +169,7 @@ fn stage_w(ahead: ptr<function, Ahead>, slice: u32, buffer: u32, thread: u32) {
         let item = thread + i * THREADS;
         if (W_ITEMS % THREADS == 0u || item < W_ITEMS) {
             let weights = weights_of((*ahead).words[i]);
-            let counts = !OVER_ROWS || slice * SLICE + item / W_UNITS < params.rows;
+            let counts = !OVER_ROWS || slice * SLICE + w_part(item).x < params.rows;
             for (var j = 0u; j < UNIT_VEC4S; j++) {
                 var values = select(vec4(0.0), weights[j] * W_SCALE, counts);
                 if (SPLIT_W) {
@@ -166,26 +196,30 @@ fn stage_low_w(ahead: ptr<function, Ahead>, buffer: u32, thread: u32) {
 
 // The vec4 j of an item of W.
 fn store_weights(values: vec4<f16>, item: u32, j: u32, buffer: u32) {
-    let to = (buffer * W_LINES + item / W_UNITS) * W_LINE + item % W_UNITS * UNIT + 4u * j;
+    let part = w_part(item);
+    let to = w_place(buffer, part.x, part.y * UNIT + 4u * j);
+    let step = select(1u, W_LINE, TRANSPOSED);
     w_tile[to] = values.x;
-    w_tile[to + 1u] = values.y;
-    w_tile[to + 2u] = values.z;
-    w_tile[to + 3u] = values.w;
+    w_tile[to + step] = values.y;
+    w_tile[to + 2u * step] = values.z;
+    w_tile[to + 3u * step] = values.w;
 }
 
 fn stage_x(ahead: ptr<function, Ahead>, low: bool, buffer: u32, thread: u32) {
     for (var i = 0u; i < X_EACH; i++) {
         let item = thread + i * THREADS;
         if (X_ITEMS % THREADS == 0u || item < X_ITEMS) {
-            let to = (buffer * TILE_TOKENS + item / SLICE_VEC8S) * LINE + item % SLICE_VEC8S * 8u;
+            let part = x_part(item);
+            let to = x_place(buffer, part.x, 8u * part.y);
+            let step = select(1u, X_LINE, TRANSPOSED);
             var eight = (*ahead).tokens[i];
             if (low) {
                 eight = (*ahead).low[i % LOW_EACH];
             }
             for (var j = 0u; j < 4u; j++) {
                 let values = bitcast<vec2<f16>>(eight[j]);
-                x_tile[to + 2u * j] = values.x;
-                x_tile[to + 2u * j + 1u] = values.y;
+                x_tile[to + 2u * j * step] = values.x;
+                x_tile[to + (2u * j + 1u) * step] = values.y;
             }
         }
     }
@@ -209,26 +243,36 @@ fn scale_of(row: u32) -> f32 {
     return bitcast<f32>(x[word / 4u][word % 4u]) / W_SCALE;
 }
 
-// A subgroup's first token in the tile, and its first row.
+// A subgroup's first token in the tile, its first row, and its first k of a slice.
 fn subgroup_line(thread: u32) -> u32 {
     return thread / SUBGROUP % DOWN * SUB_TOKENS;
 }
 
 fn subgroup_row(thread: u32) -> u32 {
-    return thread / SUBGROUP / DOWN * SUB_ROWS;
+    return thread / SUBGROUP / DOWN % ACROSS * SUB_ROWS;
 }
 
-// A matrix of every subgroup, so many tokens and rows from its first, goes through workgroup memory.
+fn subgroup_k(thread: u32) -> u32 {
+    return select(thread / (SUBGROUP * DOWN * ACROSS) * SHARE_K, 0u, SHARES == 1u);
+}
+
+// A matrix of every subgroup, so many tokens and rows from its first, goes through workgroup memory, where the shares
+// of k are added up.
 fn store_matrix(sums: Result, tile: Tile, token: u32, row: u32, thread: u32) {
-    let mine = thread / SUBGROUP * MATRIX;
     workgroupBarrier();
-    subgroupMatrixStore(&results, mine, sums, false, MATRIX_N);
+    subgroupMatrixStore(&results, thread / SUBGROUP * MATRIX, sums, false, MATRIX_N);
     workgroupBarrier();
-    for (var i = thread % SUBGROUP; i < MATRIX; i += SUBGROUP) {
+    let first = thread / SUBGROUP % (DOWN * ACROSS) * MATRIX;
+    let own = thread / (SUBGROUP * DOWN * ACROSS) * SUBGROUP + thread % SUBGROUP;
+    for (var i = own; i < MATRIX; i += SUBGROUP * SHARES) {
         let line = subgroup_line(thread) + token + i / MATRIX_N;
         let n = tile.row + subgroup_row(thread) + row + i % MATRIX_N;
+        var sum = results[first + i];
+        for (var share = 1u; share < SHARES; share++) {
+            sum += results[first + share * DOWN * ACROSS * MATRIX + i];
+        }
         if (tile.token + line < tile.count && n < tile.end) {
-            store(tile, tile.token + line, n, results[mine + i] * scales[line]);
+            store(tile, tile.token + line, n, sum * scales[line]);
         }
     }
 }
@@ -265,21 +309,25 @@ fn add_phase(
         workgroupBarrier();
     }
     stage(ahead, slice, phase, buffer, thread);
-    if (phase == PHASES - 1u) { // before the barrier, else compilers move it behind the products
+    // Before the barrier, else compilers move it behind the products; without a condition, which costs a sixth.
+    if (phase == PHASES - 1u) {
         fetch(ahead, tile, slice + SLICES_AHEAD, thread);
     }
     workgroupBarrier();
-    let line = buffer * TILE_TOKENS + subgroup_line(thread);
+    let token = subgroup_line(thread);
     let row = subgroup_row(thread);
-    for (var k = 0u; k < SLICE; k += MATRIX_K) {
+    let first = subgroup_k(thread);
+    for (var step = 0u; step < SHARE_K; step += MATRIX_K) {
+        let k = first + step;
         var right: array<Right, WIDE>;
         for (var j = 0u; j < WIDE; j++) {
             let n = row + j * MATRIX_N;
-            let at = buffer * W_LINES * W_LINE + select(n * W_LINE + k, k * W_LINE + n, OVER_ROWS);
-            right[j] = subgroupMatrixLoad<Right>(&w_tile, at, !OVER_ROWS, W_LINE);
+            let at = w_place(buffer, select(n, k, OVER_ROWS), select(k, n, OVER_ROWS));
+            right[j] = subgroupMatrixLoad<Right>(&w_tile, at, OVER_ROWS == TRANSPOSED, W_LINE);
         }
         for (var i = 0u; i < HIGH; i++) {
-            let left = subgroupMatrixLoad<Left>(&x_tile, (line + i * MATRIX_M) * LINE + k, false, LINE);
+            let at = x_place(buffer, token + i * MATRIX_M, k);
+            let left = subgroupMatrixLoad<Left>(&x_tile, at, TRANSPOSED, X_LINE);
             for (var j = 0u; j < WIDE; j++) {
                 (*sums)[i][j] = subgroupMatrixMultiplyAccumulate(left, right[j], (*sums)[i][j]);
             }

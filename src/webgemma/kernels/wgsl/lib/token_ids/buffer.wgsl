@@ -1,5 +1,5 @@
 // id_of: the id of row t, from a buffer.
-// uses: batch=tokens
+// uses: place=chunk
 
 var<storage, read> ids: array<u32>;
 

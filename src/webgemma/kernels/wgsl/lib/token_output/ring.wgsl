@@ -14,7 +14,7 @@ var<storage, read_write> tokens: array<u32>; // [slot, ring]
 var<storage, read_write> results: array<TokenLogprob>; // of all rows the chosen token, then the likeliest, and so on
 
 fn output_token(slot: u32, token: u32, logprob: f32) {
-    if (row >= batch.count) {
+    if (row >= batch.count || has_ended(batch.rows[row])) {
         return;
     }
     let length = batch.conversations[slot].position + 1u;
