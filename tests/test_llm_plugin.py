@@ -2,13 +2,13 @@
 
 import asyncio
 import io
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import llm
 import numpy as np
@@ -17,29 +17,16 @@ import pytest
 import soundfile
 from helpers.scripted import follow_script
 from helpers.store import CONFIG, add_model
-from helpers.tiny import SMALL, tiny_gguf, tiny_metadata, tiny_tensors
-from helpers.tiny_audio import TINY_AUDIO, as_ollama, audio_metadata, audio_weights
-from helpers.tiny_vision import SMALL_VISION, vision_metadata, vision_weights
+from helpers.tiny import tiny_gguf
+from helpers.tiny_encoders import TEXT, with_encoders
 from PIL import Image
 
-from webgemma import Gemma
-from webgemma.gguf.writer import gguf_bytes
+from webgemma import Gemma, InputError
 from webgemma.llm_plugin import LOADED, REPORTED
 from webgemma.settings import SETTINGS
 
-TINY = replace(SMALL, context=1024)
 CPU: Any = {"device": "cpu", "temperature": 0, "max_tokens": 12}
 STORY = "Tell me a story about a dog."
-
-
-def with_encoders() -> bytes:
-    """Return a tiny model with both encoders in its own file, as Ollama has them."""
-    audio, vision = replace(TINY_AUDIO, output=SMALL.width), replace(SMALL_VISION, positions=96)
-    metadata = (
-        tiny_metadata(TINY) | vision_metadata(vision, "gemma4.") | audio_metadata(audio, "gemma4")
-    )
-    tensors = [*tiny_tensors(TINY), *vision_weights(vision), *as_ollama(audio_weights(audio))]
-    return gguf_bytes(metadata, tensors)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,7 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Ollama's store with three models, one of another family, and a folder of `llm`'s own."""
     root, user = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("user")
     add_model(root, "gemma4:e2b", gguf=with_encoders())
-    add_model(root, "small:latest", gguf=tiny_gguf(TINY))
+    add_model(root, "small:latest", gguf=tiny_gguf(TEXT))
     add_model(root, "other:1b", gguf=b"GGUF", config=CONFIG | {"model_family": "llama"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OLLAMA_MODELS", str(root))
@@ -201,6 +188,50 @@ def test_tools_are_called_and_their_results_read(monkeypatch: pytest.MonkeyPatch
     (call,) = asked.tool_calls()
     assert (call.name, call.arguments) == ("add", {"a": 5, "b": 7})
     assert answered.usage().input > asked.usage().input
+
+
+class Dog(pydantic.BaseModel):
+    """A dog."""
+
+    name: Literal["Max", "Bella"]
+    age: int = pydantic.Field(ge=0, le=20)
+
+
+def test_schemas() -> None:
+    model = llm.get_model("webgemma")
+    for seed in range(3):
+        response = model.prompt("A dog?", schema=Dog, device="cpu", seed=seed, temperature=1.5)
+        assert Dog.model_validate_json(response.text())
+    with pytest.raises(InputError, match="The schema at #: not is not supported"):
+        model.prompt("A dog?", schema={"not": {}}, device="cpu").text()
+
+    async def main() -> str:
+        asked = llm.get_async_model("webgemma").prompt("A dog?", schema=Dog, device="cpu")
+        return await asked.text()
+
+    assert Dog.model_validate_json(asyncio.run(main()))
+
+
+def test_schemas_of_the_command_line() -> None:
+    options = ("-o", "device", "cpu", "-o", "seed", "1")
+    given = json.dumps(Dog.model_json_schema())
+    asked = command("-m", "webgemma", "A dog?", "--schema", given, *options)
+    assert Dog.model_validate_json(asked.stdout), asked.stderr
+    # `llm`'s short form; what it does not name is not written.
+    short = command("-m", "webgemma", "A dog?", "--schema", "tame bool, age int", *options)
+    assert set(json.loads(short.stdout)) == {"tame", "age"}, short.stderr
+    failed = command("-m", "webgemma", "A dog?", "--schema", '{"not": {}}', *options)
+    assert failed.returncode == 1
+    assert failed.stderr == "Error: The schema at #: not is not supported.\n"
+
+
+def test_tools_that_the_model_calls_itself() -> None:
+    """What it calls is what was offered, with arguments that fit, whatever it likes."""
+    options = ("-o", "device", "cpu", "-o", "max_tokens", "40", "-o", "temperature", "0")
+    code = 'def add(a: int, b: int) -> int:\n    "Add."\n    return a + b'
+    answered = command("-m", "webgemma", "What is 5 + 7?", "--functions", code, *options)
+    assert answered.returncode == 0, answered.stderr
+    assert answered.stdout.strip()
 
 
 def test_thinking_is_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from llm.parts import (
 from pydantic import AfterValidator, BeforeValidator, Field, create_model
 
 from webgemma.api import Gemma
+from webgemma.constraints.specifications import Json
 from webgemma.errors import InputError, WebgemmaError
 from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gguf.ollama import OllamaModel, OllamaStore
@@ -210,6 +211,7 @@ class _Shared:
     """What both kinds of model have: who they are, and what they take."""
 
     can_stream = True
+    supports_schema = True
     supports_tools = True
     needs_key = None
     Options: Any = _options()
@@ -246,6 +248,7 @@ class _Shared:
         return {
             "messages": _messages(prompt.messages),
             "tools": _tools(prompt.tools) or None,
+            "schema": Json(prompt.schema, closed=True) if prompt.schema else None,
             "think": prompt.options.think,
             **{name: value for name, value in given.items() if value is not None},
         }

@@ -120,6 +120,9 @@ def test_a_stream_is_that_of_the_model(live: Live) -> None:
 
 def test_all_routes_and_refusals_are_those_of_the_server(live: Live) -> None:
     assert live.http.get("/").text == "Ollama is running"
+    page = live.http.get("/", headers={"Accept": "text/html"}, follow_redirects=True)
+    assert (page.url.path, 'data-home="server"' in page.text) == ("/chat/", True)
+    assert HEADER not in page.headers  # it needs none
     assert [model["name"] for model in live.http.get("/api/tags").json()["models"]] == ["demo"]
     assert live.http.get("/nothing").status_code == 404
     refusal = live.http.post("/v1/chat/completions", content=b"nonsense")

@@ -8,7 +8,15 @@ from dataclasses import replace
 from math import prod
 
 from webgemma.device import Plan
-from webgemma.gemma.config import Config, Diffusion, Experts, Layer, text_tensors
+from webgemma.gemma.config import (
+    DENSE,
+    Config,
+    Diffusion,
+    Embedding,
+    Experts,
+    Layer,
+    text_tensors,
+)
 from webgemma.gguf.formats import FORMATS
 from webgemma.gguf.reader import TensorInfo
 
@@ -43,6 +51,7 @@ class BlankGguf:
                 fmt = FORMATS["F32" if len(shape) == 1 else format_of(name)]
                 nbytes = fmt.row_nbytes(shape[0]) * prod(shape[1:])
                 self.tensors[name] = TensorInfo(name, shape, fmt, 0, nbytes)
+        self.nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
         self.largest_read_nbytes = 0
 
     async def read(self, tensor: TensorInfo, offset: int = 0, nbytes: int | None = None) -> bytes:
@@ -118,6 +127,48 @@ def b31() -> Config:
     return _config("31B", layers, width=5376, window=1024, context=262144)
 
 
+def g3_1b() -> Config:
+    """Return Gemma 3 1B: 26 layers."""
+    layers = tuple(
+        Layer(
+            index=i,
+            sliding=(i + 1) % 6 != 0,
+            heads=4,
+            kv_heads=1,
+            head_dim=256,
+            ffn=6912,
+            kv_donor=i,
+            k_is_v=False,
+            experts=False,
+        )
+        for i in range(26)
+    )
+    gemma4 = _config("1B", layers, width=1152, window=512, context=32768)
+    rope = {"rope_share": 1.0, "query_scale": 1 / 16}
+    return replace(gemma4, architecture="gemma3", softcap=0.0, value_norm=False, **rope)
+
+
+def embedding_300m() -> Config:
+    """Return EmbeddingGemma: 24 layers and two dense ones."""
+    layers = tuple(
+        Layer(
+            index=i,
+            sliding=(i + 1) % 6 != 0,
+            heads=3,
+            kv_heads=1,
+            head_dim=256,
+            ffn=1152,
+            kv_donor=i,
+            k_is_v=False,
+            experts=False,
+        )
+        for i in range(24)
+    )
+    gemma3 = replace(g3_1b(), layers=layers, width=768, window=257, context=2048)
+    dense = Embedding(size=768, dense=DENSE, hidden=3072, ends_with_eos=True)
+    return replace(gemma3, architecture="gemma-embedding", name="300M", embedding=dense)
+
+
 def diffusion() -> Config:
     """Return DiffusionGemma: the same layers, and a canvas."""
     canvas = Diffusion(
@@ -153,11 +204,17 @@ def _config(
         layers=layers,
         eps=1e-6,
         softcap=30.0,
+        query_scale=1.0,
+        value_norm=True,
         rope_base=1e6,
         rope_base_sliding=1e4,
+        rope_scale=1.0,
+        rope_share=0.25,
         ple=ple,
         experts=experts,
         diffusion=None,
+        drafter=None,
+        embedding=None,
         tied=True,
         suppressed=(),
         parameters=0,

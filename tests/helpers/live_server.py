@@ -38,11 +38,12 @@ class Live:
 @contextmanager
 def live_server(*models: str | Path, **options: Any) -> Iterator[Live]:
     """Run a server; options that `Server` does not have are the registry's."""
-    own = {name: options.pop(name) for name in ("keys", "origins", "host") if name in options}
+    names = ("keys", "origins", "host", "port", "page")
+    own: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
     own["grace_seconds"] = options.pop("grace_seconds", 0.2)
     options.setdefault("device", "cpu")
     registry = Registry([str(model) for model in models], **options)
-    server = Server(registry, port=0, **own)
+    server = Server(registry, **{"port": 0} | own)
     thread = threading.Thread(target=server.run)
     thread.start()
     live = Live(server, registry)

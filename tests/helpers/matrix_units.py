@@ -1,9 +1,11 @@
 """Activations and weights as matrix units read them: float16, with a power of two for each row."""
 
 import numpy as np
+import pytest
 
 from helpers.gpu import put
-from webgemma.gemma.record.matrix_tiling import MatrixUnits
+from webgemma.gemma.record import matrix_tiling
+from webgemma.gemma.record.matrix_tiling import MatrixTile, MatrixUnits
 from webgemma.gemma.record.quantised import HalfTensor
 
 
@@ -32,9 +34,15 @@ def poisoned(rows: int, width: int) -> HalfTensor:
     return HalfTensor(tensor.shape, tensor.nbytes, uploaded.buffer)
 
 
-def small_tiles(units: MatrixUnits) -> tuple[tuple[int, ...], ...]:
+def small_tiles(units: MatrixUnits) -> tuple[MatrixTile, ...]:
     """Return tiles with a matrix for each subgroup: such kernels compile fastest on a CPU.
 
     They have as many rows as the longest unit of a format has weights."""
     m, n, _ = units.shape
-    return ((2 * m, 64, m, n, 1),)
+    return (MatrixTile(2 * m, 64, m, n, 1, 1, 10, 1),)
+
+
+def use_tiles(monkeypatch: pytest.MonkeyPatch, *tiles: MatrixTile) -> None:
+    """Let all products on matrix units be divided into these tiles."""
+    for table in ("MATRIX_TILES", "DECODING_TILES"):
+        monkeypatch.setattr(matrix_tiling, table, tiles)

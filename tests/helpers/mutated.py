@@ -50,12 +50,16 @@ MOE = Tiny(pattern="sf", width=64, heads=4, k_is_v=True, experts=(6, 2, 32), sup
 SHARED = Tiny(pattern="sfsf", width=32, ffn=32, ple=16, shared=2, double_wide=True)
 FORMATTED = replace(TEXT, ffn=256, formats=("Q4_K", "Q6_K", "Q8_0", "Q4_0", "BF16"), ple=0)
 DIFFUSION = replace(MOE, formats=("F16",), canvas=12, suppressed=(3,))
+GEMMA3 = Tiny(
+    generation=3, pattern="sf", kv_heads=(2, 2), head_dims=(32, 32), formats=("Q8_0", "F16")
+)
 KINDS: dict[str, Tiny] = {
     "text": TEXT,
     "shared": SHARED,
     "formats": FORMATTED,
     "moe": MOE,
     "diffusion": DIFFUSION,
+    "gemma3": GEMMA3,
 }
 VISION = {"vision": SMALL_VISION, "large vision": LARGE_VISION, "embedder": EMBEDDER}
 AUDIO = {"audio": replace(TINY_AUDIO, output=64), "raw audio": replace(RAW_AUDIO, output=64)}

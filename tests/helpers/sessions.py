@@ -4,10 +4,14 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import cache
 
+from helpers.gpu import device, hardware
 from helpers.tiny import SMALL, Tiny, tiny_gguf
+from webgemma.engine.batching import Batch
 from webgemma.engine.cpu import CpuEngine
 from webgemma.engine.session import Session
+from webgemma.engine.slots import Slots
 from webgemma.gemma.config import Config
+from webgemma.gemma.weights import Model
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource
 from webgemma.sampler import SampledToken
@@ -27,6 +31,20 @@ def open_tiny(tiny: Tiny) -> tuple[Gguf, Config]:
     """Open a tiny model; return its file and its configuration."""
     gguf = run_sync(Gguf.aopen(BytesSource(tiny_gguf(tiny), "tiny.gguf")))
     return gguf, Config.from_gguf(gguf)
+
+
+def load_tiny(tiny: Tiny, divided: str = "software") -> Model:
+    """Load a tiny model, with work divided as for a software GPU or as for hardware."""
+    gguf, config = open_tiny(tiny)
+    return run_sync(Model.load(gguf, config, hardware() if divided == "hardware" else device()))
+
+
+def open_batch(
+    model: Model, count: int = 1, precision: str = "exact", context: int = 160, kv: str = "f16"
+) -> tuple[Batch, list[Session]]:
+    """Return a batch on so many slots, and a session in each."""
+    batch = Batch(Slots(model, context, count=count, precision=precision, kv=kv))
+    return batch, [Session.in_slot(batch, index) for index in range(count)]
 
 
 @cache

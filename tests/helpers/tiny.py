@@ -1,4 +1,4 @@
-"""Tiny Gemma 4 models of every layer kind and format; seed and tensor name set the weights."""
+"""Tiny Gemma models of every layer kind and format; seed and tensor name set the weights."""
 
 import hashlib
 import math
@@ -20,6 +20,10 @@ TAGS = [
     *('<|"|>', "<|channel>", "<channel|>"),
 ]
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz", *".,!?", "\n", "▁", "th", "the", "▁the", "in", "er"]
+GEMMA3_CONTROLS = [
+    *("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"),
+]
+RUNS = ["\n", "\n\n", "\n\n\n", "  ", "   ", "<td>", "[multimodal]"]  # user-defined pieces
 MERGES = ["t h", "th e", "▁ the", "i n", "e r"]
 
 
@@ -45,6 +49,8 @@ class Tiny:
     formats: tuple[str, ...] = ("F32",)
     suppressed: tuple[int, ...] = ()
     canvas: int = 0  # above 0 the model is a DiffusionGemma
+    generation: int = 4  # 3: a Gemma 3, whose layers have heads of the same number and size
+    embedding: str = ""  # an embedding model: "dense" layers, "ollama"'s names, a "projection"
     seed: int = 3
     metadata: dict[str, object] = field(default_factory=dict)  # entries to add; None removes
 
@@ -66,7 +72,23 @@ MIXED = Tiny(
     ),
 )
 DIFFUSION = replace(MOE, formats=("BF16",), canvas=12)
-KINDS = {"small": SMALL, "large": LARGE, "moe": MOE, "mixed": MIXED}
+GEMMA3 = Tiny(
+    generation=3,
+    pattern="sssssfs",
+    heads=4,
+    kv_heads=(2, 2),
+    head_dims=(32, 32),
+    seed=9,
+    metadata={"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0},
+)
+# EmbeddingGemma as llama.cpp and Ollama write it (a radius of 5 positions), EmbeddingGemma 2.
+EMBEDDING = replace(GEMMA3, embedding="dense", window=10, context=128, seed=12, metadata={})
+OLLAMA_EMBEDDING = replace(EMBEDDING, embedding="ollama")
+EMBEDDING2 = Tiny(
+    embedding="projection", pattern="sssf", heads=4, kv_heads=(2, 1), ple=16, window=5, seed=13
+)
+DENSE, PROJECTED = 96, 96  # width between the dense layers; size of EmbeddingGemma 2's vectors
+KINDS = {"small": SMALL, "large": LARGE, "moe": MOE, "mixed": MIXED, "gemma3": GEMMA3}
 
 
 def tiny_gguf(tiny: Tiny) -> bytes:
@@ -79,6 +101,15 @@ def tiny_metadata(tiny: Tiny) -> dict[str, object]:
     number = len(tiny.pattern)
     first_shared = number - tiny.shared
     sliding = [kind == "s" for kind in tiny.pattern]
+    if tiny.generation == 3:
+        changed = _gemma3_metadata(tiny)
+        if tiny.embedding:
+            changed |= {"tokenizer.ggml.add_eos_token": True, "gemma3.pooling_type": 1}
+        if tiny.embedding == "dense":
+            changed = {re.sub("^gemma3", "gemma-embedding", k): v for k, v in changed.items()}
+            changed |= {"general.architecture": "gemma-embedding"}
+        changed |= tiny.metadata
+        return {key: value for key, value in changed.items() if value is not None}
     tokens = vocabulary(tiny.vocab)
     metadata: dict[str, object] = {
         "general.architecture": "gemma4",
@@ -125,8 +156,65 @@ def tiny_metadata(tiny: Tiny) -> dict[str, object]:
         metadata = {re.sub("^gemma4", "diffusion-gemma", k): v for k, v in metadata.items()}
         metadata |= {"general.architecture": "diffusion-gemma"}
         metadata |= {"diffusion.canvas_length": tiny.canvas, "diffusion.eb_max_steps": 4}
+    if tiny.embedding:
+        metadata = {re.sub("^gemma4", "embedding-gemma2", k): v for k, v in metadata.items()}
+        metadata |= {"general.architecture": "embedding-gemma2"}
+        metadata |= {"embedding-gemma2.embedding_length_out": PROJECTED}
     changed = metadata | tiny.metadata
     return {key: value for key, value in changed.items() if value is not None}
+
+
+def _gemma3_metadata(tiny: Tiny) -> dict[str, object]:
+    """Return what llama.cpp writes of a Gemma 3, and the pattern, which it leaves out."""
+    tokens = gemma3_vocabulary(tiny.vocab)
+    return {
+        "general.architecture": "gemma3",
+        "general.name": "tiny",
+        "gemma3.block_count": len(tiny.pattern),
+        "gemma3.context_length": tiny.context,
+        "gemma3.embedding_length": tiny.width,
+        "gemma3.feed_forward_length": tiny.ffn,
+        "gemma3.attention.head_count": tiny.heads,
+        "gemma3.attention.head_count_kv": tiny.kv_heads[0],
+        "gemma3.attention.key_length": tiny.head_dims[0],
+        "gemma3.attention.value_length": tiny.head_dims[0],
+        "gemma3.attention.layer_norm_rms_epsilon": 1e-6,
+        "gemma3.attention.sliding_window": tiny.window,
+        "gemma3.attention.sliding_window_pattern": [kind == "s" for kind in tiny.pattern],
+        "gemma3.rope.freq_base": 1e6,
+        "gemma3.rope.freq_base_swa": 1e4,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [_score(token) for token in tokens],
+        "tokenizer.ggml.token_type": [_gemma3_kind(token) for token in tokens],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+
+
+def gemma3_vocabulary(size: int) -> list[str]:
+    """Return Gemma 3's special tokens and runs, all bytes, a few letters, then unused tokens."""
+    tokens = [*GEMMA3_CONTROLS, *RUNS, *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += [letter for letter in LETTERS if letter != "\n"]
+    return [*tokens, *(f"<unused{i}>" for i in range(size - len(tokens)))][:size]
+
+
+def _gemma3_kind(token: str) -> int:
+    if token in RUNS:
+        return 4
+    if token in GEMMA3_CONTROLS or token.startswith("<unused"):
+        return 3
+    return 6 if token.startswith("<0x") else 1
+
+
+def _score(token: str) -> float:
+    """Return a score: of pieces by their place, as if they had been merged in that order."""
+    return -float(LETTERS[::-1].index(token)) if token in LETTERS and token != "\n" else -1000.0
 
 
 def vocabulary(size: int) -> list[str]:
@@ -152,12 +240,21 @@ def tiny_tensors(tiny: Tiny) -> list[NewTensor]:
 
     width, ple, number = tiny.width, tiny.ple, len(tiny.pattern)
     matrix("token_embd.weight", width, tiny.vocab)
-    vector("output_norm.weight", width, mean=5.0)  # logits with a standard deviation of about 4
-    half = tiny.head_dims[1] // 2
-    factors = np.where(np.arange(half) < half // 4, 1, 1e30).astype("<f4")
-    tensors.append(NewTensor("rope_freqs.weight", (half,), "F32", factors.tobytes()))
+    norm = "norm.weight" if tiny.embedding == "ollama" else "output_norm.weight"
+    vector(norm, width, mean=5.0)  # logits with a standard deviation of about 4
+    if tiny.embedding == "projection":
+        matrix("embedding_projection.weight", width, PROJECTED)
+    elif tiny.embedding:
+        ollama = tiny.embedding == "ollama"
+        matrix("dense.0.weight" if ollama else "dense_2.weight", width, DENSE)
+        matrix("dense.1.weight" if ollama else "dense_3.weight", DENSE, width)
+    if tiny.generation == 4 and not tiny.embedding:
+        half = tiny.head_dims[1] // 2
+        factors = np.where(np.arange(half) < half // 4, 1, 1e30).astype("<f4")
+        tensors.append(NewTensor("rope_freqs.weight", (half,), "F32", factors.tobytes()))
     if ple:
-        matrix("per_layer_token_embd.weight", ple * number, tiny.vocab)
+        if not tiny.embedding:
+            matrix("per_layer_token_embd.weight", ple * number, tiny.vocab)
         matrix("per_layer_model_proj.weight", width, ple * number)
         vector("per_layer_proj_norm.weight", ple)
     if tiny.canvas:
@@ -189,7 +286,8 @@ def _layer(tiny: Tiny, index: int, matrix, vector) -> None:
     matrix(f"{name}ffn_gate.weight", width, ffn)
     matrix(f"{name}ffn_up.weight", width, ffn)
     matrix(f"{name}ffn_down.weight", ffn, width)
-    vector(f"{name}layer_output_scale.weight", 1, 0.3)
+    if tiny.generation == 4:
+        vector(f"{name}layer_output_scale.weight", 1, 0.3)
     if tiny.canvas:
         vector(f"{name}enc_layer_output_scale.weight", 1, 0.3)
     if tiny.ple:

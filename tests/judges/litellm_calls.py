@@ -13,6 +13,13 @@ import litellm
 
 STORY = [{"role": "user", "content": "Tell me a story about a dog."}]
 QUESTION = [{"role": "user", "content": "What is 6 times 7?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Max", "Bella"]}, "tame": {"type": "boolean"}},
+    "required": ["name", "tame"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "dog", "schema": SCHEMA, "strict": True}}
 TOOL = {
     "type": "function",
     "function": {
@@ -53,7 +60,12 @@ def main(url: str, key: str) -> dict[str, Any]:
             "chunks": chunks,
             "errors": [failure(ask, STORY, model=f"{provider}/other")],
         }
+        as_json = ask(STORY, response_format=FORMAT, max_tokens=200).choices[0].message
+        found[provider]["json"] = json.loads(as_json.content)
         if provider != "ollama":  # it writes tools into the text
+            forced: Any = {} if provider == "ollama_chat" else {"tool_choice": "required"}
+            made = ask(STORY, tools=[TOOL], max_tokens=200, **forced).choices[0].message
+            found[provider]["forced"] = [call.function.name for call in made.tool_calls or ()]
             asked = ask(QUESTION, tools=[TOOL], max_tokens=200).choices[0].message
             calls = asked.tool_calls or []
             found[provider]["calls"] = [

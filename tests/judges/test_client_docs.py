@@ -31,7 +31,7 @@ def test_programs_of_the_page(live: Live, program: str) -> None:
 
 
 def test_the_page_has_them_all() -> None:
-    assert len(PROGRAMS) == 5
+    assert len(PROGRAMS) == 6
     (settings,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     provider = tomllib.loads(settings)["model_providers"]["webgemma"]
     assert (provider["wire_api"], provider["base_url"][-3:]) == ("responses", "/v1")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from helpers.judges import PARTS, run
 from helpers.live_server import live_server
@@ -16,6 +17,12 @@ from webgemma import Gemma
 
 KEY = "a-key-of-the-tests"
 CHAT = ("openai", "hosted_vllm", "anthropic", "ollama_chat")
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Max", "Bella"]}, "tame": {"type": "boolean"}},
+    "required": ["name", "tame"],
+    "additionalProperties": False,
+}
 SCRIPT = {
     r"response:multiply\{.*\b42\b": "It is 42.",
     r"declaration:multiply\{.*6 times 7": "<|tool_call>call:multiply{a:6,b:7}<tool_call|>",
@@ -48,6 +55,16 @@ def test_chat_streams_and_tools(found: Any, text: str, provider: str) -> None:
     assert len([chunk for chunk in got["chunks"] if chunk]) > 5
     assert got["calls"] == [["multiply", {"a": 6, "b": 7}]]
     assert got["answer"] == "It is 42."
+
+
+@pytest.mark.parametrize("provider", [*CHAT, "ollama"])
+def test_json_by_a_schema(found: Any, provider: str) -> None:
+    jsonschema.validate(found[provider]["json"], SCHEMA)
+
+
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "anthropic"])
+def test_calls_that_must_be_made(found: Any, provider: str) -> None:
+    assert set(found[provider]["forced"]) == {"multiply"}
 
 
 def test_generate(found: Any) -> None:

@@ -1,6 +1,6 @@
 """LoRA adapters as names of their own: applied for their requests, and for no others."""
 
-import asyncio
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,10 +11,10 @@ from helpers.live_server import Live, live_server, tiny_model
 from helpers.tiny_adapter import tiny_adapter, tiny_pairs
 
 from webgemma import Gemma, InputError
+from webgemma.engine.batching import Batch
 from webgemma.gguf.reader import Gguf
 from webgemma.lora.gguf_file import write_gguf_adapter
 from webgemma.lora.peft_folder import write_peft_folder
-from webgemma.server.adapters import Adapters
 from webgemma.server.registry import Registry
 
 TARGETS = ("attn_q", "ffn_down", "token_embd.weight", "output.weight")
@@ -80,72 +80,45 @@ def test_requests_for_all_of_them_at_once(live: Live, expected: dict[str, list[f
         assert_same(values, expected[name])
 
 
+def test_requests_for_different_adapters_do_not_wait(
+    folder: Path, expected: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU they are computed in the same steps."""
+    adapters = [f"one={folder / 'one'}", f"two={folder / 'two.gguf'}:0.5"]
+    steps, compute = list[int](), Batch._compute
+
+    async def computing(batch: Batch, lines: list[Any], kind: Any) -> bool:
+        choices = {str(line.generation.session.choice) for line in lines}  # type: ignore[attr-defined]
+        steps.append(len(choices))
+        return await compute(batch, lines, kind)
+
+    monkeypatch.setattr(Batch, "_compute", computing)
+    options = {"device": "gpu", "kv": "f32", "precision": "exact"}
+    with live_server(folder / "small.gguf", adapters=adapters, **options) as server:
+        names = ["one", "small", "two"]
+        with ThreadPoolExecutor(len(names)) as pool:
+            for _ in range(3):
+                found = list(pool.map(lambda name: logprobs(server, name), names))
+                for name, values in zip(names, found, strict=True):
+                    assert_same(values, expected[name])
+    assert max(steps) == len(names)
+
+
 def test_tokens_need_no_adapter(live: Live) -> None:
-    (loaded,) = live.registry.loaded()
-    assert loaded.engine is not None
-    logprobs(live, "two")
     for name in ("one", "small", ""):
         answer = live.post("/tokenize", {"model": name, "content": "a b c"})
         assert answer.json()["tokens"]
-    assert str(loaded.engine.adapters._applied).endswith("two.gguf:0.5")
 
 
-def test_who_needs_another_waits_and_nobody_for_ever() -> None:
-    class Model:
-        def __init__(self) -> None:
-            self.applied: list[Any] = []
-
-        def set_lora(self, lora: Any) -> None:
-            self.applied.append(lora)
-
-    model: Any = Model()
-    order: list[str] = []
-
-    async def main() -> None:
-        adapters = Adapters(model, ["always"])
-        begun, end = asyncio.Event(), asyncio.Event()
-
-        async def use(adapter: str) -> None:
-            async with adapters.applied(adapter):
-                order.append(adapter)
-                begun.set()
-                await end.wait()
-
-        tasks = [asyncio.create_task(use("a")) for _ in range(2)]
-        await begun.wait()
-        await asyncio.sleep(0)
-        tasks += [asyncio.create_task(use(adapter)) for adapter in ("b", "a", "")]
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert order == ["a", "a"]  # the third one waits behind who needs another
-        end.set()
-        await asyncio.gather(*tasks)
-
-    asyncio.run(main())
-    assert order == ["a", "a", "b", "a", ""]
-    assert model.applied == [["always", "a"], ["always", "b"], ["always", "a"], ["always"]]
-
-
-def test_an_adapter_that_cannot_be_applied_is_tried_again() -> None:
-    class Model:
-        fails = True
-
-        def set_lora(self, _: Any) -> None:
-            if self.fails:
-                raise InputError("It cannot be read.")
-
-    model: Any = Model()
-
-    async def main() -> None:
-        adapters = Adapters(model)
-        with pytest.raises(InputError, match="cannot be read"):
-            async with adapters.applied("a"):
-                pass
-        model.fails = False
-        async with adapters.applied(""), adapters.applied(""):
-            pass
-
-    asyncio.run(main())
+def test_an_adapter_that_is_gone_is_an_error_of_loading(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "one", tmp_path / "one")
+    with live_server(folder / "small.gguf", adapters=[f"one={tmp_path / 'one'}"]) as server:
+        shutil.move(tmp_path / "one", tmp_path / "gone")
+        answer = server.post("/v1/completions", {**BODY, "model": "small"})
+        assert answer.status_code >= 400
+        assert not server.registry.loaded()
+        shutil.move(tmp_path / "gone", tmp_path / "one")
+        assert logprobs(server, "one")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from webgemma.replies import Piece
 from webgemma.server import anthropic
-from webgemma.server.protocol import Reply, Request, RequestError
+from webgemma.server.protocol import Reply, Request, RequestError, Structure
 from webgemma.text.chat import Chat
 from webgemma.text.parser import ToolCall
 
@@ -160,14 +160,6 @@ def test_thoughts_are_not_shown_unless_requested():
             assert [block.type for block in stream.get_final_message().content] == ["text"]
 
 
-def test_one_call_at_a_time():
-    served = Served(reply(WEATHER, WEATHER))
-    choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
-    assert len(served.create(tools=[TOOL], tool_choice=choice).content) == 1
-    with served.client.messages.stream(**BODY, tools=[TOOL], tool_choice=choice) as stream:
-        assert len(stream.get_final_message().content) == 1
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("pieces", "max_tokens", "stop", "reason"),
@@ -208,7 +200,7 @@ def test_tokens_are_counted():
 
 
 def test_counting_ignores_what_only_a_reply_would_honour():
-    form = {"format": {"type": "json_schema", "schema": {}}}
+    form = {"format": {"type": "json_object"}}
     body = {"model": "m", "messages": [USER], "output_config": form}
     assert anthropic.parse_count(body).messages
     with pytest.raises(RequestError):
@@ -297,7 +289,25 @@ def test_thinking(thinking, think):
 )
 def test_the_choice_of_a_tool(choice, expected):
     request = anthropic.parse(BODY | {"tools": [TOOL], "tool_choice": choice})
-    assert request.tool_choice == expected
+    assert (request.tool_choice, request.parallel) == (expected, True)
+    one = {**choice, "disable_parallel_tool_use": True}
+    assert not anthropic.parse(BODY | {"tools": [TOOL], "tool_choice": one}).parallel
+
+
+def test_strict_tools():
+    (tool,) = anthropic.parse(BODY | {"tools": [TOOL | {"strict": True}]}).tools
+    assert tool["function"]["strict"] is True
+    (tool,) = anthropic.parse(BODY | {"tools": [TOOL | {"strict": False}]}).tools
+    assert "strict" not in tool["function"]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_json_by_a_schema(old: bool) -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    given = {"output_format": form} if old else {"output_config": {"format": form, "effort": "low"}}
+    place = "output_format.schema" if old else "output_config.format.schema"
+    assert anthropic.parse(BODY | given).structure == Structure("schema", form["schema"], place)
+    assert anthropic.parse(BODY | {"output_config": {"effort": "low"}}).structure is None
 
 
 @pytest.mark.parametrize(
@@ -451,7 +461,35 @@ BLOCK = "messages[0].content[0]"
         wrong({"stream": 1}, "stream", "true or false"),
         wrong({"thinking": {"type": "deep"}}, "thinking.type", "one of enabled"),
         wrong({"thinking": True}, "thinking", "must be a JSON object"),
-        wrong({"output_config": {"format": {}}}, "output_config.format", "not supported"),
+        wrong({"output_config": {"format": {}}}, "output_config.format.type", "is missing"),
+        wrong({"output_config": {"format": 5}}, "output_config.format", "must be a JSON object"),
+        wrong({"output_config": 5}, "output_config", "must be a JSON object"),
+        wrong({"output_format": {"type": "text"}}, "output_format.type", "one of json_schema"),
+        wrong({"output_format": {"type": "json_schema"}}, "output_format.schema", "a JSON schema"),
+        wrong(
+            {"output_format": {"type": "json_schema", "schema": []}},
+            "output_format.schema",
+            "must be a JSON object",
+        ),
+        wrong(
+            {
+                "output_format": {"type": "json_schema", "schema": {}},
+                "messages": [USER, {"role": "assistant", "content": "{"}],
+            },
+            "output_format.schema",
+            "cannot continue the assistant's last message",
+        ),
+        wrong({"tools": [TOOL | {"strict": 1}]}, "tools[0].strict", "true or false"),
+        wrong(
+            {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
+            "tool_choice.disable_parallel_tool_use",
+            "true or false",
+        ),
+        wrong(
+            {"tools": [TOOL | {"name": "none"}], "tool_choice": {"type": "tool", "name": "none"}},
+            "tool_choice.name",
+            "rename the tool",
+        ),
         wrong({"mcp_servers": [{}]}, "mcp_servers", "not supported"),
         wrong({"container": "c"}, "container", "runs no code"),
     ],
@@ -492,6 +530,11 @@ MESSAGES = st.lists(
 BODIES = (
     JSON
     | fields("model messages max_tokens system tools tool_choice thinking stream output_config")
+    | st.builds(
+        lambda format, choice: BODY | {"output_config": {"format": format}, "tool_choice": choice},
+        fields("type schema") | st.just({"type": "json_schema", "schema": {}}) | JSON,
+        fields("type name disable_parallel_tool_use"),
+    )
     | st.builds(lambda messages: BODY | {"messages": messages}, MESSAGES)
     | st.builds(
         lambda more: BODY | more,

@@ -17,7 +17,6 @@ from helpers.scripted import follow_script
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
 
 KEY = "a-key-of-the-tests"
 CALL = "<|tool_call>call:multiply{a:6,b:7}<tool_call|>"
@@ -123,12 +122,6 @@ def test_langchain_errors(chat: Any) -> None:
         chat(api_key="wrong").invoke("x")
     with pytest.raises(openai.BadRequestError, match="temperature is 200"):
         chat(temperature=200).invoke("x")
-
-    class Person(BaseModel):
-        name: str
-
-    with pytest.raises(openai.BadRequestError, match="schema"):
-        chat().with_structured_output(Person).invoke("Who?")
 
 
 # `llm` as a client, by the file in which its users list such servers

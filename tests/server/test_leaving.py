@@ -11,42 +11,20 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from helpers.endless import Endless, endless_replies
 from helpers.live_server import PATIENCE, Live, live_server, tiny_model, wait_until
 
-from webgemma.replies import Piece, Usage
 from webgemma.server import listening
 from webgemma.server.ahead import Ahead
-from webgemma.server.engine import Engine
 from webgemma.server.protocol import RequestError
 
 HELLO: Any = {"model": "small", "messages": [{"role": "user", "content": "hello"}]}
 STREAM = {**HELLO, "stream": True}
 
 
-class Endless:
-    """Replies that do not end by themselves, in place of the model's."""
-
-    def __init__(self) -> None:
-        self.written = 0  # pieces
-        self.ended = 0  # replies
-        self.seconds = 0.01  # a piece
-        self.text = "word "
-
-    async def reply(self, *_: Any) -> AsyncGenerator[Piece, None]:
-        try:
-            while True:
-                await asyncio.sleep(self.seconds)
-                self.written += 1
-                yield Piece(5, self.text, -1.0, usage=Usage(3, self.written, 512))
-        finally:
-            self.ended += 1
-
-
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> Endless:
-    writer = Endless()
-    monkeypatch.setattr(Engine, "_reply", writer.reply)
-    return writer
+    return endless_replies(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from webgemma.replies import Piece
 from webgemma.server import ollama
-from webgemma.server.protocol import Request, RequestError
+from webgemma.server.protocol import Request, RequestError, Structure
 from webgemma.text.chat import Chat
 from webgemma.text.parser import ToolCall
 
@@ -181,10 +181,28 @@ def test_a_reply_without_a_token_had_no_room():
     assert (answer.response, answer.done_reason, answer.eval_count) == ("", "length", 0)
 
 
+@pytest.mark.parametrize(
+    ("given", "schema"),
+    [
+        ("json", {"type": "object"}),
+        ({"type": "array"}, {"type": "array"}),
+        ({}, {}),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_json_by_a_format(given: Any, schema: Any) -> None:
+    expected = None if schema is None else Structure("schema", schema, "format")
+    assert ollama.parse_chat(CHAT | {"format": given}).structure == expected
+    assert ollama.parse_generate(GENERATE | {"format": given}).structure == expected
+    raw = ollama.parse_generate(GENERATE | {"format": given, "raw": True})
+    assert (raw.structure, raw.prompts) == (expected, ["Hi"])
+
+
 def test_an_error_is_a_sentence_to_the_client():
     served = Served([])
-    with pytest.raises(client.ResponseError, match="format is not supported") as caught:
-        served.client.chat("gemma4:e2b", [USER], format="json")
+    with pytest.raises(client.ResponseError, match="keep_alive is 'soon'") as caught:
+        served.client.chat("gemma4:e2b", [USER], keep_alive="soon")
     assert caught.value.status_code == 400
 
 
@@ -268,6 +286,8 @@ def test_options_become_settings():
         "stop": ["\n", "User:"],
         "num_predict": 10,
         "num_ctx": 4096,
+        "speculate": "off",
+        "max_drafts": 9,
         "num_gpu": 99,
         "mirostat": 2,
         "no_such_option": "?",
@@ -286,6 +306,8 @@ def test_options_become_settings():
         "seed": 7,
         "stop": ("\n", "User:"),
         "max_tokens": 10,
+        "speculate": "off",
+        "max_drafts": 8,
     }
     assert request.own["num_ctx"] == 4096
 
@@ -411,7 +433,11 @@ CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "argument
         wrong({"tools": [{}]}, None, "tools[0].name must be a string"),
         wrong({"tools": [{"function": None}]}, None, "tools[0].function must be"),
         wrong({"think": "loud"}, "think", "think is 'loud'; it must be true, false, or one of"),
-        wrong({"format": {"type": "object"}}, "format", "ask for JSON in the prompt"),
+        wrong(
+            {"format": "yaml"}, "format", "format is 'yaml'; it must be \"json\" or a JSON schema"
+        ),
+        wrong({"format": ["json"]}, "format", "or a JSON schema."),
+        wrong({"format": True}, "format", "or a JSON schema."),
         wrong({"keep_alive": "soon"}, "keep_alive", 'a text such as "5m"'),
         wrong({"keep_alive": True}, "keep_alive", "keep_alive is True"),
         wrong({"options": []}, "options", "options must be a JSON object, not a list."),

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from webgemma.errors import InputError
+from webgemma.replies import Usage
 from webgemma.server.bodies import MAX_STOPS
-from webgemma.server.openai_chat import ChatStream, answer, parse
+from webgemma.server.openai_chat import ChatStream, answer, parse, timings
 from webgemma.server.openai_common import DONE, IGNORED, MAX_CHOICES, REFUSED, sse
+from webgemma.server.openai_structures import FIELDS as STRUCTURE_FIELDS
 from webgemma.server.protocol import RequestError
-from webgemma.settings import resolve
+from webgemma.settings import SETTINGS, resolve
 from webgemma.text.chat import Chat
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -228,6 +230,8 @@ def test_settings_have_their_own_names() -> None:
             typical_p=0.9,
             repeat_penalty=1.5,
             repeat_last_n=32,
+            speculate="lookup",
+            max_drafts=3,
         )
     )
     assert request.settings == {
@@ -244,6 +248,8 @@ def test_settings_have_their_own_names() -> None:
         "typical_p": 0.9,
         "repetition_penalty": 1.5,
         "recent": 32,
+        "speculate": "lookup",
+        "max_drafts": 3,
     }
     resolve(request.settings)  # type: ignore[arg-type]
 
@@ -251,11 +257,12 @@ def test_settings_have_their_own_names() -> None:
 def test_nulls_are_defaults() -> None:
     names = ["max_tokens", "temperature", "seed", "stop", "n", "logit_bias", "tools", "stream"]
     names += ["tool_choice", "logprobs", "top_logprobs", "stream_options", "response_format"]
+    names += [*STRUCTURE_FIELDS, "structured_outputs"]
     names += ["parallel_tool_calls", "reasoning_effort", "think", "top_k", "functions", "model"]
     request = parse(body(**dict.fromkeys(names)))
     assert request.settings == {}
     assert (request.choices, request.stream, request.think, request.model) == (1, False, None, "")
-    assert (request.tool_choice, request.own["parallel"]) == ("auto", True)
+    assert (request.tool_choice, request.parallel, request.structure) == ("auto", True, None)
 
 
 @pytest.mark.parametrize("seed", [0, -(2**63), 2**63 - 1, -9007199254740991])
@@ -301,9 +308,6 @@ def test_no_limit_is_spelled_minus_one() -> None:
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"think": 1}, "think"),
         ({"chat_template_kwargs": {"enable_thinking": 1}}, "chat_template_kwargs.enable_thinking"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-        ({"response_format": "json"}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": {"name": "f"}}, "function_call"),
@@ -311,12 +315,62 @@ def test_no_limit_is_spelled_minus_one() -> None:
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"repeat_penalty": "x"}, "repeat_penalty"),
         ({"top_k": []}, "top_k"),
+        ({"speculate": "always"}, "speculate"),
+        ({"max_drafts": "x"}, "max_drafts"),
         *(({name: "x"}, name) for name in REFUSED),
     ],
 )
 def test_a_wrong_field_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
     error = refusal(parse, body(**fields))
     assert error.param == param
+
+
+def test_all_settings_of_the_page_are_read() -> None:
+    on_page = [name for name, setting in SETTINGS.items() if setting.on_page]
+    given = dict.fromkeys(on_page, 1)
+    assert parse(body(**given)).settings == given
+    assert parse(body(**dict.fromkeys(on_page))).settings == {}
+
+
+def test_a_last_message_is_continued_in_vllms_words() -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "Once", "reasoning": "A story."}]
+    assert parse(body(messages=begun, continue_final_message=True)).continue_last
+    assert not parse(body(messages=begun)).continue_last
+    calls = [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "time"}}]}]
+    for messages in (HELLO, [*HELLO, *calls]):
+        with pytest.raises(RequestError, match="no text of the assistant's"):
+            parse(body(messages=messages, continue_final_message=True))
+
+
+def test_what_a_stream_says_beyond_openais_is_wanted_or_not() -> None:
+    request = parse(body(stream=True, progress=True, timings_per_token=True, watch=True))
+    assert request.progress
+    assert request.own["timings"]
+    assert request.settings == {"watch": True}
+    plain = parse(body(progress=True, timings_per_token=True))  # which is no stream
+    assert not plain.progress
+    assert not plain.own["timings"]
+    for name in ("progress", "timings_per_token", "watch", "continue_final_message"):
+        with pytest.raises(RequestError, match=f"{name} is 'yes'; it must be true or false"):
+            parse(body(**{name: "yes"}))
+
+
+def test_tokens_and_times_are_in_llama_cpps_words() -> None:
+    written = timings(Usage(10, 5, 512, left_out=2, cached=7), 0.5, 2.0)
+    assert written == {
+        "cache_n": 7,
+        "prompt_n": 3,
+        "prompt_ms": 500.0,
+        "prompt_per_second": 6.0,
+        "predicted_n": 5,
+        "predicted_ms": 2000.0,
+        "predicted_per_second": 2.0,
+        "n_ctx": 512,
+        "left_out": 2,
+    }
+    assert timings(Usage(1, 1, 512), 0.0, 0.0)["predicted_per_second"] == 0
+    speculated = timings(Usage(10, 5, 512, 2, 7, drafted=6, accepted=4), 0.5, 2.0)
+    assert speculated == written | {"draft_n": 6, "draft_n_accepted": 4}
 
 
 @pytest.mark.parametrize("name", sorted(IGNORED.keys() - {"best_of", "functions"}))
@@ -410,6 +464,11 @@ def test_tool_choice(choice: Any, expected: str, names: list[str]) -> None:
     assert request.tool_choice == expected
     assert [tool["function"]["name"] for tool in request.tools] == names
     assert "declaration:time" in Chat().render(request.messages, request.tools)
+    assert request.tool_places == {
+        "weather": "tools[0].function.parameters",
+        "time": "tools[1].function.parameters",
+    }
+    assert request.tools[0]["function"].get("strict") is (True if "weather" in names else None)
 
 
 @pytest.mark.parametrize(
@@ -432,6 +491,14 @@ def test_tool_choice(choice: Any, expected: str, names: list[str]) -> None:
             {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "tool_choice.function.name",
         ),
+        (
+            {
+                "tools": [{"function": {"name": "none"}}],
+                "tool_choice": {"type": "function", "function": {"name": "none"}},
+            },
+            "tool_choice.function.name",
+        ),
+        ({"tools": [{"function": {"name": "f", "strict": 1}}]}, "tools[0].function.strict"),
         (
             {"tools": [TIME], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
             "tool_choice.allowed_tools.tools",
@@ -474,19 +541,6 @@ def test_tool_calls_are_the_clients() -> None:
         ("call_7_0_0", "weather", '{"city": "Zürich"}'),
         ("call_7_0_1", "time", "{}"),
     ]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_without_parallel_calls_only_the_first_is_given(stream: bool) -> None:
-    script = Script().call("weather").call("time").stop()
-    request = {"model": "m", "messages": HELLO, "parallel_tool_calls": False}
-    served = serve(script).chat.completions
-    if stream:
-        chunks = [*served.create(**request, stream=True)]  # type: ignore[call-overload]
-        calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
-    else:
-        calls = served.create(**request).choices[0].message.tool_calls  # type: ignore[call-overload]
-    assert [call.function.name for call in calls] == ["weather"]
 
 
 def test_a_stream_gives_the_client_the_same_answer() -> None:
@@ -624,6 +678,8 @@ FIELDS = [
     *("parallel_tool_calls", "response_format", "stream_options", "reasoning_effort", "think"),
     *("modalities", "functions", "function_call", "presence_penalty", "frequency_penalty"),
     *("top_k", "min_p", "typical_p", "repeat_penalty", "chat_template_kwargs", "best_of"),
+    *("speculate", "max_drafts"),
+    *("structured_outputs", *STRUCTURE_FIELDS),
 ]
 MESSAGE = st.fixed_dictionaries(
     {},

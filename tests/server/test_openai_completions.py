@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from webgemma.server.openai_common import DONE, sse
 from webgemma.server.openai_completions import MAX_REPLIES, CompletionStream, answer, parse
+from webgemma.server.openai_structures import FIELDS as STRUCTURE_FIELDS
 from webgemma.server.protocol import RequestError
 from webgemma.settings import resolve
 
@@ -183,6 +184,7 @@ def test_the_client_raises_what_is_wrong() -> None:
 FIELDS = [
     *("model", "prompt", "suffix", "echo", "best_of", "n", "logprobs", "logit_bias", "stop"),
     *("max_tokens", "seed", "temperature", "stream", "stream_options"),
+    *("response_format", "structured_outputs", *STRUCTURE_FIELDS),
 ]
 
 

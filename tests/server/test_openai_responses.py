@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from webgemma.errors import InputError
 from webgemma.server.openai_common import sse
 from webgemma.server.openai_responses import LEFT_OUT, REFUSED, ResponseStream, answer, parse
+from webgemma.server.openai_structures import FIELDS as STRUCTURE_FIELDS
 from webgemma.server.protocol import RequestError
 from webgemma.settings import resolve
 from webgemma.text.chat import Chat
@@ -196,7 +197,9 @@ def test_a_result_may_come_after_text_and_other_calls() -> None:
         ({"instructions": 5}, "instructions"),
         ({"max_output_tokens": "x"}, "max_output_tokens"),
         ({"text": "x"}, "text"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"tools": [{**TIME, "strict": "no"}]}, "tools[0].strict"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"reasoning": {"summary": 5}}, "reasoning.summary"),
         ({"truncation": "some"}, "truncation"),
@@ -273,6 +276,7 @@ def test_tools(choice: Any, expected: str, names: list[str]) -> None:
     assert request.tool_choice == expected
     assert [tool["function"]["name"] for tool in request.tools] == names
     assert "declaration:time" in Chat().render(request.messages, request.tools)
+    assert request.tool_places["time"] == f"tools[{len(LEFT_OUT) + 1}].parameters"
     Response.model_validate(answer(request, [Script().stop().reply()], **NAMES), strict=True)
 
 
@@ -409,16 +413,6 @@ def test_what_was_cut_is_incomplete() -> None:
     assert last["completed_at"] is None
 
 
-def test_only_one_call_without_parallel_ones() -> None:
-    request = parse({"input": "Hi", "parallel_tool_calls": False})
-    script = Script().call("weather").call("time").stop()
-    for output in (
-        answer(request, [script.reply()], **NAMES)["output"],
-        events_of(request, script)[-1]["response"]["output"],
-    ):
-        assert [item["name"] for item in output] == ["weather"]
-
-
 # Errors
 
 
@@ -448,6 +442,7 @@ FIELDS = [
     *("model", "input", "instructions", "tools", "tool_choice", "reasoning", "text", "include"),
     *("max_output_tokens", "metadata", "truncation", "stream", "store", "top_logprobs"),
     *("parallel_tool_calls", "previous_response_id", "temperature", "stop", "prompt"),
+    *("structured_outputs", *STRUCTURE_FIELDS),
 ]
 KINDS = ["message", "reasoning", "function_call", "function_call_output", "item_reference"]
 ITEM = st.fixed_dictionaries(

@@ -1,6 +1,7 @@
 """Models by name: those given, Ollama's, the bundled one; loaded on demand."""
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from webgemma.errors import DeviceMemoryError, GgufError, InputError, ModelNotFo
 from webgemma.gguf.ollama import OllamaStore
 from webgemma.server import loading
 from webgemma.server import registry as registry_module
+from webgemma.server.engine import Engine
 from webgemma.server.protocol import RequestError
 from webgemma.server.registry import Registry
 
@@ -147,6 +149,68 @@ def test_keep_alive(two: Registry) -> None:
         assert loaded(two) == ["one"]
         await two.unload("one")
         assert loaded(two) == []
+        await two.close()
+
+    asyncio.run(main())
+
+
+def test_an_idle_model_is_prepared_for_structured_output(
+    two: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while it is loaded or used, and only once; closing does not wait for it."""
+    monkeypatch.setattr(loading, "PREPARE_SECONDS", 0.05)
+    prepared: list[bool] = []
+    held = asyncio.Event()
+
+    async def prepare(_: Engine) -> None:
+        prepared.append(any(model.users for model in two.loaded()))
+        await held.wait()
+
+    monkeypatch.setattr(Engine, "prepare", prepare)
+
+    async def main() -> None:
+        async with two.use("one"):
+            await asyncio.sleep(0.15)
+            assert prepared == []
+        await asyncio.sleep(0.01)
+        async with two.use("one"):  # not idle for long enough
+            await asyncio.sleep(0.1)
+        assert prepared == []
+        await asyncio.sleep(0.15)
+        assert prepared == [False]
+        async with two.use("one"):
+            pass
+        await asyncio.sleep(0.15)
+        assert prepared == [False]
+        (model,) = two.loaded()
+        async with asyncio.timeout(5):
+            await two.close()
+        assert model.preparing is not None
+        await asyncio.wait([model.preparing])
+        assert model.preparing.cancelled()
+
+    asyncio.run(main())
+
+
+def test_what_is_prepared_is_used(two: Registry) -> None:
+    async def main() -> None:
+        async with two.use("one") as engine:
+            await engine.prepare()
+            compiler: Any = engine.model._structures.compiler
+            assert compiler._prepared is not None
+        await two.close()
+
+    asyncio.run(main())
+
+
+def test_without_llguidance_nothing_is_prepared(
+    two: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+
+    async def main() -> None:
+        async with two.use("one") as engine:
+            await engine.prepare()
         await two.close()
 
     asyncio.run(main())

@@ -61,7 +61,10 @@ def test_the_numbers(live: Live) -> None:
     assert (one["name"], two["name"]) == ("one", "two")
     assert 200 < one["leaves"] <= 300
     assert two["leaves"] is None
-    assert one["slots"] == [{"busy": False, "tokens": usage["total_tokens"] - 1, "context": 512}]
+    (slot,) = one["slots"]
+    assert (slot["busy"], slot["context"]) == (False, 512)
+    # A step under way when the reply ended may have written more: with drafts, up to eight.
+    assert 0 <= slot["tokens"] - (usage["total_tokens"] - 1) <= 8
     assert (one["context"], one["requests"]) == (512, 0)
     assert status["loading"] == []
     assert status["requests"] == {"processing": 0, "deferred": 0}

@@ -135,9 +135,9 @@ def test_what_the_model_is_asked(monkeypatch: pytest.MonkeyPatch, client: Any) -
     seen: list[Request] = []
     real = Engine.replies
 
-    def replies(self: Engine, request: Request) -> Any:
+    def replies(self: Engine, request: Request, *rest: Any) -> Any:
         seen.append(request)
-        return real(self, request)
+        return real(self, request, *rest)
 
     monkeypatch.setattr(Engine, "replies", replies)
     ask(client, language="de", prompt="Straße", file=("../../etc/passwd", wav()))

@@ -15,7 +15,7 @@ from webgemma.distributed.conversations import Asked, read_asked
 from webgemma.distributed.replicas import Message, Replicas
 from webgemma.server.ahead import Ahead
 from webgemma.server.answers import Facts, patient, until_left
-from webgemma.server.app import ANSWERED, guards, refuse
+from webgemma.server.app import ANSWERED, guards, page_routes, refuse
 from webgemma.server.http import SHORT_NBYTES, as_request_error, read_bytes
 from webgemma.server.protocol import RequestError
 
@@ -35,10 +35,11 @@ def make_ingress(
     keys: Sequence[str],
     origins: Sequence[str],
     ahead: Ahead,
+    page: bool,
 ) -> Starlette:
     """Return the application, which answers once the replicas are running."""
     return Starlette(
-        routes=[Mount("", app=Forward(replicas, ahead))],
+        routes=[*(page_routes() if page else ()), Mount("", app=Forward(replicas, ahead))],
         middleware=guards(loopback=loopback, keys=keys, origins=origins),
     )
 

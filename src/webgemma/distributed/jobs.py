@@ -152,9 +152,13 @@ def batch(
             with connected(count) as ray:
                 check_resources(ray, count, num_gpus)
                 pool = _Pool(ray, work, count, num_gpus)
-                for answers in pool.answers(source, column, journal, rows_at_once):
-                    journal.add(answers)
+                try:
+                    for answers in pool.answers(source, column, journal, rows_at_once):
+                        journal.add(answers)
+                        report(journal.done, survey.rows)
+                except KeyboardInterrupt:  # perhaps while a row was written, before its report
                     report(journal.done, survey.rows)
+                    raise
         _write(target, source, survey, journal, added)
         journal.remove()
         return BatchResult(target, survey.rows, journal.failed, resumed)

@@ -46,7 +46,7 @@ class Replica:
         enter_folder(served.folder)
         gpu = take_gpu(served.gpus, served.name)
         self.registry = Registry(served.models, gpu=gpu, **served.options)
-        self.app = make_app(self.registry, loopback=False)
+        self.app = make_app(self.registry, loopback=False, page=False)  # which the ingress has
         self.name: str = import_ray("ray.serve").get_replica_context().replica_id.unique_id
 
     async def answer(

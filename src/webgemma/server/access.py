@@ -17,8 +17,10 @@ from webgemma.server.protocol import RequestError
 # As Ollama has them: pages on this machine, and programs that are made of pages.
 LOCAL_NAMES = ("localhost", "127.0.0.1", "0.0.0.0", "[::1]")
 LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
+WEB_SCHEMES = ("http", "https")  # the latter behind a proxy
 PROGRAM_SCHEMES = ("app", "file", "tauri", "vscode-webview", "vscode-file")
-OPEN_PATHS = ("/", "/health", "/status")  # whether it runs is no secret; the page asks for a key
+OPEN_PATHS = ("/", "/health", "/status", "/chat")  # whether it runs is no secret
+OPEN_FOLDER = "/chat/"  # the files of the page, which asks for a key, as that of /status does
 LEAST_KEY = 16  # characters
 
 Scope = dict[str, Any]
@@ -80,7 +82,7 @@ def is_allowed_origin(origin: str, named: Sequence[str] = ()) -> bool:
         return False  # "null": a sandboxed page, a file, a redirect
     if scheme in PROGRAM_SCHEMES:
         return True
-    return scheme in ("http", "https") and _without_port(rest) in LOCAL_NAMES
+    return scheme in WEB_SCHEMES and _without_port(rest) in LOCAL_NAMES
 
 
 def _without_port(host: str) -> str:
@@ -93,6 +95,11 @@ def _without_port(host: str) -> str:
 
 def _is_port(text: str) -> bool:
     return text[:1] == ":" and (text[1:] == "" or (text[1:].isascii() and text[1:].isdecimal()))
+
+
+def is_open(path: str) -> bool:
+    """Return whether a path is served to those who have no key."""
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 class Guard:
@@ -113,10 +120,14 @@ class Guard:
 
     def _error(self, scope: Scope) -> RequestError | None:
         hosts, origins = _headers(scope, b"host"), _headers(scope, b"origin")
-        # Elsewhere any name may be this machine's, and the key stops a page that has none.
-        if self.loopback and not all(map(is_allowed_host, hosts)):
+        allowed = list(self.origins)
+        if not self.loopback:
+            # Any name may be this machine's, also in the origin of the page that is served here:
+            # the key stops a page that has none.
+            allowed += [f"{scheme}://{host.lower()}" for host in hosts for scheme in WEB_SCHEMES]
+        elif not all(map(is_allowed_host, hosts)):
             return RequestError("This server is not known by that name (the Host header).", 403)
-        if not all(is_allowed_origin(origin, self.origins) for origin in origins):
+        if not all(is_allowed_origin(origin, allowed) for origin in origins):
             return RequestError(
                 "Pages of this origin may not use this server; --origin allows one.", 403
             )
@@ -132,7 +143,7 @@ class Keys:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Refuse a request, or pass it on."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._has_key(scope):
+        if scope["type"] != "http" or is_open(scope["path"]) or self._has_key(scope):
             await self.app(scope, receive, send)
         else:
             error = RequestError("A valid API key is missing: this server needs one.", 401)

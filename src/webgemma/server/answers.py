@@ -11,13 +11,15 @@ from typing import Any, ClassVar
 
 from webgemma.replies import Piece
 from webgemma.server.ahead import Ahead
-from webgemma.server.engine import Indexed
+from webgemma.server.engine import Engine, Indexed
 from webgemma.server.http import as_request_error, respond, respond_text
 from webgemma.server.metrics import Metrics
-from webgemma.server.protocol import Reply, Request, RequestError
+from webgemma.server.protocol import Reply, Request, RequestError, Stage
 from webgemma.server.registry import Registry
+from webgemma.text.tokenizer import Tokenizer
 
 SEND_SECONDS = 30.0  # that a client may leave its connection full
+STAGE_SECONDS = 0.2  # between two looks at what an answer waits for
 
 ErrorBody = Callable[[RequestError], dict[str, Any]]
 
@@ -29,11 +31,16 @@ class Facts:
     created: float = field(default_factory=time.time)  # seconds since 1970
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     model: str = ""  # its name
-    token_bytes: Callable[[int], bytes] | None = None
+    tokenizer: Tokenizer | None = None  # once the model is loaded
     started: int = field(default_factory=time.perf_counter_ns)
     loaded: int = 0
     first: int = 0  # when the first piece was there
     ended: int = 0
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the text of a token of a reply, or a part of a character."""
+        assert self.tokenizer is not None
+        return self.tokenizer.token_bytes(token)
 
 
 class Dialect(ABC):
@@ -63,6 +70,10 @@ class Dialect(ABC):
     def begin(self, first: Piece | None) -> Iterable[bytes]:
         """Return the beginning of a stream, of which the first piece is known."""
 
+    def stage(self, _stage: Stage, /) -> Iterable[bytes]:
+        """Return what a stream says about what it waits for; only some routes have that."""
+        return ()
+
     @abstractmethod
     def piece(self, index: int, piece: Piece) -> Iterable[bytes]:
         """Return what a piece adds to a stream."""
@@ -90,25 +101,31 @@ class Answer:
         self.registry, self.ahead, self.metrics = registry, ahead, metrics
         self.dialect, self.request = dialect, request
         self.facts = Facts()
+        self._engine: Engine | None = None  # once the model is loaded
+        self._encoded = (0, 0)  # how much of the prompt's images and audio, of how much
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer, unless the client leaves: then the reply ends at its next step."""
         await until_left(self._serve(scope, receive, send), receive)
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
-        async with aclosing(self.ahead.iterate(self._pieces())) as pieces:
+        async with (
+            aclosing(self.ahead.iterate(self._pieces())) as pieces,
+            aclosing(self._with_stages(pieces)) as items,
+        ):
             try:
-                # Until the first piece is there, an error has a status of its own.
-                first = await anext(pieces, None)
-                if not self.request.stream:
-                    body = await self._whole(first, pieces)
+                if self.request.stream:
+                    # Until the first item is there, an error has a status of its own.
+                    first = await anext(items, None)
+                else:
+                    body = await self._whole(pieces)
                     response = respond_text(body) if isinstance(body, str) else respond(body)
             except Exception as caught:
                 error = as_request_error(caught)
                 response = respond(self.dialect.error(error), error.status)
             else:
                 if self.request.stream:
-                    await self._stream(first, pieces, patient(send))
+                    await self._stream(first, items, patient(send))
                     return
         await response(scope, receive, patient(send))
 
@@ -116,32 +133,69 @@ class Answer:
         """Yield all pieces; the model is free when the last is written, whoever reads them when."""
         facts, request = self.facts, self.request
         facts.model = request.model or self.registry.find("").name
-        keep_seconds, use = request.own.get("keep_alive"), self.registry.use
-        async with use(facts.model, keep_seconds, with_adapter=True) as engine:
+        keep_seconds, adapter = request.own.get("keep_alive"), self.registry.adapter(facts.model)
+        async with self.registry.use(facts.model, keep_seconds) as engine:
+            self._engine = engine
             facts.loaded = time.perf_counter_ns()
-            facts.token_bytes = engine.model.tokenizer.token_bytes
+            facts.tokenizer = engine.model.tokenizer
+            progress = self._note_encoded if request.progress else None
             with self.metrics.request() as count:
-                async with aclosing(engine.replies(request)) as replies:
+                async with aclosing(engine.replies(request, adapter, progress)) as replies:
                     async for item in replies:
                         facts.first = facts.first or time.perf_counter_ns()
                         count(*item)
                         yield item
             facts.ended = time.perf_counter_ns()
 
-    async def _whole(
-        self, first: Indexed | None, pieces: AsyncGenerator[Indexed, None]
-    ) -> dict[str, Any] | str:
+    def _note_encoded(self, done: int, total: int) -> None:
+        self._encoded = (done, total)
+
+    async def _with_stages(
+        self, pieces: AsyncGenerator[Indexed, None]
+    ) -> AsyncGenerator[Indexed | Stage, None]:
+        """Yield the pieces; before the first, if that is wanted, what the request waits for."""
+        first = asyncio.ensure_future(anext(pieces, None))
+        said = None
+        try:
+            while self.request.progress and not first.done():
+                await asyncio.wait([first], timeout=STAGE_SECONDS)
+                if not first.done() and (stage := self._stage()) != said:
+                    yield stage
+                    said = stage
+            item = await first
+        finally:
+            first.cancel()
+            await asyncio.wait([first])
+            if not first.cancelled():
+                first.exception()  # who has left is not told
+        if item is not None:
+            yield item
+            async for item in pieces:
+                yield item
+
+    def _stage(self) -> Stage:
+        """Return what the request waits for now."""
+        if self._engine is None:
+            is_there = self.registry.is_in_memory(self.facts.model)
+            return Stage("queued" if is_there else "loading")
+        if self._engine.is_waiting(self.request):
+            return Stage("queued")
+        done, total = self._encoded
+        return Stage("encoding", done, total) if done < total else Stage("reading")
+
+    async def _whole(self, pieces: AsyncGenerator[Indexed, None]) -> dict[str, Any] | str:
         count = max(1, len(self.request.prompts)) * self.request.choices
         replies = [Reply() for _ in range(count)]
         keep = self.request.logprobs
-        if first is not None:
-            replies[first[0]].add(first[1], keep_tokens=keep)
-            async for index, piece in pieces:
-                replies[index].add(piece, keep_tokens=keep)
+        async for index, piece in pieces:
+            replies[index].add(piece, keep_tokens=keep)
         return self.dialect(self.request, self.facts).whole(replies)
 
     async def _stream(
-        self, first: Indexed | None, pieces: AsyncGenerator[Indexed, None], send: Any
+        self,
+        first: Indexed | Stage | None,
+        items: AsyncGenerator[Indexed | Stage, None],
+        send: Any,
     ) -> None:
         dialect = self.dialect(self.request, self.facts)
         headers = {
@@ -159,11 +213,14 @@ class Answer:
                 await send({"type": "http.response.body", "body": body, "more_body": more})
 
         try:
-            await write(dialect.begin(first and first[1]))
-            if first is not None:
-                await write(dialect.piece(*first))
-                async for index, piece in pieces:
-                    await write(dialect.piece(index, piece))
+            await write(dialect.begin(first[1] if isinstance(first, tuple) else None))
+            item = first
+            while item is not None:
+                if isinstance(item, Stage):
+                    await write(dialect.stage(item))
+                else:
+                    await write(dialect.piece(*item))
+                item = await anext(items, None)
             last = list(dialect.end())
         except TimeoutError:
             raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from webgemma.replies import Piece, Usage
 from webgemma.server.bodies import Body, check_conversation, decode_media, json_text, text_length
-from webgemma.server.protocol import Reply, Request, RequestError
+from webgemma.server.protocol import Reply, Request, RequestError, Structure
 from webgemma.text.parser import ToolCall
 
 Event = tuple[str, dict[str, Any]]
@@ -24,7 +24,6 @@ IGNORED = {
     "thinking.budget_tokens, output_config.effort": "Gemma has no levels of thinking",
     "signature of a thinking block": "thoughts are not signed",
     "citations": "Gemma does not cite",
-    "tools[].strict": "arguments follow a schema only as well as the model does",
     "tools[].eager_input_streaming, input_examples, defer_loading": "calls come as a whole",
 }
 
@@ -58,7 +57,14 @@ def parse(given: object) -> Request:
     if body.has("stop_sequences"):
         body.items("stop_sequences")
         settings["stop"] = body.setting("stop_sequences", "stop")
-    return _request(body, settings)
+    request, structure = _request(body, settings), _structure(body)
+    if request.continue_last and structure:
+        raise RequestError(
+            f"{structure.where} asks for JSON, which cannot continue the assistant's last message: "
+            "leave that out.",
+            param=structure.where,
+        )
+    return replace(request, structure=structure)
 
 
 def parse_count(given: object) -> Request:
@@ -86,28 +92,37 @@ def _request(body: Body, settings: Mapping[str, Any]) -> Request:
         messages=messages,
         stream=body.flag("stream"),
         tools=tools,
+        tool_places={
+            tool["function"]["name"]: f"tools[{at}].input_schema" for at, tool in enumerate(tools)
+        },
         tool_choice=_tool_choice(choice, tools),
+        parallel=not choice.flag("disable_parallel_tool_use"),
         think=think,
         continue_last=last["role"] == "assistant" and "tool_calls" not in last,
-        own={
-            "shows_thinking": shows_thinking,
-            "parallel": not choice.flag("disable_parallel_tool_use"),
-        },
+        own={"shows_thinking": shows_thinking},
     )
 
 
 def _refuse(body: Body) -> None:
     """Raise RequestError for what cannot be honoured."""
-    output = body.object("output_config")
-    for place, name in ((output, "format"), (body, "output_format")):
-        if place.has(name):
-            raise place.refused(
-                name, "replies cannot be constrained yet; ask for JSON in the prompt instead."
-            )
     if body.has("container"):
         raise body.refused("container", "this server runs no code.")
     if body.items("mcp_servers"):
         raise body.refused("mcp_servers", "this server connects to no others; send tools.")
+
+
+def _structure(body: Body) -> Structure | None:
+    """Return what the reply has to be, by the present field or the older one."""
+    found = None
+    for place, name in ((body, "output_format"), (body.object("output_config"), "format")):
+        if not place.has(name):
+            continue
+        format = place.object(name)
+        format.choice("type", ("json_schema",))
+        if not format.has("schema"):
+            raise format.wrong("schema", "a JSON schema")
+        found = Structure("schema", format.object("schema").given, format.path("schema"))
+    return found
 
 
 def _thinking(thinking: Body) -> tuple[bool, bool]:
@@ -126,13 +141,14 @@ def _tool(tool: Body) -> dict[str, Any]:
     """Return a tool as `Gemma.chat` takes it."""
     if tool.text("type", "custom") != "custom":
         raise tool.wrong("type", "custom: only tools that the client runs are supported")
-    tool.flag("strict")
     function: dict[str, Any] = {"name": tool.name("name")}
     if description := tool.text("description"):
         function["description"] = description
     if not tool.has("input_schema"):
         raise tool.wrong("input_schema", "a JSON schema")
     function["parameters"] = tool.object("input_schema").given
+    if tool.flag("strict"):
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 
@@ -148,6 +164,8 @@ def _tool_choice(choice: Body, tools: Sequence[Mapping[str, Any]]) -> str:
     names = [tool["function"]["name"] for tool in tools]
     if name not in names:
         raise choice.wrong("name", f"the name of a tool: {', '.join(names)}")
+    if name in ("auto", "none", "required"):
+        raise choice.refused("name", "rename the tool.")
     return name
 
 
@@ -285,8 +303,7 @@ def answer(
         content.append({"type": "thinking", "thinking": reply.thinking, "signature": ""})
     if reply.text:
         content.append({"type": "text", "text": reply.text})
-    calls = reply.tool_calls if request.own["parallel"] else reply.tool_calls[:1]
-    content += [_tool_use(call, call_ids(), call.arguments) for call in calls]
+    content += [_tool_use(call, call_ids(), call.arguments) for call in reply.tool_calls]
     usage = _usage(reply.usage)
     end = _end(request, reply, stop_sequence)
     return _message(request, id, content) | end | {"usage": usage}
@@ -340,7 +357,6 @@ class Stream:
         self._call_ids = call_ids
         self._blocks = 0  # begun so far
         self._open = ""  # the type of the block that is being written
-        self._calls = 0
 
     def begin(self, usage: Usage | None = None) -> list[Event]:
         """Return the first events, with the prompt's tokens, if they are counted by now."""
@@ -360,8 +376,7 @@ class Stream:
         if piece.text:
             events += self._write("text", piece.text, {})
         for call in piece.tool_calls:
-            if self.request.own["parallel"] or not self._calls:
-                events += self._call(call)
+            events += self._call(call)
         return events
 
     def end(self, stop_sequence: str | None = None) -> list[Event]:
@@ -387,7 +402,6 @@ class Stream:
         return [*begin, self._delta({"type": f"{kind}_delta", kind: text})]
 
     def _call(self, call: ToolCall) -> list[Event]:
-        self._calls += 1
         block = _tool_use(call, self._call_ids(), {})
         del block["type"]
         begin = self._begin("tool_use", block)

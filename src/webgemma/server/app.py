@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from webgemma.server import anthropic, ollama, ollama_models, openai_transcriptions
@@ -28,18 +28,26 @@ from webgemma.server.dialects import (
     OpenAiResponses,
     OpenAiTranscriptions,
 )
-from webgemma.server.http import HeldBodies, as_request_error, read, read_form, respond
+from webgemma.server.embeddings import Embeddings
+from webgemma.server.http import (
+    HeldBodies,
+    as_request_error,
+    read,
+    read_form,
+    respond,
+    respond_text,
+)
 from webgemma.server.metrics import Metrics
 from webgemma.server.openai_common import (
     error_body,
     model_entry,
     model_list,
-    read_body,
-    read_model,
 )
+from webgemma.server.page import Page
 from webgemma.server.protocol import RequestError
 from webgemma.server.registry import Registry
 from webgemma.server.status import Status
+from webgemma.server.structures import Structures
 from webgemma.server.tokens import Tokens
 
 Endpoint = Callable[[HttpRequest], Awaitable[Any]]
@@ -61,8 +69,11 @@ def make_app(
     keys: Sequence[str] = (),
     origins: Sequence[str] = (),
     ahead: Ahead | None = None,
+    page: bool = True,
 ) -> Starlette:
-    """Return the application; `origins` are the pages that may use and read it."""
+    """Return the application; `origins` are the pages that may use and read it.
+
+    `page`: whether it has a chat page of its own."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -70,11 +81,16 @@ def make_app(
         await registry.close()
 
     return Starlette(
-        routes=Routes(registry, ahead or Ahead()).all(),
+        routes=[*(page_routes() if page else ()), *Routes(registry, ahead or Ahead()).all()],
         middleware=guards(loopback=loopback, keys=keys, origins=origins),
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error, Exception: _error},
     )
+
+
+def page_routes() -> list[Route]:
+    """Return the routes of the chat page, which come before all others."""
+    return _got(Page().routes())
 
 
 def guards(*, loopback: bool, keys: Sequence[str], origins: Sequence[str]) -> list[Middleware]:
@@ -128,6 +144,7 @@ class Routes:
     def __init__(self, registry: Registry, ahead: Ahead) -> None:
         self.registry, self.ahead, self.metrics = registry, ahead, Metrics()
         self._decoding = asyncio.Lock()  # hours of audio take much memory
+        self._structures = Structures()
 
     def all(self) -> list[Route]:
         """Return the routes."""
@@ -143,11 +160,9 @@ class Routes:
         }
         posted: dict[str, Endpoint] = {
             "/api/show": self.show,
-            "/api/embed": self.embeddings(ollama.parse_name),
-            "/api/embeddings": self.embeddings(ollama.parse_name),
-            "/v1/embeddings": self.embeddings(lambda body: read_model(read_body(body, {}))),
             "/v1/audio/transcriptions": self.transcribe,
             "/v1/messages/count_tokens": self.count_tokens,
+            **Embeddings(self.registry, self.metrics).routes(),
             **Tokens(self.registry).routes(),
             **{path: self.answering(dialect) for path, dialect in ANSWERED.items()},
         }
@@ -158,7 +173,7 @@ class Routes:
             + [("", ["POST", "DELETE"])] * (route != "blobs")
         ]
         return [
-            *(Route(path, _reported(endpoint), methods=["GET"]) for path, endpoint in got.items()),
+            *_got(got),
             *(Route(path, _reported(point), methods=["POST"]) for path, point in posted.items()),
             *refused,
         ]
@@ -168,6 +183,7 @@ class Routes:
 
         async def endpoint(request: HttpRequest) -> Any:
             asked = await read(request, dialect.parse)
+            await self._structures.check(asked)
             if asked.own.get("task", "reply") == "reply":
                 return Answer(self.registry, self.ahead, self.metrics, dialect, asked)
             if asked.own["task"] == "unload":  # Ollama's empty prompt
@@ -177,20 +193,6 @@ class Routes:
                     pass
             chat = dialect is OllamaChat
             return respond(ollama.loaded(asked, created=Facts().created, chat=chat))
-
-        return endpoint
-
-    def embeddings(self, parse: Callable[[Any], str]) -> Endpoint:
-        """Return the endpoint of a route for models that embed: there are none."""
-
-        async def endpoint(request: HttpRequest) -> Any:
-            name = await read(request, parse)
-            found = await self.registry.afind(name)
-            raise RequestError(
-                f"{found.name} writes text and does not embed it; models that do are not supported "
-                "yet.",
-                param="model",
-            )
 
         return endpoint
 
@@ -207,7 +209,7 @@ class Routes:
 
     async def root(self, _: HttpRequest) -> Response:
         """Answer as Ollama does, by which its clients know it."""
-        return PlainTextResponse("Ollama is running")
+        return respond_text(ollama_models.RUNNING)
 
     async def health(self, _: HttpRequest) -> Response:
         """Say whether requests are answered now."""
@@ -268,6 +270,11 @@ def _model(request: HttpRequest, entry: ollama_models.ModelEntry) -> dict[str, A
     if _is_anthropic(request.headers):
         return anthropic.model_entry(entry.name, ollama.timestamp(entry.modified))
     return model_entry(entry.name, int(entry.modified))
+
+
+def _got(endpoints: Mapping[str, Endpoint]) -> list[Route]:
+    """Return the routes of what is read."""
+    return [Route(path, _reported(each), methods=["GET"]) for path, each in endpoints.items()]
 
 
 def _refusing(route: str) -> Endpoint:

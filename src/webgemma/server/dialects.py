@@ -1,10 +1,11 @@
 """The routes that answer with replies: each API's bodies, answers and streams."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, Literal
 
-from webgemma.replies import Piece
+from webgemma.replies import Piece, canvas_facts
 from webgemma.server import (
     anthropic,
     ollama,
@@ -15,7 +16,7 @@ from webgemma.server import (
 )
 from webgemma.server.answers import Dialect, Facts
 from webgemma.server.openai_common import DONE, Event, error_body, sse
-from webgemma.server.protocol import Reply, Request, RequestError
+from webgemma.server.protocol import Reply, Request, RequestError, Stage
 
 
 class _OpenAi(Dialect):
@@ -63,12 +64,32 @@ class _OpenAi(Dialect):
 
 
 class OpenAiChat(_OpenAi):
-    """`/v1/chat/completions`."""
+    """`/v1/chat/completions`, which can say more of a stream than OpenAI's does."""
 
     prefix = "chatcmpl-"
     api = openai_chat
     stream = openai_chat.ChatStream
     parse = staticmethod(openai_chat.parse)
+
+    def stage(self, stage: Stage) -> Iterator[bytes]:
+        """Return the event of what the answer waits for."""
+        yield sse(self._stream.stage(stage))
+
+    def piece(self, index: int, piece: Piece) -> Iterator[bytes]:
+        """Return the events of a piece, also those of a canvas."""
+        events = self._stream.piece(index, piece)
+        if piece.canvas is not None and self.facts.tokenizer is not None:
+            events = [self._stream.canvas(index, canvas_facts(piece.canvas, self.facts.tokenizer))]
+        more = {}
+        if self.request.own["timings"] and piece.usage:
+            more["timings"] = openai_chat.timings(piece.usage, *self._seconds())
+        return self._written(event | more for event in events)
+
+    def _seconds(self) -> tuple[float, float]:
+        """Return how long the prompt took, and the reply so far."""
+        facts = self.facts
+        now = facts.ended or time.perf_counter_ns()
+        return (facts.first - facts.loaded) / 1e9, (now - facts.first) / 1e9
 
 
 class OpenAiCompletions(_OpenAi):

@@ -14,6 +14,7 @@ from webgemma.errors import (
     DeviceMemoryError,
     InputError,
     MissingEncoderError,
+    MissingPackageError,
     ModelNotFoundError,
     WebgemmaError,
 )
@@ -120,6 +121,11 @@ def respond(body: Mapping[str, Any] | Sequence[Any], status: int = 200) -> Respo
     return Response(json_text(body), status, headers, "application/json")
 
 
+def respond_bytes(body: bytes, status: int, headers: Mapping[str, str]) -> Response:
+    """Return an answer whose headers say what it is."""
+    return Response(body, status, dict(headers))
+
+
 def respond_text(
     text: str, media_type: str = "text/plain", headers: Mapping[str, str] | None = None
 ) -> Response:
@@ -135,6 +141,8 @@ def as_request_error(error: Exception) -> RequestError:
         return RequestError(str(error), 404, "model")
     if isinstance(error, MissingEncoderError):
         return RequestError(error.reason)
+    if isinstance(error, MissingPackageError):
+        return RequestError(str(error), 501)
     if isinstance(error, InputError):
         return RequestError(str(error))
     if isinstance(error, DeviceMemoryError | MemoryError):

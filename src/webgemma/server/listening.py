@@ -39,12 +39,14 @@ class Server:
         *,
         keys: Sequence[str] = (),
         origins: Sequence[str] = (),
+        page: bool = True,
         grace_seconds: float = GRACE_SECONDS,
         make: MakeApp = make_app,
     ) -> None:
         """Listen on `port` (0: any), by default on DEFAULT_PORT or the next free one.
 
-        `make` makes the application from the source of its answers, which is a registry of models.
+        `page`: whether the chat page is served, too. `make` makes the application from the source
+        of its answers, which is a registry of models.
         InputError if that is not possible, or would be open to other machines without a key."""
         check_keys(keys, host)
         allowed = [check_origin(origin) for origin in origins]
@@ -53,7 +55,8 @@ class Server:
         shown = f"[{host.strip('[]')}]" if ":" in host else host
         self.url = f"http://{shown}:{self.port}"
         ahead = Ahead()
-        app = make(source, loopback=is_loopback(host), keys=keys, origins=allowed, ahead=ahead)
+        guarded = {"loopback": is_loopback(host), "keys": keys, "origins": allowed}
+        app = make(source, **guarded, ahead=ahead, page=page)
         config = uvicorn.Config(
             app,
             http=_Connection,

@@ -7,7 +7,7 @@ come later wait behind it, so that nobody waits for ever."""
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +24,7 @@ from webgemma.server.protocol import RequestError
 
 LONGEST_SECONDS = 1e9  # beyond, a model stays for ever
 TABLE_LOCATIONS: tuple[TableLocation, ...] = ("device", "host")
+PREPARE_SECONDS = 1.0  # that a model is idle before it is prepared for structured output
 CLOSE_SECONDS = 5.0  # that those who use a model have when all are closed
 
 log = logging.getLogger("webgemma.server")
@@ -56,6 +57,7 @@ class LoadedModel:
     expires: float = FOREVER  # seconds since 1970, while nobody uses it
     timer: asyncio.TimerHandle | None = None
     task: "asyncio.Task[None] | None" = field(default=None, repr=False)
+    preparing: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
     @property
     def engine(self) -> Engine | None:
@@ -78,9 +80,16 @@ class LoadedModel:
 class LoadedModels:
     """The models in memory, within limits."""
 
-    def __init__(self, limits: Limits, keep_seconds: float, options: dict[str, Any]) -> None:
-        """The options are those of `Gemma.load`."""
+    def __init__(
+        self,
+        limits: Limits,
+        keep_seconds: float,
+        options: dict[str, Any],
+        adapters: Mapping[str, str],
+    ) -> None:
+        """The options are those of `Gemma.load`; the adapters are attached to what is loaded."""
         self.limits, self.keep_seconds, self.options = limits, keep_seconds, options
+        self.adapters = adapters
         self._models: dict[Key, LoadedModel] = {}
         self._line: list[object] = []  # those who wait for a model that has to be loaded
         self._loading: asyncio.Task[None] | None = None
@@ -171,13 +180,33 @@ class LoadedModels:
                 self._forget(model)
                 if model.task:
                     model.task.cancel()
-            elif model.keep_seconds <= LONGEST_SECONDS:
-                model.expires = time.time() + model.keep_seconds
-                loop = asyncio.get_running_loop()
-                model.timer = loop.call_later(model.keep_seconds, self._expire, model)
             else:
-                model.expires = FOREVER
+                self._rest(model)
         self._change()
+
+    def _rest(self, model: LoadedModel) -> None:
+        """Let a model that nobody uses leave in its time."""
+        self._prepare(model)
+        if model.keep_seconds <= LONGEST_SECONDS:
+            model.expires = time.time() + model.keep_seconds
+            loop = asyncio.get_running_loop()
+            model.timer = loop.call_later(model.keep_seconds, self._expire, model)
+        else:
+            model.expires = FOREVER
+
+    def _prepare(self, model: LoadedModel) -> None:
+        """Prepare a model once it is idle: that may hold up Python for a second or two."""
+
+        async def prepare() -> None:
+            await asyncio.sleep(PREPARE_SECONDS)
+            if model.users or model.engine is None:
+                model.preparing = None  # when it is idle again
+            else:
+                await model.engine.prepare()
+
+        if model.preparing is None:
+            model.preparing = asyncio.create_task(prepare())
+            model.preparing.add_done_callback(_log_failure)
 
     def _expire(self, model: LoadedModel) -> None:
         if self._models.get(model.offered.key) is model and not model.users:
@@ -233,17 +262,27 @@ class LoadedModels:
             except DeviceMemoryError as error:  # the device has less than the limits allow
                 if not await self._free_another(model, frees):
                     raise RequestError(str(error), 500) from None
-        model.ready.set_result(Engine(loaded, options.get("lora")))
+        model.ready.set_result(Engine(loaded))
 
     async def _opened(self, offered: Offered, options: dict[str, Any]) -> Gemma:
         """Return a model; if this is cancelled, one that is there nevertheless is freed."""
-        opening = asyncio.create_task(Gemma.aload(offered.found, **options))
+        opening = asyncio.create_task(self._open(offered, options))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             opening.cancel()
             self._track(_discard(opening))
             raise
+
+    async def _open(self, offered: Offered, options: dict[str, Any]) -> Gemma:
+        model = await Gemma.aload(offered.found, **options)
+        try:
+            if self.adapters:
+                await asyncio.to_thread(model.attach_lora, self.adapters)
+        except BaseException:
+            await _close_model(model)
+            raise
+        return model
 
     def _needed(self, offered: Offered) -> tuple[MemoryBudget, TableLocation]:
         """Return what a model takes, and where its table of per-layer embeddings is.
@@ -348,6 +387,8 @@ class LoadedModels:
 
     def _forget(self, model: LoadedModel) -> None:
         model.cancel_timer()
+        if model.preparing:
+            model.preparing.cancel()
         if self._models.get(model.offered.key) is model:
             del self._models[model.offered.key]
 
@@ -357,6 +398,11 @@ class LoadedModels:
 
 def _stopping() -> RequestError:
     return RequestError("The server is stopping; send the request again later.", 503)
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("A model could not be prepared.", exc_info=task.exception())
 
 
 async def _close(ready: "asyncio.Future[Engine]") -> None:

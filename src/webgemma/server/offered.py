@@ -1,14 +1,16 @@
 """A model that can be loaded: its name, its files, and the memory that it will take."""
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 from webgemma.engine.memory_budget import MemoryBudget
 from webgemma.errors import GgufError, InputError
 from webgemma.gemma.config import Config
+from webgemma.gemma.drafter_config import drafter_config
 from webgemma.lora.loading import fitted_adapters
-from webgemma.models import BUNDLED_PATH, FoundModel, find_model
+from webgemma.models import BUNDLED_PATH, FoundModel, find_model, with_draft
 from webgemma.server.ollama_models import ModelEntry
 
 DEMO = "demo"  # the bundled model
@@ -36,11 +38,15 @@ class Offered:
 
         `slots` counts where the options do not say how many; the CPU has one."""
         slots = 1 if options.get("device") == "cpu" else options.get("slots") or slots or 1
-        with self.found.open() as gguf:
+        with ExitStack() as opened:
+            gguf = opened.enter_context(self.found.open())
             config = Config.from_gguf(gguf)
             context = self.found.defaults().choose_context(config, options.get("context"))
-            kv = options.get("kv", "f16")
-            return MemoryBudget.of(gguf, config, context, kv, slots=slots)
+            kv, drafter = options.get("kv", "f16"), None
+            if draft := with_draft(self.found, options.get("draft")).draft():
+                file = opened.enter_context(draft.open())
+                drafter = file, drafter_config(file, config)
+            return MemoryBudget.of(gguf, config, context, kv, slots=slots, drafter=drafter)
 
 
 def offered_adapter(text: str, base: Offered) -> Offered:

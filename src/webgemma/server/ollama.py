@@ -1,7 +1,7 @@
 """Ollama's API for text: `/api/chat` and `/api/generate`, as bodies, answers and streamed lines.
 
-A stream is lines of JSON; both routes stream unless `stream` is false. `format` and `template`
-cannot be honoured and are refused; levels of `think` all mean that the model thinks."""
+A stream is lines of JSON; both routes stream unless `stream` is false. `template` cannot be
+honoured and is refused; levels of `think` all mean that the model thinks."""
 
 import math
 import re
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from webgemma.constraints.specifications import ANY_OBJECT
 from webgemma.models import OLLAMA_NAMES
 from webgemma.replies import Piece, Usage
 from webgemma.server.bodies import Body, check_conversation, finite_logprob, json_text
-from webgemma.server.protocol import Reply, Request, RequestError
+from webgemma.server.protocol import Reply, Request, RequestError, Structure
 from webgemma.settings import MAX_TOP_LOGPROBS
 from webgemma.text.parser import ToolCall
 from webgemma.values import real_number
@@ -37,10 +38,11 @@ IGNORED = {
     ),
 }
 
-# The options that are settings, by Ollama's names.
+# The options that are settings, by Ollama's names; those of drafts are our own.
 OPTIONS: Mapping[str, str] = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p")},
     **{name: name for name in ("presence_penalty", "frequency_penalty", "seed", "stop")},
+    **{name: name for name in ("speculate", "max_drafts")},
     **OLLAMA_NAMES,
 }
 
@@ -114,11 +116,6 @@ def not_found(name: str) -> RequestError:
 
 def _common(body: Body) -> dict[str, Any]:
     """Return the arguments of a Request that both routes have."""
-    given_format = body.given.get("format")
-    if given_format is not None and given_format != "":
-        raise body.refused(
-            "format", "replies cannot be constrained yet; ask for JSON in the prompt instead."
-        )
     logprobs = body.flag("logprobs")
     top = body.whole("top_logprobs", 0, MAX_TOP_LOGPROBS)
     settings = _settings(body.object("options"))
@@ -128,10 +125,21 @@ def _common(body: Body) -> dict[str, Any]:
         "model": parse_name(body.given),
         "settings": settings,
         "stream": body.flag("stream", True),
+        "structure": _structure(body),
         "think": _think(body),
         "logprobs": logprobs,
         "overflow": "drop" if body.flag("truncate", True) else "error",
     }
+
+
+def _structure(body: Body) -> Structure | None:
+    """Return what the reply has to be: "json" is any object."""
+    given = body.given.get("format")
+    if given is None or given == "":
+        return None
+    if given != "json" and not isinstance(given, Mapping):
+        raise body.wrong("format", '"json" or a JSON schema')
+    return Structure("schema", ANY_OBJECT if given == "json" else given, "format")
 
 
 def _with_own(
@@ -142,10 +150,10 @@ def _with_own(
     `keep_alive`: seconds that the model stays loaded, FOREVER, or None (as the server has it);
     `task`: "reply", or for an empty prompt "load" or "unload"; `context`: the ids that an earlier
     answer gave, which come before the messages; `num_ctx`: positions, or None."""
-    keep_alive = _keep_alive(body)
-    task = "reply" if not is_empty else "unload" if keep_alive == 0 else "load"
+    seconds = keep_alive(body)
+    task = "reply" if not is_empty else "unload" if seconds == 0 else "load"
     num_ctx = _positions(body.object("options"))
-    own = {"keep_alive": keep_alive, "task": task, "context": context, "num_ctx": num_ctx}
+    own = {"keep_alive": seconds, "task": task, "context": context, "num_ctx": num_ctx}
     return common | {"own": own}
 
 
@@ -186,7 +194,7 @@ _SPAN = re.compile(r"(\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(ns|us|µs|μs|ms|s|m|h
 _NUMBER = re.compile(r"\d{1,18}(?:\.\d{0,18})?", re.ASCII)
 
 
-def _keep_alive(body: Body) -> float | None:
+def keep_alive(body: Body) -> float | None:
     """Return seconds: of a number, or of a text such as "5m", "1h30m" or "-1" (for ever)."""
     value = body.given.get("keep_alive")
     if value is None:

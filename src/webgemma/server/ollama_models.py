@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from webgemma.errors import GgufError
+from webgemma.gemma.config import embeds
 from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gguf.ollama import OllamaModel
 from webgemma.gguf.reader import Gguf
@@ -19,6 +20,8 @@ from webgemma.server.protocol import RequestError
 from webgemma.text.markup import CALL_OPEN, CHANNEL_OPEN
 
 VERSION = "0.13.4"  # of Ollama's API, which clients compare with what they need
+
+RUNNING = "Ollama is running"  # at the root, by which clients know the server
 
 # Routes that would change the store, and what to do instead.
 REFUSED = {
@@ -156,6 +159,8 @@ def refusal(route: str) -> RequestError:
 
 def capabilities_of(gguf: Gguf, encoders: Sequence[Gguf] = ()) -> list[str]:
     """Return what a model can do, by its vocabulary and its encoders, in Ollama's words."""
+    if embeds(gguf):
+        return ["embedding"]
     found = ["completion"]
     configs = [EncoderConfigs.from_gguf(file) for file in (gguf, *encoders)]
     if any(config.vision for config in configs):

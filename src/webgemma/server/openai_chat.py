@@ -3,14 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from webgemma.replies import Piece
+from webgemma.replies import Piece, Usage
 from webgemma.server.openai_common import (
     ContentTokens,
     Event,
     TokenBytes,
     call_arguments,
     call_id,
-    check_text_format,
     check_tools,
     checked,
     chosen,
@@ -18,7 +17,6 @@ from webgemma.server.openai_common import (
     error_body,
     flag,
     function_tool,
-    kept_calls,
     read_body,
     read_choices,
     read_include_usage,
@@ -30,20 +28,22 @@ from webgemma.server.openai_common import (
     usage,
 )
 from webgemma.server.openai_messages import read_messages
-from webgemma.server.protocol import Reply, Request, RequestError
+from webgemma.server.openai_structures import read_structure
+from webgemma.server.protocol import Reply, Request, RequestError, Stage
 from webgemma.text import inputs
 from webgemma.text.calls import ToolCall
 from webgemma.values import shown
 
 LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
-REFUSED = {"continue_final_message": "a reply is always a new message"}
 
 
 def parse(body: Any) -> Request:
     """Return what a body asks for; RequestError if it cannot be served."""
-    body = read_body(body, REFUSED)
+    body = read_body(body, {})
     messages = read_messages(body.get("messages"))
     settings = read_settings(body, LIMITS)
+    if flag(body.get("watch"), "watch"):
+        settings["watch"] = True
     logprobs = flag(body.get("logprobs"), "logprobs")
     top = read_top_logprobs(body)
     if top and not logprobs:
@@ -53,24 +53,40 @@ def parse(body: Any) -> Request:
     if top:
         settings["top_logprobs"] = top
     _check_modalities(body.get("modalities"))
-    check_text_format(body.get("response_format"), "response_format")
     _check_functions(body)
-    choice, tools = read_tool_choice(body.get("tool_choice"), _tools(body.get("tools")))
+    declared = _tools(body.get("tools"))
+    choice, tools = read_tool_choice(body.get("tool_choice"), check_tools(list(declared.values())))
+    stream = flag(body.get("stream"), "stream")
+    progress, timings = (flag(body.get(name), name) for name in ("progress", "timings_per_token"))
     return Request(
         read_model(body),
         settings,
         messages,
         choices=read_choices(body),
-        stream=flag(body.get("stream"), "stream"),
+        stream=stream,
         tools=tools,
+        tool_places={tool["function"]["name"]: place for place, tool in declared.items()},
         tool_choice=choice,
+        parallel=flag(body.get("parallel_tool_calls"), "parallel_tool_calls", True),
+        structure=read_structure(body, body.get("response_format")),
         think=read_think(body),
+        continue_last=_continues(body, messages),
         logprobs=logprobs,
-        own={
-            "include_usage": read_include_usage(body),
-            "parallel": flag(body.get("parallel_tool_calls"), "parallel_tool_calls", True),
-        },
+        progress=stream and progress,
+        own={"timings": stream and timings, "include_usage": read_include_usage(body)},
     )
+
+
+def _continues(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the last message is to be continued, in vLLM's words."""
+    continues = flag(body.get("continue_final_message"), "continue_final_message")
+    last = messages[-1]
+    if continues and (last["role"] != "assistant" or "tool_calls" in last):
+        raise RequestError(
+            "continue_final_message is true, but the last message is no text of the assistant's.",
+            param="continue_final_message",
+        )
+    return continues
 
 
 def _check_modalities(given: Any) -> None:
@@ -91,8 +107,9 @@ def _check_functions(body: Mapping[str, Any]) -> None:
         )
 
 
-def _tools(given: Any) -> list[dict[str, Any]]:
-    tools = []
+def _tools(given: Any) -> dict[str, dict[str, Any]]:
+    """Return the tools by the places of their schemas."""
+    tools = {}
     for at, each in enumerate(checked(inputs.as_list, given, "tools")):
         where = f"tools[{at}]"
         tool = checked(inputs.as_mapping, each, where)
@@ -101,15 +118,16 @@ def _tools(given: Any) -> list[dict[str, Any]]:
                 f"{where}.type is {shown(tool['type'])}; only functions can be called.",
                 param=f"{where}.type",
             )
-        tools.append(function_tool(tool.get("function"), f"{where}.function"))
-    return check_tools(tools)
+        function = f"{where}.function"
+        tools[f"{function}.parameters"] = function_tool(tool.get("function"), function)
+    return tools
 
 
-def finish_reason(request: Request, reply: Reply) -> str:
+def finish_reason(reply: Reply) -> str:
     """Return why a reply ended; one without tokens was not allowed any."""
     if reply.finish != "stop":
         return "length"
-    return "tool_calls" if kept_calls(request, reply.tool_calls) else "stop"
+    return "tool_calls" if reply.tool_calls else "stop"
 
 
 def answer(
@@ -124,7 +142,7 @@ def answer(
     """Return the whole answer; `Tokenizer.token_bytes` is needed for log-probabilities."""
     choices = []
     for index, reply in enumerate(replies):
-        calls = kept_calls(request, reply.tool_calls)
+        calls = reply.tool_calls
         message: Event = {
             "role": "assistant",
             "content": None if calls and not reply.text else reply.text,
@@ -142,7 +160,7 @@ def answer(
                 "index": index,
                 "message": message,
                 "logprobs": _logprobs(tokens),
-                "finish_reason": finish_reason(request, reply),
+                "finish_reason": finish_reason(reply),
             }
         )
     return {
@@ -153,6 +171,28 @@ def answer(
         "choices": choices,
         "usage": usage(request, replies),
     }
+
+
+def timings(usage: Usage, prompt_seconds: float, reply_seconds: float) -> Event:
+    """Return tokens and times in llama.cpp's words, and what of the context is taken."""
+    read, written = usage.prompt - usage.cached, usage.reply
+    drafts = {"draft_n": usage.drafted, "draft_n_accepted": usage.accepted}
+    return {
+        "cache_n": usage.cached,
+        "prompt_n": read,
+        "prompt_ms": 1000 * prompt_seconds,
+        "prompt_per_second": _speed(read, prompt_seconds),
+        "predicted_n": written,
+        "predicted_ms": 1000 * reply_seconds,
+        "predicted_per_second": _speed(written - 1, reply_seconds),  # the first one is the prompt's
+        "n_ctx": usage.context,
+        "left_out": usage.left_out,
+        **(drafts if usage.drafted else {}),
+    }
+
+
+def _speed(tokens: int, seconds: float) -> float:
+    return tokens / seconds if tokens > 0 and seconds > 0 else 0.0
 
 
 def _reasoning(text: str) -> Event:
@@ -208,7 +248,7 @@ class ChatStream:
             yield self._chunk(index, _reasoning(piece.thinking))
         if piece.text:
             yield self._chunk(index, {"content": piece.text}, tokens)
-        for at, call in enumerate(kept_calls(self.request, piece.tool_calls, before), before):
+        for at, call in enumerate(piece.tool_calls, before):
             written = {"index": at} | _call(call, call_id(self.id, index, at))
             yield self._chunk(index, {"tool_calls": [written]})
         if piece.finish:
@@ -223,13 +263,24 @@ class ChatStream:
             used = usage(self.request, self.replies)
             yield self.head | {"choices": [], "usage": used}
 
+    def stage(self, stage: Stage) -> Event:
+        """Return the chunk that says what the answer waits for."""
+        progress: Event = {"stage": stage.name}
+        if stage.total:
+            progress |= {"done": stage.done, "total": stage.total}
+        return self.head | {"choices": [], "progress": progress}
+
+    def canvas(self, index: int, facts: Event) -> Event:
+        """Return the chunk of a canvas after a step."""
+        return self._chunk(index, {"canvas": facts})
+
     def error(self, error: RequestError) -> Iterator[Event]:
         """Yield what says that the answer cannot be continued."""
         yield error_body(error)
 
     def _last(self, index: int) -> Event:
         self._ended[index] = True
-        return self._chunk(index, {}, finish=finish_reason(self.request, self.replies[index]))
+        return self._chunk(index, {}, finish=finish_reason(self.replies[index]))
 
     def _chunk(
         self,

@@ -22,7 +22,8 @@ Event = dict[str, Any]
 TokenBytes = Callable[[int], bytes]  # `Tokenizer.token_bytes`
 T = TypeVar("T")
 
-# Settings that OpenAI's APIs have too, and those that clients of llama.cpp and vLLM send besides.
+# Settings that OpenAI's APIs have too, those that clients of llama.cpp and vLLM send besides, and
+# our own.
 OPENAI_SETTINGS = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 OTHER_SETTINGS = {
     "top_k": "top_k",
@@ -31,6 +32,8 @@ OTHER_SETTINGS = {
     "repeat_penalty": "repetition_penalty",
     "repetition_penalty": "repetition_penalty",
     "repeat_last_n": "recent",
+    "speculate": "speculate",
+    "max_drafts": "max_drafts",
 }
 
 # Accepted, and why nothing comes of them. Fields that are named nowhere here are ignored, too, as
@@ -55,28 +58,22 @@ IGNORED: Mapping[str, str] = {
     "safety_identifier": "there are no accounts",
     "service_tier": "there is one",
     "store": "nothing is stored",
-    "strict": "of a tool: arguments follow its schema only as well as the model does",
     "summary": "of reasoning: all of it is returned",
     "user": "there are no accounts",
     "verbosity": "Gemma has no such control",
     "web_search_options": "nothing is fetched; the model answers on its own",
 }
 
-_STRUCTURE = "replies cannot be made to follow a grammar or schema: describe the form in a message"
 # Refused unless empty, zero or false: the reply would not be what was asked for.
 REFUSED: Mapping[str, str] = {
-    "grammar": _STRUCTURE,
-    "guided_choice": _STRUCTURE,
-    "guided_grammar": _STRUCTURE,
-    "guided_json": _STRUCTURE,
-    "guided_regex": _STRUCTURE,
+    "guided_whitespace_pattern": "blanks between the parts of JSON are the model's choice",
     "ignore_eos": "a reply ends where the model ends it: leave it out",
-    "json_schema": _STRUCTURE,
     "min_tokens": "a reply ends where the model ends it: leave it out",
-    "structured_outputs": _STRUCTURE,
+    "structural_tag": "only a whole reply can keep to a structure",
     "use_beam_search": "replies are sampled: leave it out",
 }
 
+TOOL_CHOICES = ("auto", "none", "required")  # or a tool's name
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 NO_EFFORT = EFFORTS[:2]  # for which the model does not think first
 
@@ -255,15 +252,6 @@ def read_think(body: Mapping[str, Any]) -> bool | None:
     return read_effort(body.get("reasoning_effort"), "reasoning_effort")
 
 
-def check_text_format(given: Any, where: str) -> None:
-    """Refuse an answer in another form than text."""
-    if given is None:
-        return
-    kind = checked(inputs.as_mapping, given, where).get("type")
-    if kind != "text":
-        raise RequestError(f"{where} has the type {shown(kind)}, but {_STRUCTURE}.", param=where)
-
-
 # Tools
 
 
@@ -276,7 +264,8 @@ def function_tool(function: Any, where: str) -> dict[str, Any]:
         tool["description"] = description
     if given.get("parameters") is not None:
         tool["parameters"] = checked(inputs.as_mapping, given["parameters"], f"{where}.parameters")
-    flag(given.get("strict"), f"{where}.strict")
+    if flag(given.get("strict"), f"{where}.strict"):
+        tool["strict"] = True
     return {"type": "function", "function": tool}
 
 
@@ -293,7 +282,7 @@ def read_tool_choice(
     if given is None:
         return "auto", tools
     if not isinstance(given, Mapping):
-        choice = chosen(given, "tool_choice", ("auto", "none", "required"))
+        choice = chosen(given, "tool_choice", TOOL_CHOICES)
         if choice == "required" and not tools:
             raise RequestError("tool_choice is 'required', but there are no tools.", param="tools")
         return choice, tools
@@ -302,7 +291,10 @@ def read_tool_choice(
     if kind in given:  # Chat Completions has one more level than Responses
         where, given = f"tool_choice.{kind}", given[kind]
     if kind == "function":
-        return _tool_name(given, where, tools), tools
+        name = _tool_name(given, where, tools)
+        if name in TOOL_CHOICES:
+            raise RequestError(f"{where}.name is {name!r}: rename the tool.", param=f"{where}.name")
+        return name, tools
     allowed = checked(inputs.as_mapping, given, where)
     mode = chosen(allowed.get("mode", "auto"), f"{where}.mode", ("auto", "required"))
     named = checked(inputs.as_list, allowed.get("tools"), f"{where}.tools")
@@ -339,12 +331,6 @@ def id_end(answer_id: str) -> str:
 def call_arguments(call: ToolCall) -> str:
     """Return the arguments of a call as OpenAI's APIs give them: JSON text."""
     return json.dumps(call.arguments, ensure_ascii=False)
-
-
-def kept_calls(request: Request, calls: Sequence[ToolCall], before: int = 0) -> list[ToolCall]:
-    """Return the calls that a client takes after so many others: with `parallel` off, only one."""
-    parallel = request.own.get("parallel", True)
-    return [call for at, call in enumerate(calls, before) if parallel or at == 0]
 
 
 # Usage

@@ -21,6 +21,7 @@ from webgemma.server.openai_common import (
     usage,
     whole,
 )
+from webgemma.server.openai_structures import read_structure
 from webgemma.server.protocol import Reply, Request, RequestError
 from webgemma.values import shown
 
@@ -57,6 +58,7 @@ def parse(body: Any) -> Request:
         prompts=prompts,
         choices=choices,
         stream=flag(body.get("stream"), "stream"),
+        structure=read_structure(body, body.get("response_format")),
         logprobs=body.get("logprobs") is not None,
         own={"include_usage": read_include_usage(body)},
     )

@@ -11,7 +11,6 @@ from webgemma.server.openai_common import (
     cached_tokens,
     call_arguments,
     call_id,
-    check_text_format,
     check_tools,
     checked,
     chosen,
@@ -19,7 +18,6 @@ from webgemma.server.openai_common import (
     flag,
     function_tool,
     id_end,
-    kept_calls,
     prompt_tokens,
     read_body,
     read_effort,
@@ -31,6 +29,7 @@ from webgemma.server.openai_common import (
     reply_tokens,
 )
 from webgemma.server.openai_items import read_input
+from webgemma.server.openai_structures import read_structure
 from webgemma.server.protocol import Reply, Request, RequestError
 from webgemma.settings import SETTINGS
 from webgemma.text import inputs
@@ -86,7 +85,8 @@ def parse(body: Any) -> Request:
     parallel = flag(body.get("parallel_tool_calls"), "parallel_tool_calls", True)
     reasoning = _reasoning(body.get("reasoning"))
     text = checked(inputs.as_mapping, _or(body.get("text"), {}), "text")
-    check_text_format(text.get("format"), "text.format")
+    format = text.get("format")
+    structure = read_structure(body, format, "text.format")
     truncation = chosen(_or(body.get("truncation"), "disabled"), "truncation", ("auto", "disabled"))
     think = read_think(body)
     return Request(
@@ -95,11 +95,13 @@ def parse(body: Any) -> Request:
         messages,
         stream=flag(body.get("stream"), "stream"),
         tools=callable_tools,
+        tool_places={tool["name"]: f"{where}.parameters" for where, tool in declared},
         tool_choice=choice,
+        parallel=parallel,
+        structure=structure,
         think=think if think is not None else read_effort(reasoning["effort"], "reasoning.effort"),
         logprobs=bool(top) or LOGPROBS in include,
         own={
-            "parallel": parallel,
             "namespaces": _namespaces(body.get("tools")),
             "returned": {  # as parts of the answer
                 "instructions": body.get("instructions"),
@@ -107,6 +109,7 @@ def parse(body: Any) -> Request:
                 "metadata": _metadata(body.get("metadata")),
                 "parallel_tool_calls": parallel,
                 "reasoning": reasoning,
+                "text": {"format": _returned_format(format)},
                 "tool_choice": _or(body.get("tool_choice"), "auto"),
                 "tools": [_returned_tool(tool) for _, tool in declared],
                 "top_logprobs": top,
@@ -154,6 +157,20 @@ def _returned_tool(tool: Mapping[str, Any]) -> Event:
         "description": tool.get("description"),
         "parameters": _or(tool.get("parameters"), {}),
         "strict": _or(tool.get("strict"), False),
+    }
+
+
+def _returned_format(given: Any) -> Event:
+    """Return the format of the text, which has been checked."""
+    if given is None or given["type"] != "json_schema":
+        return {"type": "text" if given is None else given["type"]}
+    format = given.get("json_schema", given)
+    return {
+        "type": "json_schema",
+        "name": format.get("name") or "",
+        "description": format.get("description"),
+        "schema": format["schema"],
+        "strict": _or(format.get("strict"), False),
     }
 
 
@@ -217,7 +234,6 @@ def _response(
         "top_p": settings.get("top_p", SETTINGS["top_p"].default),
         "presence_penalty": settings.get("presence_penalty", 0.0),
         "frequency_penalty": settings.get("frequency_penalty", 0.0),
-        "text": {"format": {"type": "text"}},
         "background": False,
         "max_tool_calls": None,
         "previous_response_id": None,
@@ -280,7 +296,7 @@ def answer(
     """Return the whole answer; `Tokenizer.token_bytes` is needed for log-probabilities."""
     (reply,) = replies
     status = _status(reply)
-    calls = kept_calls(request, reply.tool_calls)
+    calls = reply.tool_calls
     end = id_end(id)
     output: list[Event] = []
     if reply.thinking:
@@ -347,7 +363,7 @@ class ResponseStream:
             yield from self._write("rs", piece.thinking)
         if piece.text:
             yield from self._write("msg", piece.text, tokens)
-        for at, call in enumerate(kept_calls(self.request, piece.tool_calls, before), before):
+        for at, call in enumerate(piece.tool_calls, before):
             yield from self._close("completed")
             yield from self._call(call, call_id(self.id, 0, at))
 

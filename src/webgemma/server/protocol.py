@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from webgemma.constraints.specifications import Json
 from webgemma.errors import InputError
 from webgemma.replies import Piece, Usage
 from webgemma.text.parser import ToolCall
 
 ToolChoice = Literal["auto", "none", "required"]
+StructureKind = Literal["schema", "regex", "grammar", "choices"]
 
 
 class RequestError(InputError):
@@ -21,6 +23,23 @@ class RequestError(InputError):
         super().__init__(message)
         self.status = status
         self.param = param  # the part of the body that is wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What replies have to be."""
+
+    kind: StructureKind
+    value: Any
+    where: str  # its place in the body
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `Gemma.chat`. As at llama.cpp, Ollama and vLLM, objects have no
+        properties that their schema does not declare, unless it allows them."""
+        is_schema = self.kind == "schema"
+        return {
+            self.kind: Json(self.value, closed=True, where=self.where) if is_schema else self.value
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +53,27 @@ class Request:
     choices: int = 1  # replies to each
     stream: bool = False
     tools: Sequence[Mapping[str, Any]] = ()  # as `Gemma.chat` takes them
+    # Where the schemas of tools, by their names, stand in the body; others where `tools` has them.
+    tool_places: Mapping[str, str] = field(default_factory=dict)
     tool_choice: ToolChoice | str = "auto"  # or the name of a tool
+    parallel: bool = True  # a reply may call several tools
+    structure: Structure | None = None
     think: bool | None = None
     continue_last: bool = False  # the last message, instead of replying to it
     special: bool = False  # tags in prompts are special tokens
     overflow: Literal["drop", "error"] = "drop"  # a conversation that does not fit
     logprobs: bool = False
+    progress: bool = False  # of a stream: it also says what it waits for
     own: Mapping[str, Any] = field(default_factory=dict)  # what only this API's answers need
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a request waits for before the first piece of its answer."""
+
+    name: Literal["loading", "queued", "encoding", "reading"]
+    done: int = 0  # of encoding images and audio
+    total: int = 0
 
 
 @dataclass(slots=True)

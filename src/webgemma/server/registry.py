@@ -49,10 +49,13 @@ class Registry:
         check_slots(options.get("slots"))
         most = 1 if max_loaded is None and memory_gb is None else max_loaded
         limits = Limits(most, None if memory_gb is None else int(memory_gb * 1e9))
-        self._loaded = LoadedModels(limits, keep_seconds, options)
         self._store = None if models else store or OllamaStore()
         self._own: dict[str, Offered] = {}
         offers = [offered_model(model) for model in models or ["-"]]
+        if options.get("draft"):
+            if len(models) != 1:
+                raise InputError("A drafter belongs to one model: name that, and no other.")
+            offers[0].memory_budget(options)  # the drafter is there, and fits the model
         if adapters and len(models) != 1:
             raise InputError("Adapters belong to one model: name that, and no other.")
         for offered in offers + [offered_adapter(text, offers[0]) for text in adapters]:
@@ -60,6 +63,8 @@ class Registry:
             if other is not offered:
                 what = "adapters: choose another name" if offered.base else "models: rename a file"
                 raise InputError(f"{offered.name} would name two of the {what}.")
+        attached = {each.name: each.adapter for each in self._own.values() if each.base}
+        self._loaded = LoadedModels(limits, keep_seconds, options, attached)
         self.requests = 0  # that are served or wait
 
     @property
@@ -119,6 +124,12 @@ class Registry:
         models = [each for each in self._own.values() if each.base is None]
         return {each.name: self._loaded.memory_sentence(each) for each in models}
 
+    def is_in_memory(self, name: str) -> bool:
+        """Return whether a model is loaded, or the one that an adapter belongs to."""
+        offered = self._own.get(_folded(name))
+        model = offered.base.name if offered and offered.base else name
+        return any(_folded(each.offered.name) == _folded(model) for each in self.loaded())
+
     def loading(self) -> list[str]:
         """Return the names of models that somebody waits for."""
         return self._loaded.loading()
@@ -130,25 +141,22 @@ class Registry:
     # Using one
 
     @asynccontextmanager
-    async def use(
-        self, name: str, keep_seconds: float | None = None, *, with_adapter: bool = False
-    ) -> AsyncIterator[Engine]:
-        """Give the engine of a model, which stays in memory meanwhile and for some time after.
-
-        Only what computes replies waits for the adapter of the name to be applied."""
+    async def use(self, name: str, keep_seconds: float | None = None) -> AsyncIterator[Engine]:
+        """Give the engine of a model, which stays in memory meanwhile and for some time after."""
         if self.requests >= MAX_REQUESTS:
             raise RequestError("The server is busy, please try again: its queue is full.", 503)
         self.requests += 1
         try:
             offered = await self.afind(name)
             async with self._loaded.use(offered.base or offered, keep_seconds) as engine:
-                if not with_adapter:
-                    yield engine
-                    return
-                async with engine.adapters.applied(offered.adapter):
-                    yield engine
+                yield engine
         finally:
             self.requests -= 1
+
+    def adapter(self, name: str) -> str | None:
+        """Return the adapter that a name stands for, as the engine of its model knows it."""
+        offered = self._own.get(_folded(name))
+        return offered.name if offered and offered.base else None
 
     async def unload(self, name: str) -> None:
         """Free a model now or, if it is in use, as soon as it is not."""
