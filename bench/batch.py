@@ -1,29 +1,29 @@
 """Time conversations that decode together: tokens per second of all of them, and the first token.
 
-    python bench/batch.py MODEL.gguf [--counts 1,4,16,64] [--prompt 512] [--decode 64]
+    python bench/batch.py MODEL [--counts 1,4,16,64] [--prompt 512] [--decode 64]
 
-Prints, for each number of conversations, what they write together (greedily, after prompts of their
-own), the milliseconds and dispatches of a step, and the milliseconds until the first token of one
-more prompt while the others go on. The peer's figures come from `peer_batch.py` in the same run."""
+MODEL is a .gguf file, or e2b, 26b or 31b: that shape with random weights. Prints, for each number
+of conversations, what they write together (greedily, after prompts of their own), the
+milliseconds and dispatches of a step, and the milliseconds until the first token of one more
+prompt while the others go on. The peer's figures come from `peer_batch.py` in the same run."""
 
 import argparse
 import asyncio
 import statistics
 import time
-from pathlib import Path
+
+from shapes import opened
 
 from webgemma.device import open_device
 from webgemma.engine.batching import Batch, Generation
 from webgemma.engine.plans import PlanKey
 from webgemma.engine.session import Session
 from webgemma.engine.slots import Slots
-from webgemma.gemma.config import Config
 from webgemma.gemma.gpu_sampler import MAX_SLOTS, plan_rows
 from webgemma.gemma.weights import Model
-from webgemma.gguf.reader import Gguf
 from webgemma.settings import resolve
 
-GREEDY = resolve({"temperature": 0.0})
+GREEDY = resolve({"temperature": 0.0, "speculate": "off"})
 SAMPLED = resolve({"temperature": 1.0, "top_k": 64, "top_p": 0.95})
 WARM_UP_STEPS = 8
 
@@ -105,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path)
+    parser.add_argument("model")
     parser.add_argument("--counts", default="1,4,16,64")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--decode", type=int, default=64)
@@ -115,9 +115,9 @@ def main() -> None:
     options = parser.parse_args()
     settings = SAMPLED if options.sampled else GREEDY
     device = open_device(options.gpu, software=True)
-    with Gguf.open(options.file) as gguf:
-        model = asyncio.run(Model.load(gguf, Config.from_gguf(gguf), device))
-        print(f"{device.name}: {options.file.name}, precision {options.precision}", flush=True)
+    with opened(options.model) as (gguf, config):
+        model = asyncio.run(Model.load(gguf, config, device))
+        print(f"{device.name}: {gguf.name}, precision {options.precision}", flush=True)
         first = asyncio.run(alone(model, options.prompt, settings, options.precision))
         print(f"first token of {options.prompt} tokens alone: {1000 * first:.1f} ms", flush=True)
         for count in map(int, options.counts.split(",")):

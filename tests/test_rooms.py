@@ -18,14 +18,14 @@ TESTS = Path(__file__).parent
 ROOMS = (
     *("errors", "values", "fair_lock", "turns", "sync", "progress", "javascript"),
     *("gguf", "text", "settings", "sampler", "denoising", "images", "device"),
-    *("kernels", "graph", "gemma", "reference", "media", "engine", "lora"),
-    *("models", "replies", "batches", "api", "convert", "diagnostics", "web", "server"),
-    *("llm_plugin", "distributed", "cli"),
+    *("kernels", "graph", "gemma", "reference", "media", "engine", "constraints", "lora"),
+    *("packages", "models", "replies", "batches", "embeddings", "structured", "calling", "api"),
+    *("convert", "diagnostics", "search", "web", "server", "llm_plugin", "distributed", "cli"),
 )
 LOOSE = {  # modules beside the folders
     *("__init__", "__main__", "api", "models", "settings", "replies", "sampler", "denoising"),
     *("images", "graph", "errors", "values", "progress", "javascript", "sync", "turns"),
-    *("fair_lock", "batches", "llm_plugin"),
+    *("fair_lock", "batches", "embeddings", "llm_plugin", "packages", "structured"),
 }
 
 # The files of the native device.
@@ -33,12 +33,18 @@ DRIVER = ("calls", "library", "wgpu_native", "dawn", "commands", "native")
 
 # Packages from outside, and the only rooms or files that may import them.
 PACKAGES = {
+    "llguidance": {"constraints/native.py"},
     "llm": {"llm_plugin.py"},
-    "numpy": {"reference", "engine/cpu.py", "media", "convert", "diagnostics", "cli", "api"},
+    "numpy": {
+        *("reference", "engine/cpu.py", "media", "convert", "diagnostics", "cli", "api"),
+        *("embeddings", "search"),
+    },
     "soundfile": {"media/audio_files.py"},
     "prompt_toolkit": {"cli/prompt.py"},
+    "pypdf": {"search/pdf.py"},
     "pydantic": {"llm_plugin.py"},  # which `llm` has for options
     "rich": {"cli"},
+    "sqlite_vec": {"search/index.py"},
     "threadpoolctl": {"reference/blas.py"},
     "starlette": {"server/app.py", "server/http.py", "distributed/ingress.py"},
     "ray": {"distributed/routing.py"},

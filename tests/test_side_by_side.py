@@ -95,17 +95,17 @@ def alone(gemma: Gemma) -> list[Said]:
 def steps(gemma: Gemma, patch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Return a list of the steps from now on: what is done, and for how many conversations."""
     batch, taken = batch_of(gemma), list[tuple[str, int]]()
-    submit, read = batch._submit, batch._read
+    compute, read = batch._compute, batch._read
 
-    async def submitted(generations: list[Any]) -> bool:
-        taken.append(("decode", len(generations)))
-        return await submit(generations)
+    async def computed(lines: list[Any], kind: Any) -> bool:
+        taken.append((kind, len(lines)))
+        return await compute(lines, kind)
 
     async def reading(generation: Any) -> None:
         taken.append(("read", 1))
         await read(generation)
 
-    patch.setattr(batch, "_submit", submitted)
+    patch.setattr(batch, "_compute", computed)
     patch.setattr(batch, "_read", reading)
     return taken
 

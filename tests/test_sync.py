@@ -4,11 +4,13 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
 from webgemma import InputError
 from webgemma.sync import (
+    Aside,
     Worker,
     checkpoint,
     for_caller,
@@ -122,6 +124,77 @@ def test_jobs_of_a_worker_never_overlap() -> None:
     asyncio.run(run())
     assert order[0] == "a"
     assert sorted(order) == ["a", "b", "plain"]
+    worker.close()
+
+
+def test_what_stands_aside_leaves_the_thread_and_the_lock_to_others() -> None:
+    worker, begun, held = Worker(), threading.Event(), threading.Event()
+
+    async def slow(fails: bool) -> int:
+        begun.set()
+        assert held.wait(10)
+        if fails:
+            raise InputError("It failed.")
+        return 7
+
+    async def stream(fails: bool) -> AsyncGenerator[Any, None]:
+        aside = Aside(lambda: slow(fails))
+        yield aside
+        assert worker.lock.acquire(timeout=0)
+        worker.lock.release()
+        yield aside.result()
+
+    async def run(fails: bool) -> list[int]:
+        begun.clear()
+        held.clear()
+        reading = asyncio.create_task(_all(worker.aiterate(stream(fails))))
+        await asyncio.to_thread(begun.wait, 10)
+        assert await worker.arun(identity(4), brief=True) == 4
+        held.set()
+        return await reading
+
+    assert asyncio.run(run(fails=False)) == [7]
+    with pytest.raises(InputError, match="It failed"):
+        asyncio.run(run(fails=True))
+    assert list(worker.iterate(stream(False))) == [7]
+    worker.close()
+
+
+async def _all(stream: AsyncGenerator[Any, None]) -> list[Any]:
+    return [item async for item in stream]
+
+
+def test_who_leaves_ends_what_stands_aside() -> None:
+    worker, begun, log = Worker(), threading.Event(), list[str]()
+
+    async def endless() -> None:
+        begun.set()
+        try:
+            while True:
+                time.sleep(0.001)
+                checkpoint()
+        finally:
+            log.append("ended")
+
+    async def stream(seconds: float | None = None) -> AsyncGenerator[Any, None]:
+        try:
+            yield (aside := Aside(endless, seconds, InputError("It is late.")))
+            aside.result()
+        finally:
+            log.append("closed")
+
+    async def run() -> None:
+        reading = asyncio.create_task(_all(worker.aiterate(stream())))
+        await asyncio.to_thread(begun.wait, 10)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    asyncio.run(run())
+    assert log == ["ended", "closed"]
+    with pytest.raises(InputError, match="It is late"):
+        asyncio.run(_all(worker.aiterate(stream(0.05))))
+    assert log == ["ended", "closed"] * 2
     worker.close()
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         InputError,
         KernelError,
         MissingEncoderError,
+        MissingPackageError,
         ModelNotFoundError,
         StorageError,
         WebgemmaError,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from webgemma.gguf.reader import Gguf
     from webgemma.lora.adapter import Adapter
     from webgemma.lora.loading import open_adapter
-    from webgemma.replies import Piece, TopToken, Usage
+    from webgemma.replies import Piece, ToolResult, TopToken, Usage
     from webgemma.settings import Settings
     from webgemma.text.chat import Chat
     from webgemma.text.parser import Reply, ReplyParser, ToolCall, parse_reply
@@ -46,6 +47,7 @@ __all__ = [
     "InputError",
     "KernelError",
     "MissingEncoderError",
+    "MissingPackageError",
     "ModelNotFoundError",
     "Piece",
     "Reply",
@@ -55,6 +57,7 @@ __all__ = [
     "StorageError",
     "Tokenizer",
     "ToolCall",
+    "ToolResult",
     "TopToken",
     "Usage",
     "WebgemmaError",

@@ -1,11 +1,12 @@
-"""Gemma: a loaded model that chats, generates, computes logits and encodes images and audio.
+"""Gemma: a loaded model that chats, generates, embeds, computes logits, encodes images and audio.
 
 Each method is written once, as a coroutine or an asynchronous generator, and has two faces: a plain
 one (`chat`), which blocks, and an asynchronous one (`achat`), which never blocks the event loop."""
 
 import math
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import warnings
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import pairwise
 from typing import (
@@ -17,14 +18,29 @@ from typing import (
     Self,
     TypeAlias,
     Unpack,
+    cast,
     get_args,
 )
 
 from webgemma.batches import BatchReply, replies_beside
+from webgemma.calling.functions import declared_tools
+from webgemma.calling.rounds import Confirm, Functions, check_rounds, replies_with_functions
+from webgemma.constraints.structure import Structure
+from webgemma.embeddings import (
+    Task,
+    Texts,
+    check_batch,
+    joined_rows,
+    lacks_dense_layers,
+    listed,
+    unit_rows,
+)
 from webgemma.engine.batching import not_finite
+from webgemma.engine.embedding import EmbeddingEngine
 from webgemma.engine.gpu import GpuEngine
 from webgemma.engine.interface import (
     DeviceName,
+    Embedder,
     Engine,
     EngineOptions,
     KvName,
@@ -35,11 +51,12 @@ from webgemma.engine.interface import (
 from webgemma.engine.opening import open_engine
 from webgemma.errors import InputError, WebgemmaError
 from webgemma.gemma.config import Config
+from webgemma.gemma.lora_weights import Choice
 from webgemma.gguf.sources import Source
 from webgemma.images import BUDGET
 from webgemma.lora.data import ExampleReader
-from webgemma.lora.loading import Lora, fitted_adapters
-from webgemma.media.encoders import EncodedMedia
+from webgemma.lora.loading import Lora, LoraSource, fitted_adapters
+from webgemma.media.encoders import EncodedMedia, MediaSpan
 from webgemma.media.fitting import count_left_out, fit_turns
 from webgemma.media.prompt import encode_media, read_audio, read_image, read_turns
 from webgemma.models import (
@@ -49,36 +66,41 @@ from webgemma.models import (
     find_model,
     is_address,
     needs_await,
+    with_draft,
     with_mmproj,
 )
 from webgemma.progress import Progress, ignore_progress
 from webgemma.replies import Piece, PlainReader, Replies, ReplyReader, StopText, too_long
 from webgemma.settings import Settings, resolve
+from webgemma.structured import Structures, extracted, extraction, with_value
 from webgemma.sync import (
     Worker,
     asynchronous,
     asynchronous_constructor,
     asynchronous_stream,
+    drive_aside,
     for_caller,
     has_event_loop,
     plain,
     plain_constructor,
     plain_stream,
+    run_sync,
 )
 from webgemma.text.chat import Chat, opens_thought
 from webgemma.text.inputs import wrong_type
-from webgemma.text.parser import ReplyParser
 from webgemma.text.sizes import least_length, without_oldest
 from webgemma.text.tokenizer import Tokenizer
-from webgemma.values import shown
+from webgemma.values import real_number, shown
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Tool = Mapping[str, Any]
+Tool = Mapping[str, Any] | Callable[..., Any]  # a declaration, or a Python function
 Overflow = Literal["drop", "error"]  # what becomes of a conversation that the context cannot hold
+MAX_ROUNDS = 10  # of functions that are called
 SavedPath: TypeAlias = "str | os.PathLike[str] | BinaryIO"
+LoraChoice: TypeAlias = "str | Mapping[str, float] | None"  # of attached adapters
 
 
 class Gemma:
@@ -86,11 +108,14 @@ class Gemma:
 
     - `chat(messages, tools=…, think=…, continue_last=…, …)` replies to a conversation, and
       `generate(prompt, …)` continues a text; both yield pieces as they are generated.
-    - `batch(prompts, …)` replies to many conversations, side by side on the model's `slots`.
+    - `batch(prompts, …)` replies to many conversations, side by side on the model's `slots`, and
+      `extract(text, schema)` returns what a text says as JSON or an instance of a class.
     - `count_tokens(messages, …)` and `render(messages, …)` say what the prompt of a chat is.
+    - `embed(texts, task=…, size=…)` returns vectors, of an embedding model.
     - `logits(ids)`, `encode_image(image)` and `encode_audio(audio)` return arrays.
-    - `set_lora(lora)` applies adapters; `fork()`, `save(path)` and `restore(path)` are for
-      conversations; `close()` frees what the model holds.
+    - `set_lora(lora)` applies adapters, `attach_lora(adapters)` lets calls choose among some;
+      `fork()`, `save(path)` and `restore(path)` are for conversations; `close()` frees what the
+      model holds.
 
     What computes can also be awaited, by a name that begins with an a: `aload`, `achat` and so on.
     `help(Gemma.load)` and `help(Gemma.chat)` explain all parameters and settings."""
@@ -119,6 +144,7 @@ class Gemma:
         self._engine = engine
         self._replies = Replies(config, tokenizer, engine, context)
         self._template = chat
+        self._structures = Structures(name, config, lambda: self.tokenizer)
         self.worker = self._worker
 
     @property
@@ -157,6 +183,7 @@ class Gemma:
         slots: int | None = None,
         progress: Progress | None = None,
         mmproj: str | os.PathLike[str] | Source | None = None,
+        draft: str | os.PathLike[str] | Source | Literal[False] | None = None,
         lora: Lora = None,
     ) -> "Gemma":
         """Load an Ollama name, a path to a .gguf, an http(s) address, or (None) the bundled model.
@@ -187,13 +214,16 @@ class Gemma:
           loading.
         - `mmproj`: the file of the vision and audio encoders, if it is neither the model's own file
           nor in Ollama's store. They are loaded with the first image or audio.
+        - `draft`: the file of the model's drafter (gemma4-assistant), with which the GPU writes the
+          same text in fewer steps; by default the one that Ollama's store has for the model, if it
+          has one, and False: none.
         - `lora`: as for `set_lora`."""
-        for file in (model, mmproj):
+        for file in (model, mmproj, draft):
             if is_address(file) and not has_event_loop():
                 raise needs_await(file)
         conversations = check_slots(slots)
-        found = with_mmproj(find_model(model), mmproj)
-        defaults = found.defaults()
+        found = with_draft(with_mmproj(find_model(model), mmproj), draft)
+        defaults, drafter = found.defaults(), found.draft()
         gguf = await found.aopen()
         try:
             config = Config.from_gguf(gguf)
@@ -211,6 +241,7 @@ class Gemma:
                 progress=None if progress is None else _reporter(progress),
                 label=found.label,
                 projectors=found.projectors,
+                draft=drafter.aopen if drafter else None,
             )
             engine = await open_engine(gguf, config, positions, options)
         except BaseException:
@@ -222,6 +253,8 @@ class Gemma:
         except BaseException:
             engine.close()
             raise
+        if config.embedding and config.embedding.is_cut:
+            warnings.warn(lacks_dense_layers(found.label), stacklevel=2)
         template = Chat(found.chat_size(config))
         return cls(
             found.label,
@@ -245,6 +278,27 @@ class Gemma:
         with self.worker.exclusive():
             self._engine.set_adapters(adapters)
 
+    def attach_lora(self, adapters: "Mapping[str, LoraSource | tuple[LoraSource, float]]") -> None:
+        """Hold these LoRA adapters ready under their names, and no others: each as for `set_lora`.
+
+        A call applies those that it names, beside those of `set_lora`: `chat(…, lora="name")`, or
+        `lora={"name": 0.5}` for half of its scale. On a GPU, conversations with different adapters
+        and without any are computed together. Conversations are read again."""
+        if not isinstance(adapters, Mapping):
+            raise wrong_type(adapters, "adapters", "a dict of names and adapters")
+        named = {}
+        for name, adapter in adapters.items():
+            if not isinstance(name, str) or not name:
+                raise InputError(f"The name of an adapter is {shown(name)}; it must be a text.")
+            fitted = fitted_adapters(adapter, self.config)
+            if len(fitted) != 1:
+                raise InputError(
+                    f"The name {name} is given to {len(fitted)} adapters; give it one."
+                )
+            named[name] = fitted[0]
+        with self.worker.exclusive():
+            self._engine.set_adapters(named=named)
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; InputError if its file has no vocabulary."""
@@ -263,6 +317,7 @@ class Gemma:
 
         Without numpy, as in most browser tabs, they are a list of T memoryviews of floats, so that
         `logits[t][i]` is the same number everywhere."""
+        self.config.check_writes(self.name)
         checked = self._replies.check_prompt(ids)
         if self.config.diffusion:
             raise InputError(
@@ -275,20 +330,102 @@ class Gemma:
     logits = plain(_logits)
     alogits = asynchronous(_logits)
 
+    async def _embed(
+        self,
+        texts: Iterable[str | Iterable[int] | Sequence[Mapping[str, Any]]],
+        task: Task | None = None,
+        size: int | None = None,
+        *,
+        titles: Iterable[str | None] | None = None,
+        batch: int | None = None,
+        progress: Progress | None = None,
+        lora: LoraChoice = None,
+    ) -> "NDArray[np.float32]":
+        """Return a vector of length 1 for each of the `texts`: [texts, size].
+
+        A text is a string, or a list of ids, which is taken as it is. With EmbeddingGemma 2 it may
+        be a list of content parts, as in `chat`, with images and audio, which are read before the
+        text: [{"type": "image", "path": …}, {"type": "text", "text": …}]. Only EmbeddingGemma and
+        EmbeddingGemma 2 embed. What a text is for goes before it: `task` is "query" or "document"
+        (what is searched for, and where), "question", "fact", "classification", "clustering",
+        "similarity", "code" or "summary"; None: nothing does. Documents may have `titles`. With
+        `size`, vectors are cut, to 512, 256 or 128 numbers, say. The product of two vectors says
+        how alike two texts are.
+
+        Many texts are computed at once, `batch` tokens at most (2048), but always a whole text. One
+        that the context cannot hold is cut, with a warning. `progress` is called with how many
+        texts are finished and their total, and may raise to end it. `lora` is that of `chat`.
+        Without numpy, the vectors are lists."""
+        reader, report, choice = self.texts, _reporter(progress), self._choice(lora)
+        width = reader.size(size)
+        at_once = check_batch(batch)
+        full = reader.embedding.size
+        given = listed(texts)
+        engine, encoders = cast(Embedder, self._engine), self._engine.encoders
+        parts: list[Any] = [unit_rows(_rows(b"", full), width)]
+        cut: list[int] = []
+        done = 0
+        async with aclosing(reader.groups(given, task, titles, encoders)) as groups:
+            async for turns in groups:
+
+                def show(count: int, _: int, done: int = done) -> None:
+                    report(done + count, len(given))
+
+                media: list[list[MediaSpan]] = []
+                try:
+                    for turn in turns:
+                        media.append((await encode_media([turn], encoders))[1])
+                    ids = [turn.ids for turn in turns]
+                    values = await engine.embed(ids, at_once, show, choice, media)
+                finally:
+                    encoders.release(*(span.media for spans in media for span in spans))
+                parts.append(unit_rows(self._finite_rows(values, full), width))
+                cut += [done + number for number, turn in enumerate(turns) if turn.cut]
+                done += len(turns)
+        if cut:
+            warnings.warn(reader.cut_warning(cut, len(given)), stacklevel=2)
+        vectors: NDArray[np.float32] = joined_rows(parts)
+        return vectors
+
+    embed = plain(_embed)
+    aembed = asynchronous(_embed)
+
+    @property
+    def texts(self) -> Texts:
+        """What reads texts to embed."""
+        return Texts(self.name, self.config, self._tokenizer, self.context)
+
     async def _generate(
-        self, prompt: str | Sequence[int], *, special: bool = False, **settings: Unpack[Settings]
+        self,
+        prompt: str | Sequence[int],
+        *,
+        special: bool = False,
+        schema: Any = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+        choices: Sequence[str] | None = None,
+        lora: LoraChoice = None,
+        **settings: Unpack[Settings],
     ) -> AsyncGenerator[Piece, None]:
         """Continue a text (after <bos>) or ids (as they are), piece by piece.
 
-        With `special`, tags in the text are read as special tokens. The settings are those of
-        `Settings`. DiffusionGemma's tokens come a canvas at a time; with `watch=True`, pieces that
-        hold the canvas after each step come between."""
-        resolved = self._resolve(settings)
+        With `special`, tags in the text are read as special tokens. `schema`, `regex`, `grammar`,
+        `choices` and `lora` are those of `chat`, the settings those of `Settings`. DiffusionGemma's
+        tokens come a canvas at a time; with `watch=True`, pieces that hold the canvas after each
+        step come between."""
+        self.config.check_writes(self.name)
+        resolved, choice = self._resolve(settings), self._choice(lora)
+        structure = Structure.of(schema=schema, regex=regex, grammar=grammar, choices=choices)
         special = _flag(special, "special")
         ids = self._prompt_ids(prompt, special) if isinstance(prompt, str) else prompt
         reader = PlainReader(self._tokenizer, StopText(resolved["stop"]))
-        async with aclosing(self._replies.pieces(ids, reader, resolved)) as pieces:
-            async for piece in pieces:
+        constraint = None
+        if compiling := self._structures.compiling(structure):
+            yield cast(Any, compiling)
+            constraint = compiling.result()
+        pieces = self._replies.pieces(ids, reader, resolved, constraint=constraint, choice=choice)
+        async with aclosing(with_value(pieces, structure)) as stream:
+            async for piece in stream:
                 yield piece
 
     generate = plain_stream(_generate)
@@ -299,10 +436,19 @@ class Gemma:
         messages: str | Sequence[Message],
         *,
         tools: Sequence[Tool] | None = None,
+        tool_choice: str | None = None,
+        parallel_tool_calls: bool = True,
+        confirm: Confirm | None = None,
+        max_rounds: int = MAX_ROUNDS,
+        schema: Any = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+        choices: Sequence[str] | None = None,
         think: bool = False,
         continue_last: bool = False,
         overflow: Overflow = "drop",
         progress: Progress | None = None,
+        lora: LoraChoice = None,
         **settings: Unpack[Settings],
     ) -> AsyncGenerator[Piece, None]:
         """Reply to a conversation, or to one text, piece by piece.
@@ -314,22 +460,95 @@ class Gemma:
         `{"type": "video", "video": …}`: a list of images with their `fps`, or an animated GIF, WebP
         or PNG. `progress` is called with how far encoding them is, and may raise to end it.
 
-        `tools` are JSON schemas of functions, `think` lets the model think first, and
-        `continue_last` continues the last message instead of replying to it. The settings are those
-        of `Settings`.
+        `tools` are JSON schemas of functions, or Python functions with type hints and docstrings.
+        `tool_choice` is "auto", "required", "none" or the name of a tool; with
+        `parallel_tool_calls=False` a reply makes one call at most. Calls name a known tool, and
+        their arguments fit its schema. Python functions are called, `max_rounds` times at most, and
+        the model is told what they return or raise; pieces have that as `tool_results`. If there is
+        `confirm`, it is called with each call before, and says whether that may be made.
+
+        A reply can be made to keep to a structure, after its thought if there is one: `schema` is a
+        JSON Schema, a pydantic model, a dataclass or another type (`value` of the last piece is
+        what the reply stands for), `regex` matches all of it, `grammar` is one in Lark, as
+        llguidance reads it, or in llama.cpp's GBNF, and `choices` are the texts that it may be.
+
+        `think` lets the model think first, and `continue_last` continues the last message instead
+        of replying to it. `lora` names an adapter of `attach_lora` that is applied, or several with
+        factors of their scales: {"name": 0.5}. The settings are those of `Settings`.
 
         A conversation that does not fit the context loses its oldest turns, never a system message
         nor the last turn; the `usage` of each piece says how many messages were left out. With
         `overflow="error"` it is refused instead."""
+        declared, functions = declared_tools(tools)
+        if confirm is not None and not callable(confirm):
+            raise wrong_type(confirm, "confirm", "a function")
+        most = check_rounds(max_rounds)
+
+        def begin(
+            conversation: str | Sequence[Message], chosen: str | None, goes_on: bool = False
+        ) -> AsyncGenerator[Any, None]:
+            return self._reply(
+                conversation,
+                tools=() if chosen == "none" else declared,
+                structure=Structure.of(
+                    schema=schema,
+                    regex=regex,
+                    grammar=grammar,
+                    choices=choices,
+                    tools=declared,
+                    tool_choice=chosen,
+                    parallel=_flag(parallel_tool_calls, "parallel_tool_calls"),
+                ),
+                think=_flag(think, "think"),
+                continue_last=_flag(continue_last, "continue_last") and not goes_on,
+                overflow=overflow,
+                progress=progress,
+                choice=self._choice(lora),
+                settings=settings,
+            )
+
+        stream = begin(messages, tool_choice)
+        if functions:
+            given = [{"role": "user", "content": messages}]
+            said = given if isinstance(messages, str) else messages
+            called = Functions(functions, confirm)
+            stream = replies_with_functions(self.worker, begin, said, tool_choice, called, most)
+        async with aclosing(stream) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    chat = plain_stream(_chat)
+    achat = asynchronous_stream(_chat)
+
+    async def _reply(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Any,
+        structure: Structure,
+        think: bool,
+        continue_last: bool,
+        overflow: Overflow,
+        progress: Progress | None,
+        choice: Choice,
+        settings: Settings,
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the pieces of one reply."""
+        self.config.check_writes(self.name)
         if not isinstance(overflow, str) or overflow not in get_args(Overflow):
             raise InputError(f"overflow is {shown(overflow)}; it must be 'drop' or 'error'.")
-        think, continue_last = _flag(think, "think"), _flag(continue_last, "continue_last")
         resolved = self._resolve(settings)
         conversation = self._conversation(messages)
         written = self._shortened(conversation, tools, overflow)
         parts = self._template.parts(written, tools, think, continue_last=continue_last)
-        parser = ReplyParser(think, tools, in_thought=opens_thought(parts))
+        in_thought = opens_thought(parts)
+        parser = self._template.parser(think, tools, in_thought=in_thought)
         reader = ReplyReader(self.tokenizer, parser, StopText(resolved["stop"]))
+        constraint = None
+        thought = {"think": think, "in_thought": in_thought}
+        if compiling := self._structures.compiling(structure, **thought):
+            yield compiling
+            constraint = compiling.result()
         encoders, report = self._engine.encoders, _reporter(progress)
         turns = await read_turns(parts, self.tokenizer, encoders, self.context)
         left_out = 0
@@ -345,46 +564,94 @@ class Gemma:
             raise too_long(length, self.context, at_least=cut)
         ids, media = await encode_media(turns, encoders, report)
         try:
-            replies = self._replies.pieces(ids, reader, resolved, media, left_out)
-            async with aclosing(replies) as pieces:
+            replies = self._replies.pieces(
+                ids, reader, resolved, media, left_out, constraint, choice
+            )
+            async with aclosing(with_value(replies, structure)) as pieces:
                 async for piece in pieces:
                     yield piece
         finally:
             if media:
                 await self.worker.call(lambda: encoders.release(*(span.media for span in media)))
 
-    chat = plain_stream(_chat)
-    achat = asynchronous_stream(_chat)
+    def prepare_structure(self) -> None:
+        """Build what the first reply with a schema, pattern, grammar or tools would wait for.
+
+        That takes up to a few seconds for a large vocabulary."""
+        run_sync(self._structures.compiler.prepare())
+
+    async def aprepare_structure(self) -> None:
+        """Build what the first reply with a schema, pattern, grammar or tools would wait for.
+
+        That takes up to a few seconds for a large vocabulary."""
+        await drive_aside(self._structures.compiler.prepare())
+
+    def extract(self, text: str, schema: Any, **options: Any) -> Any:
+        """Return what a text says, as `schema` has it: see `chat`, whose options are these.
+
+        At temperature 0, unless the options say otherwise."""
+        prompt, given = extraction(text, options)
+        *_, last = [None, *self.chat(prompt, schema=schema, **given)]
+        return extracted(last)
+
+    async def aextract(self, text: str, schema: Any, **options: Any) -> Any:
+        """Return what a text says, as `schema` has it: see `chat`, whose options are these.
+
+        At temperature 0, unless the options say otherwise."""
+        prompt, given = extraction(text, options)
+        last = None
+        async for piece in self.achat(prompt, schema=schema, **given):
+            last = piece
+        return extracted(last)
 
     async def _batch(
         self,
         prompts: Sequence[str | Sequence[Message]],
         *,
         tools: Sequence[Tool] | None = None,
+        tool_choice: str | None = None,
+        parallel_tool_calls: bool = True,
+        schema: Any = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+        choices: Sequence[str] | None = None,
         think: bool = False,
         continue_last: bool = False,
         overflow: Overflow = "drop",
         progress: Progress | None = None,
+        lora: LoraChoice = None,
         **settings: Unpack[Settings],
     ) -> AsyncGenerator[tuple[int, BatchReply | WebgemmaError], None]:
         """Reply to many `prompts`, texts or conversations; yield (index, reply) as replies finish.
 
         As many are computed side by side as the model has slots that nobody else uses. `tools`,
-        `think`, `continue_last`, `overflow` and the settings are those of `chat`, for each of them:
-        a seed is the same for all. A prompt that cannot be answered has its error instead of a
-        reply, and the others go on. `progress` is called with how many are finished and their
-        total, and may raise to end all. Closing the iterator ends what is being written."""
+        `tool_choice`, `parallel_tool_calls`, `schema`, `regex`, `grammar`, `choices`, `think`,
+        `continue_last`, `overflow`, `lora` and the settings are those of `chat`, for each of them;
+        Python functions are not called, and a seed is the same for all. A prompt that cannot be
+        answered has its error instead of a reply, and the others go on. `progress` is called with
+        how many are finished and their total, and may raise to end all. Closing the iterator ends
+        what is being written."""
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise wrong_type(prompts, "prompts", "a list of texts or conversations")
+        self.config.check_writes(self.name)
         self._resolve(settings)
+        self._choice(lora)
         report, total, finished = _reporter(progress), len(prompts), 0
+        declared: Any = declared_tools(tools)[0]
         streams = (
             self._chat(
                 prompt,
-                tools=tools,
+                tools=declared,
+                tool_choice=tool_choice,
+                parallel_tool_calls=parallel_tool_calls,
+                schema=schema,
+                regex=regex,
+                grammar=grammar,
+                choices=choices,
                 think=think,
                 continue_last=continue_last,
                 overflow=overflow,
+                lora=lora,
                 **settings,
             )
             for prompt in list(prompts)
@@ -410,8 +677,9 @@ class Gemma:
         """Return the tokens of a conversation's prompt, with its images and audio, as for `chat`.
 
         Nothing is left out, whatever the context holds."""
+        declared: Any = declared_tools(tools)[0]
         parts = self._template.parts(
-            self._conversation(messages), tools, think, continue_last=continue_last
+            self._conversation(messages), declared, think, continue_last=continue_last
         )
         turns = await read_turns(parts, self.tokenizer, self._engine.encoders)
         return sum(len(turn.ids) for turn in turns)
@@ -428,11 +696,28 @@ class Gemma:
         continue_last: bool = False,
     ) -> str:
         """Return the prompt of a conversation as text, as for `chat`."""
-        conversation = self._conversation(messages)
-        return self._template.render(conversation, tools, think, continue_last=continue_last)
+        conversation, declared = self._conversation(messages), declared_tools(tools)[0]
+        return self._template.render(
+            conversation, cast(Any, declared), think, continue_last=continue_last
+        )
 
     def _resolve(self, settings: Settings) -> Settings:
         return resolve(settings, self.defaults, diffusion=self.config.diffusion is not None)
+
+    def _choice(self, lora: LoraChoice) -> Choice:
+        """Return the attached adapters that a call applies, with factors of their scales."""
+        given = {lora: 1.0} if isinstance(lora, str) else {} if lora is None else lora
+        if not isinstance(given, Mapping):
+            raise wrong_type(lora, "lora", "the name of an adapter, or a dict of names and factors")
+        choice = {}
+        for name, value in given.items():
+            factor = real_number(value)
+            if factor is None:
+                raise InputError(f"The factor of an adapter must be a number, not {shown(value)}.")
+            if factor:
+                choice[name] = factor
+        self._engine.adapters.scaled(choice)  # or its error
+        return choice
 
     def _prompt_ids(self, text: str, special: bool) -> list[int]:
         tokenizer = self.tokenizer
@@ -566,10 +851,12 @@ class Gemma:
     @property
     def memory_nbytes(self) -> int:
         """GPU memory in use: weights, cache, and what a step works in."""
-        return self._engine.nbytes if isinstance(self._engine, GpuEngine) else 0
+        engine = self._engine
+        return engine.nbytes if isinstance(engine, GpuEngine | EmbeddingEngine) else 0
 
     def gpu_engine(self, purpose: str) -> GpuEngine:
         """Return the engine on the GPU; InputError, which names the purpose, on the CPU."""
+        self.config.check_writes(self.name)
         if not isinstance(self._engine, GpuEngine):
             raise InputError(f"{purpose} needs the GPU; this model is loaded on the {self.device}.")
         return self._engine

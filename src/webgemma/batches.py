@@ -10,7 +10,7 @@ from typing import Any
 
 from webgemma.errors import WebgemmaError
 from webgemma.replies import Piece, Usage
-from webgemma.sync import Deferred, Detached, Worker, current_turn
+from webgemma.sync import Aside, Deferred, Detached, Worker, current_turn
 from webgemma.text.parser import ToolCall
 from webgemma.turns import Turn
 
@@ -52,7 +52,9 @@ class _Reply:
     detached: bool = False
     pieces: list[Piece] = field(default_factory=list)
 
-    async def advance(self, worker: Worker) -> BatchReply | WebgemmaError | Deferred | None:
+    async def advance(
+        self, worker: Worker
+    ) -> BatchReply | WebgemmaError | Aside[Any] | Deferred | None:
         """Take one item of the stream; return what it says, unless the reply goes on."""
         try:
             item = await worker.next_item(self.stream, detached=self.detached)
@@ -60,7 +62,7 @@ class _Reply:
             return BatchReply.of(self.pieces)
         except WebgemmaError as error:
             return error
-        if isinstance(item, Deferred):
+        if isinstance(item, Aside | Deferred):
             return item
         if isinstance(item, Detached):
             self.detached = True
@@ -88,6 +90,9 @@ async def replies_beside(
                 outcome = await reply.advance(worker)
                 worker.turns.check(current_turn())  # one that was ended ends its replies, too
                 if outcome is None:
+                    continue
+                if isinstance(outcome, Aside):
+                    yield outcome
                     continue
                 running.remove(reply)
                 if turns:

@@ -17,6 +17,10 @@ class InputError(WebgemmaError):
     """A prompt, a message, a token id or an option cannot be used."""
 
 
+class MissingPackageError(InputError):
+    """What was asked for needs a package that is not installed."""
+
+
 class MissingEncoderError(InputError):
     """A model has no encoder for images or for audio: `reason`, without what to do in Python."""
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 from urllib.parse import unquote, urlsplit
 
 from webgemma.engine.memory_budget import MemoryBudget
@@ -15,12 +15,17 @@ from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import BytesSource, FileSource, LoopSource, Source, user_path
 from webgemma.settings import SETTINGS, Settings
 from webgemma.sync import IN_BROWSER, has_event_loop, on_event_loop
+from webgemma.text.chat import Size
 from webgemma.values import real_number, shown, whole_number
+
+if TYPE_CHECKING:
+    from webgemma.packages import PackagedModel
 
 BUNDLED = "the bundled model"
 BUNDLED_PATH = Path(__file__).parent / "demo" / "webgemma-demo-Q8_0.gguf"
 BUNDLED_SHA256 = "371273fdfcd5e5abe29d834bd57457348d948005f0706ae15538d6053e783074"
 DEFAULT_CONTEXT = 32768  # unless more is requested: the GPU allocates its cache at once
+EMBEDDED_CONTEXT = 8192  # the same of embedding models, which read a text at once
 
 Message = Mapping[str, Any]
 
@@ -34,6 +39,8 @@ class FoundModel:
     ollama: OllamaModel | None = None
     source: Callable[[], Awaitable[Source]] | None = None
     mmproj: "FoundModel | None" = None
+    drafter: "FoundModel | None" = None  # the named one
+    without_drafter: bool = False
     gguf: Gguf | None = None  # it is open
 
     def projectors(self) -> "tuple[FoundModel, ...]":
@@ -42,6 +49,13 @@ class FoundModel:
             return (self.mmproj,)
         paths = self.ollama.projectors if self.ollama else ()
         return tuple(FoundModel(path.name, path) for path in paths)
+
+    def draft(self) -> "FoundModel | None":
+        """Return the file of its drafter: the named one, else that of Ollama's manifest, if any."""
+        if self.drafter is not None or self.without_drafter or self.ollama is None:
+            return self.drafter
+        path = self.ollama.draft
+        return FoundModel(path.name, path) if path else None
 
     async def aopen(self) -> Gguf:
         """Open its file, or its source, which may have to be awaited."""
@@ -55,8 +69,10 @@ class FoundModel:
             raise needs_await(self.label)
         return Gguf.open(self.path)
 
-    def chat_size(self, config: Config) -> Literal["small", "large"]:
+    def chat_size(self, config: Config) -> Size:
         """Return the chat template's size: E2B and E4B, which have PLE, use the small one."""
+        if config.generation == 3:
+            return "gemma3"
         renderer = self.ollama.config.get("renderer") if self.ollama else None
         if renderer in ("gemma4-small", "gemma4-large"):
             return "small" if renderer == "gemma4-small" else "large"
@@ -103,7 +119,8 @@ class ModelDefaults:
             default = whole_number(self.context)
             if default is not None and 1 <= default <= config.context:
                 return default
-            return min(config.context, DEFAULT_CONTEXT)
+            usual = EMBEDDED_CONTEXT if config.embedding else DEFAULT_CONTEXT
+            return min(config.context, usual)
         positions = whole_number(requested)
         if positions is None or not 1 <= positions <= config.context:
             raise InputError(
@@ -125,14 +142,28 @@ def with_mmproj(
     found: FoundModel, mmproj: "str | os.PathLike[str] | Source | Any | None"
 ) -> FoundModel:
     """Return the model with the file of its encoders, which must exist."""
-    if mmproj is None:
+    return found if mmproj is None else replace(found, mmproj=_find_file(mmproj))
+
+
+def with_draft(
+    found: FoundModel, draft: "str | os.PathLike[str] | Source | Any | Literal[False] | None"
+) -> FoundModel:
+    """Return the model with the file of its drafter, which must exist; False: without any."""
+    if draft is None:
         return found
-    if isinstance(mmproj, str | os.PathLike) and not is_address(mmproj):
-        path = user_path(mmproj)
+    if draft is False:
+        return replace(found, without_drafter=True)
+    return replace(found, drafter=_find_file(draft))
+
+
+def _find_file(file: "str | os.PathLike[str] | Source | Any") -> FoundModel:
+    """Return a file that belongs to a model; a name is a path, never a model of Ollama's."""
+    if isinstance(file, str | os.PathLike) and not is_address(file):
+        path = user_path(file)
         if not path.is_file():
             raise ModelNotFoundError(f"There is no file {path}." + _models_in(path.parent))
-        return replace(found, mmproj=FoundModel(path.name, path))
-    return replace(found, mmproj=find_model(mmproj))
+        return FoundModel(path.name, path)
+    return find_model(file)
 
 
 def is_address(model: Any) -> TypeGuard[str]:
@@ -168,8 +199,25 @@ def find_model(
         folder = path if path.is_dir() else path.parent
         what = f"{path} is a folder." if path.is_dir() else f"There is no file {path}."
         raise ModelNotFoundError(what + _models_in(folder))
-    found = (store or OllamaStore()).find(model)
+    packaged = None if IN_BROWSER else _packaged(model)
+    if packaged is not None and packaged.is_fetched:
+        return FoundModel(packaged.name, packaged.path)
+    try:
+        found = (store or OllamaStore()).find(model)
+    except ModelNotFoundError:
+        if packaged is None:
+            raise
+        raise ModelNotFoundError(
+            f"{packaged.title} is not on this machine yet: webgemma fetch {packaged.name}."
+        ) from None
     return FoundModel(str(found.name), found.path, found)
+
+
+def _packaged(name: str) -> "PackagedModel | None":
+    """Return the model of packages that has this name."""
+    from webgemma.packages import PACKAGED  # which a browser has no use for
+
+    return PACKAGED.get(name)
 
 
 def gpu_nbytes(gguf: Gguf) -> tuple[int, int]:

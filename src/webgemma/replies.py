@@ -8,14 +8,17 @@ from operator import index
 from typing import Any, Literal
 
 from webgemma.denoising import Canvas, Denoising, canvas_capacity, tokens_of
+from webgemma.engine.constraints import Constraint
 from webgemma.engine.interface import Engine, Started
+from webgemma.engine.speculation import DraftCounts
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
+from webgemma.gemma.lora_weights import NO_CHOICE, Choice
 from webgemma.media.encoders import MediaSpan
 from webgemma.sampler import SampledToken
 from webgemma.settings import SETTINGS, Settings
 from webgemma.sync import ForDriver
-from webgemma.text.parser import ReplyParser, ToolCall
+from webgemma.text.parser import Parser, ToolCall
 from webgemma.text.tokenizer import Tokenizer
 from webgemma.values import shown
 
@@ -44,6 +47,15 @@ Top = tuple[TopToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a function returned that the model called, as JSON; or {"error": …} if it failed."""
+
+    call: ToolCall
+    value: Any
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """How much of the context a conversation takes, in tokens."""
 
@@ -52,6 +64,8 @@ class Usage:
     context: int  # of which there is room for both
     left_out: int = 0  # messages at the beginning that did not fit, system messages not counted
     cached: int = 0  # tokens of the prompt that had been read before
+    drafted: int = 0  # drafts of the reply's tokens that were checked
+    accepted: int = 0  # those of them that remained
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +78,10 @@ class Piece:
     of temperature 0, while a token that was drawn or favoured by a bias need not be among them.
 
     With `watch`, DiffusionGemma also yields pieces that hold only the canvas after a step: their
-    token is -1."""
+    token is -1. So is that of a piece with `tool_results`, of functions that the reply called.
+
+    `value`, of the last piece of a complete reply to which `schema` was given, is what it stands
+    for: JSON as Python has it, or an instance of the class that was given."""
 
     token: int
     text: str
@@ -75,6 +92,8 @@ class Piece:
     top: Top = ()
     canvas: Canvas | None = None
     usage: Usage | None = None
+    tool_results: tuple[ToolResult, ...] = ()
+    value: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +126,23 @@ class Replies:
         settings: Settings,
         media: Sequence[MediaSpan] = (),
         left_out: int = 0,
+        constraint: Constraint | None = None,
+        choice: Choice = NO_CHOICE,
     ) -> AsyncGenerator[Any, None]:
         """Yield the reply to a prompt, as the reader makes pieces of it.
 
-        Before the first one may come what its driver reads: see `sync.ForDriver`."""
+        Its tokens keep to the constraint, and adapters are applied by choice. Before the first one
+        may come what its driver reads: see `sync.ForDriver`."""
         prompt = self.check_prompt(ids)
         limit = self._limit(len(prompt), settings)
         if limit == 0:
             return
         ends = self.tokenizer.ends if self.tokenizer else frozenset[int]()
-        usage = Usage(len(prompt), 0, self.context, left_out)
-        async with aclosing(self._stream(prompt, settings, media)) as stream:
+        usage, drafts = Usage(len(prompt), 0, self.context, left_out), DraftCounts()
+        async with aclosing(self._stream(prompt, settings, media, constraint, choice)) as stream:
             async for item in stream:
                 if isinstance(item, Started):
-                    usage = replace(usage, cached=item.cached)
+                    usage, drafts = replace(usage, cached=item.cached), item.drafts
                 if isinstance(item, ForDriver):
                     yield item
                     continue
@@ -128,7 +150,8 @@ class Replies:
                     yield Piece(-1, "", 0.0, canvas=item, usage=usage)
                     continue
                 token, logprob, likeliest = item
-                usage = replace(usage, reply=usage.reply + 1)
+                counts = {"drafted": drafts.checked, "accepted": drafts.remained}
+                usage = replace(usage, reply=usage.reply + 1, **counts)
                 top = top_tokens(self.tokenizer, likeliest)
                 if token in ends:
                     piece = reader.last(token, logprob, "stop", top)
@@ -149,16 +172,21 @@ class Replies:
         return limit if requested is None else min(limit, requested)
 
     def _stream(
-        self, ids: list[int], settings: Settings, media: Sequence[MediaSpan]
+        self,
+        ids: list[int],
+        settings: Settings,
+        media: Sequence[MediaSpan],
+        constraint: Constraint | None,
+        choice: Choice,
     ) -> AsyncGenerator[SampledToken | Canvas | ForDriver, None]:
         """Return the sampled tokens, or those of canvas after canvas."""
         seed = settings["seed"]
         seed = secrets.randbits(32) if seed is None else seed
         if self.config.diffusion:
-            canvases = self.engine.denoise(ids, self._denoising(settings), seed, media)
+            canvases = self.engine.denoise(ids, self._denoising(settings), seed, media, choice)
             return tokens_of(canvases, settings["watch"])
         check_ids(list(settings["logit_bias"]), self.config.vocab, "logit_bias")
-        return self.engine.generate(ids, settings, seed, media)
+        return self.engine.generate(ids, settings, seed, media, constraint, choice)
 
     def _denoising(self, settings: Settings) -> Denoising:
         """Return the file's schedule, with what the settings change."""
@@ -230,6 +258,17 @@ def canvas_runs(canvas: Canvas, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
     return runs
 
 
+def canvas_facts(canvas: Canvas, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what a page shows of a canvas, as JSON."""
+    return {
+        "runs": canvas_runs(canvas, tokenizer),
+        "number": canvas.number + 1,
+        "step": canvas.step,
+        "accepted": sum(canvas.accepted),
+        "size": len(canvas.ids),
+    }
+
+
 class StopText:
     """Ends a text at the first stop string; holds back what may be the beginning of one."""
 
@@ -288,7 +327,7 @@ class PlainReader:
 class ReplyReader:
     """Makes pieces of a chat reply: content, thinking and tool calls."""
 
-    def __init__(self, tokenizer: Tokenizer, parser: ReplyParser, stops: StopText) -> None:
+    def __init__(self, tokenizer: Tokenizer, parser: Parser, stops: StopText) -> None:
         self.stream = tokenizer.stream(special=True)
         self.hidden = {i for text, i in tokenizer.special_ids.items() if text not in TAGS}
         self.parser = parser

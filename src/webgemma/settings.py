@@ -28,7 +28,8 @@ class Setting:
     on_page: bool = False
     # Filled in from `Settings`:
     name: str = ""
-    type: type = float  # int, float, bool, or a collection
+    type: type = float  # int, float, bool, str, or a collection
+    choices: tuple[str, ...] = ()  # the values of a str
     optional: bool = False  # whether None is a value
 
     def check(self, value: Any) -> Any:
@@ -39,6 +40,11 @@ class Setting:
             return _stop_strings(value)
         if self.name == "logit_bias":
             return _biases(value)
+        if self.choices:
+            if not isinstance(value, str) or value not in self.choices:
+                names = ", ".join(self.choices[:-1]) + f" or {self.choices[-1]}"
+                raise InputError(f"{self.name} is {shown(value)}; it must be {names}.")
+            return str(value)
         if self.type is bool:
             if not isinstance(value, bool):
                 raise InputError(f"{self.name} is {shown(value)}; it must be True or False.")
@@ -128,6 +134,15 @@ class Settings(TypedDict, total=False):
         int,
         Setting("How many of the likeliest tokens each piece reports.", 0, 0, MAX_TOP_LOGPROBS),
     ]
+    speculate: Annotated[
+        Literal["auto", "lookup", "mtp", "off"],
+        Setting(
+            "Check drafts of the next tokens: auto, lookup (of what was said before), mtp (of the "
+            "model's drafter), off. It changes the speed only.",
+            "auto",
+        ),
+    ]
+    max_drafts: Annotated[int, Setting("Drafts that a step checks, at most.", 7, 1, 8)]
     steps: Annotated[
         int | None,
         Setting("Denoising steps of a canvas, at most.", None, 1, MAX_STEPS, "diffusion"),
@@ -152,10 +167,11 @@ def _declared() -> dict[str, Setting]:
     for name, hint in get_type_hints(Settings, include_extras=True).items():
         type_, declaration = get_args(hint)
         choices = get_args(type_) or (type_,)
+        words = choices if all(isinstance(choice, str) for choice in choices) else ()
         plain = next((c for c in choices if c in (int, float, bool)), None)
-        numeric = plain if plain and set(choices) <= {plain, NoneType} else type_
+        own = plain if plain and set(choices) <= {plain, NoneType} else str if words else type_
         optional = NoneType in choices
-        found[name] = replace(declaration, name=name, type=numeric, optional=optional)
+        found[name] = replace(declaration, name=name, type=own, choices=words, optional=optional)
     return found
 
 

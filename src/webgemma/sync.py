@@ -51,6 +51,55 @@ class Deferred(ForDriver):
     """Says that a stream cannot go on beside those that have their turn: it waits for another."""
 
 
+class Aside(ForDriver, Generic[T]):
+    """A coroutine that may take long and needs nothing of the model: its driver awaits it.
+
+    Other streams go on meanwhile, with the worker's thread and lock. `result` is for the stream. On
+    an event loop it takes at most so many seconds; then `late` is raised."""
+
+    def __init__(
+        self,
+        begin: Callable[[], Coroutine[Any, Any, T]],
+        seconds: float | None = None,
+        late: Exception | None = None,
+    ) -> None:
+        self._begin = begin
+        self._seconds, self._late = seconds, late or TimeoutError()
+        self._outcome: Callable[[], T] = _raiser(RuntimeError("nobody has awaited it"))
+
+    async def run(self) -> None:
+        """Keep what becomes of the coroutine."""
+        try:
+            result = await self._begin()
+        except Exception as error:
+            self._outcome = _raiser(error)
+        else:
+            self._outcome = lambda: result
+
+    async def drive(self) -> None:
+        """Keep what becomes of the coroutine in a thread of its own, within its time."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                await drive_aside(self.run())
+        except TimeoutError:
+            self._outcome = _raiser(self._late)
+
+    def result(self) -> T:
+        """Return what the coroutine returned, or raise what it raised."""
+        return self._outcome()
+
+
+async def drive_aside(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine that a thread of its own drives, or natively would block the event loop.
+
+    Cancelling takes effect at its next `checkpoint`."""
+    worker = Worker()
+    try:
+        return await worker.drive(coroutine)
+    finally:
+        worker.close()
+
+
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine that never suspends; also inside a running event loop."""
     _running.depth = getattr(_running, "depth", 0) + 1
@@ -206,7 +255,9 @@ class Worker:
                     item = context.run(self._run, _next(stream))
                 except StopAsyncIteration:
                     return
-                if isinstance(item, Deferred):
+                if isinstance(item, Aside):
+                    run_sync(item.run())
+                elif isinstance(item, Deferred):
                     self.turns.end(turn)
                     turn = self.turns.wait(is_stream=True)
                     context.run(_turn.set, turn)
@@ -251,7 +302,9 @@ class Worker:
                     return
                 if turn is not None:
                     turn.use()
-                if isinstance(item, Deferred):
+                if isinstance(item, Aside):
+                    await item.drive()
+                elif isinstance(item, Deferred):
                     self.turns.end(turn)
                     turn = await self.turns.await_turn(is_stream=True)
                     _turn.set(turn)
@@ -278,6 +331,18 @@ class Worker:
         """Let others have the lock, if the running code has it and somebody waits for it."""
         if not IN_BROWSER and is_driven():
             self.lock.breathe()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Let others have the lock while the running code does what needs none of the model."""
+        has_lock = not IN_BROWSER and is_driven()
+        if has_lock:
+            self.lock.release()
+        try:
+            yield
+        finally:
+            if has_lock:
+                self.lock.acquire()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

@@ -17,6 +17,8 @@ from helpers.tiny_vision import SMALL_VISION, vision_gguf
 from PIL import Image
 from tolerance import LOGITS_OF_TRANSFORMERS
 
+from webgemma.packages import PACKAGED
+
 DATA = tiny_gguf(SMALL)
 
 
@@ -60,7 +62,7 @@ def store(tmp_path: Path) -> dict[str, str]:
     layers = [("system", b"Be brief."), ("params", b'{"temperature": 0, "num_predict": 5}')]
     add_model(tmp_path, "gemma4:tiny", gguf=DATA, layers=layers)
     add_model(tmp_path, "alice/story:v1", gguf=b"no model at all")
-    return {"OLLAMA_MODELS": str(tmp_path)}
+    return {"OLLAMA_MODELS": str(tmp_path), "WEBGEMMA_CACHE": str(tmp_path / "fetched")}
 
 
 def test_from_a_pipe_it_replies_and_ends() -> None:
@@ -177,12 +179,23 @@ def test_list_marks_what_cannot_run(store: dict[str, str], tmp_path: Path) -> No
 
 
 def test_list_of_an_empty_store(tmp_path: Path) -> None:
-    env = {"OLLAMA_MODELS": str(tmp_path)}
+    env = {"OLLAMA_MODELS": str(tmp_path), "WEBGEMMA_CACHE": str(tmp_path)}
     result = webgemma("list", env=env)
     assert result.returncode == 0
     assert "ollama pull" in result.stdout
     (bundled,) = json.loads(webgemma("list", "--json", env=env).stdout)
     assert (bundled["name"], bundled["quantisation"], bundled["problem"]) == ("-", "Q8_0", None)
+
+
+def test_list_names_a_fetched_model_that_was_damaged(store: dict[str, str]) -> None:
+    model = PACKAGED["gemma3-270m"]
+    path = Path(store["WEBGEMMA_CACHE"]) / model.name / model.file
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.truncate(model.nbytes)
+    result = webgemma("list", env=store)
+    assert result.returncode == 0
+    assert "gemma3-270m cannot run: " in result.stdout
 
 
 def test_show_prints_sizes_layers_and_memory(model: Path) -> None:
@@ -408,7 +421,7 @@ def test_kernels_are_listed_and_printed() -> None:
     [
         (["nothing"], "There is no op 'nothing'"),
         (["norm", "store"], "must be SLOT=PROVIDER or CONSTANT=VALUE"),
-        (["norm", "store=paper"], "the slot store needs a provider, float or integer"),
+        (["norm", "store=paper"], "the slot store needs a provider, float or half or integer"),
         (["norm", "kv=f16"], "norm has no slot kv"),
         (["norm", "LANES=4"], "has no constant LANES"),
         (["norm", "THREADS=many"], "a constant is a number"),

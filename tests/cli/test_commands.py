@@ -111,6 +111,6 @@ def test_a_wrong_value_gets_a_sentence(name: str, text: str, sentence: str) -> N
 
 
 def test_every_setting_can_be_set() -> None:
-    texts = {"stop": "END", "logit_bias": "1=2", "watch": "on"}
+    texts = {"stop": "END", "logit_bias": "1=2", "watch": "on", "speculate": "off"}
     for name, setting in SETTINGS.items():
         setting.check(parse_value(setting, texts.get(name, "1")))

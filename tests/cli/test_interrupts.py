@@ -78,8 +78,9 @@ def test_it_ends_the_command_quietly_at_any_instant(args: list[str], folder: Pat
         _, error = process.communicate(timeout=120)
         assert not list(folder.glob(".*.part"))
         if args[0] == "merge" and b"matrices changed" in error:  # it was done by then
-            # While Python exits, the signal is the system's again: it may still end the process.
-            assert process.returncode in (0, -signal.SIGINT)
+            # The line may be out before the command has returned (then it is interrupted as any
+            # other), and while Python exits, the signal is the system's again.
+            assert process.returncode in (0, 130, -signal.SIGINT)
             continue
         assert process.returncode == 130, f"after {delay} s: {error.decode()}"
         if args[0] == "train":  # says in a line what it has saved

@@ -4,13 +4,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.store import add_model
-from helpers.tiny import SMALL, tiny_gguf
+from helpers.tiny import LARGE, SMALL, tiny_gguf
+from helpers.tiny_drafter import TinyDrafter, drafter_gguf
 from typer.testing import CliRunner
 
+from webgemma import Gemma, Piece, Usage
 from webgemma.cli.program import app
+from webgemma.cli.reply import Received
 
 DATA = tiny_gguf(SMALL)
 
@@ -47,7 +51,12 @@ def run(*args: object, stdin: str = "") -> tuple[int, str, str]:
         (["in", "--image", __file__], "is not an image"),
         (["in", "--audio", __file__], "test_run.py"),
         (["in", "--image", __file__, "--image-budget", "71"], "must be one of 70, 140"),
+        (["in", "--quiet", "--stats"], "choose one"),
         (["in", "--quiet", "--verbose"], "choose one"),
+        (["in", "--draft", "none.gguf"], "There is no file none.gguf"),
+        (["in", "--draft", __file__], "is not a GGUF file"),
+        (["in", "--draft", "none.gguf", "--no-draft"], "choose one"),
+        (["in", "--max-drafts", "9"], "max_drafts is 9"),
         (["no " * 600], "tokens, but the context holds 512"),
         (["no " * 600, "--raw"], "tokens, but the context holds 512"),
         (["in", "--system", "no " * 600], "tokens, but the context holds 512"),
@@ -104,17 +113,53 @@ def test_a_cut_reply_says_so_beside_standard_output(model: Path) -> None:
     assert "because the context of 24 tokens is full: a larger --context" in context[2]
 
 
-def test_verbose_says_what_a_reply_took(model: Path) -> None:
+@pytest.mark.parametrize("option", ["--stats", "--verbose"])
+def test_stats_say_what_a_reply_took(model: Path, option: str) -> None:
     options = (model, "in", "--temperature", 0, "--max-tokens", 3)
-    _, shown, quiet = run(*options, "--verbose")
+    _, shown, quiet = run(*options, option)
     facts = json.loads(run(*options, "--json")[1])
     prompt = facts["usage"]["prompt"]
-    assert facts["usage"] == {"prompt": prompt, "reply": 3, "context": 512, "left_out": 0}
-    assert f"prompt {prompt} tokens" in quiet
+    zero = dict.fromkeys(("left_out", "cached", "drafted", "accepted"), 0)
+    assert facts["usage"] == {"prompt": prompt, "reply": 3, "context": 512, **zero}
+    assert f"prompt {prompt} tokens (0 cached), " in quiet
+    assert "drafts" not in quiet
     assert "reply 3 tokens, " in quiet
     assert f"context {prompt + 3} of 512 used, {512 - prompt - 3} left" in quiet
     assert "tokens/s" in quiet
     assert "tokens/s" not in shown
+
+
+def test_stats_say_how_many_drafts_were_right() -> None:
+    received = Received()
+    usages = [Usage(9, 1, 64, cached=4), Usage(9, 2, 64, 0, 4, drafted=8, accepted=6)]
+    for usage in usages:
+        received.add(Piece(5, "in", 0.0, usage=usage))
+    line = received.statistics()
+    assert line.startswith("prompt 9 tokens (4 cached), ")
+    assert " · drafts 8 checked, 6 accepted (75%) · context 11 of 64 used" in line
+    facts = received.facts()["usage"]
+    assert (facts["cached"], facts["drafted"], facts["accepted"]) == (4, 8, 6)
+
+
+def test_a_drafter_is_loaded_or_left_out(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes(drafter_gguf(TinyDrafter(LARGE)))
+    assert "not the drafter of this model" in run(model, "in", "--draft", draft)[2]
+    draft.write_bytes(drafter_gguf(TinyDrafter(SMALL)))
+    given: list[object] = []
+    real = Gemma.load
+
+    def load(*args: Any, **options: Any) -> Gemma:
+        given.append(options["draft"])
+        return real(*args, **options)
+
+    monkeypatch.setattr("webgemma.cli.run.Gemma.load", load)
+    for options in ((), ("--draft", draft), ("--no-draft",)):
+        code, _, _ = run(model, "in", "--device", "cpu", "--max-tokens", 2, *options)
+        assert code == 0
+    assert given == [None, draft, False]
 
 
 def test_only_a_person_waits_for_the_editor() -> None:

@@ -1,7 +1,9 @@
 """`webgemma serve`: what it prints, how it ends, and what it refuses in one sentence."""
 
+import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +15,14 @@ from typing import Any
 import pytest
 from helpers.command import refused, webgemma
 from helpers.live_server import PATIENCE, tiny_model
+from helpers.store import add_model
+from helpers.tiny import LARGE, SMALL, tiny_gguf
+from helpers.tiny_drafter import TinyDrafter, drafter_gguf
+
+from webgemma import Gemma
+from webgemma.gguf.ollama import OllamaStore
+from webgemma.models import FoundModel, with_draft
+from webgemma.server.registry import Registry
 
 
 def start(*args: object, **env: str) -> "subprocess.Popen[str]":
@@ -37,6 +47,7 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path, number: int) -> None
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
         assert said["models"] == ["small"]
+        assert said["chat"] == f"{said['url']}/chat/"
         messages = [{"role": "user", "content": "hello"}]
         lines = ask(said["url"], {"model": "small", "messages": messages})
         assert lines[-1]["done"]
@@ -65,18 +76,33 @@ def test_it_says_what_to_set_in_clients(tmp_path: Path) -> None:
     """It takes Ollama's port, or the next one that is free."""
     with start(tiny_model(tmp_path), WEBGEMMA_API_KEY="0123456789abcdef") as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(7)]
+        lines = [process.stdout.readline() for _ in range(8)]
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE)
     url = lines[0].split()[-1]
     assert lines[0] == f"webgemma serves small at {url}\n"
-    assert f"OPENAI_BASE_URL={url}/v1 " in lines[1]
-    assert f"ANTHROPIC_BASE_URL={url} " in lines[2]
-    assert f"OLLAMA_HOST={url}" in lines[3]
-    assert lines[4].endswith(f" {url}/status\n")
-    assert "small: 0.00111 GB for weights and " in lines[5]
+    assert lines[1].endswith(f" {url}/chat/\n")
+    assert f"OPENAI_BASE_URL={url}/v1 " in lines[2]
+    assert f"ANTHROPIC_BASE_URL={url} " in lines[3]
+    assert f"OLLAMA_HOST={url}" in lines[4]
+    assert lines[5].endswith(f" {url}/status\n")
+    assert "small: 0.00111 GB for weights and " in lines[6]
     assert int(url.rpartition(":")[2]) >= 11434
     assert "0123456789abcdef" not in "".join(lines)
+
+
+def test_the_page_is_at_an_address_that_others_reach_or_nowhere(tmp_path: Path) -> None:
+    model, key = tiny_model(tmp_path), {"WEBGEMMA_API_KEY": "0123456789abcdef"}
+    for options, address in (
+        (("--host", "0.0.0.0"), r"http://[\d.]+:\d+/chat/"),
+        (("--no-page",), None),
+    ):
+        with start(model, "--port", 0, "--json", *options, **key) as process:
+            assert process.stdout is not None
+            chat = json.loads(process.stdout.readline())["chat"]
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=PATIENCE)
+        assert chat is None if address is None else re.fullmatch(address, chat)
 
 
 def test_what_it_refuses(tmp_path: Path) -> None:
@@ -101,6 +127,46 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     for host in ("no..name", "x" * 300):
         sentence = refused("serve", model, "--host", host, "--api-key-file", keys)
         assert "cannot listen" in sentence
+
+
+def test_the_drafter_of_the_one_model(tmp_path: Path) -> None:
+    """It is counted before the model is loaded, and one that does not fit is refused at once."""
+    model, draft = tiny_model(tmp_path), tmp_path / "draft.gguf"
+    assert "There is no file" in refused("serve", model, "--draft", draft)
+    draft.write_bytes(drafter_gguf(TinyDrafter(LARGE)))
+    assert "not the drafter of this model" in refused("serve", model, "--draft", draft)
+    draft.write_bytes(drafter_gguf(TinyDrafter(SMALL)))
+    assert "choose one" in refused("serve", model, "--draft", draft, "--no-draft")
+    assert "belongs to one model" in refused("serve", "--draft", draft)
+    assert "belongs to one model" in refused("serve", model, "-", "--draft", draft)
+    sentences = [
+        Registry([str(model)], draft=given).memory_sentences()["small"] for given in (None, draft)
+    ]
+    assert sentences[0] != sentences[1]
+
+
+def test_ollamas_drafter_is_loaded_unless_it_is_declined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [("draft", drafter_gguf(TinyDrafter(SMALL)))]
+    add_model(tmp_path, "gemma4:tiny", gguf=tiny_gguf(SMALL), layers=layers)
+    loaded: list[bool] = []
+    real = Gemma.aload
+
+    async def load(found: FoundModel, **options: Any) -> Gemma:
+        loaded.append(with_draft(found, options.pop("draft")).draft() is not None)
+        return await real(found, **options)
+
+    async def use(registry: Registry) -> None:
+        async with registry.use("gemma4:tiny"):
+            pass
+        await registry.close()
+
+    monkeypatch.setattr(Gemma, "aload", load)
+    for draft in (None, False):
+        store = OllamaStore(tmp_path)
+        asyncio.run(use(Registry(store=store, device="cpu", draft=draft)))
+    assert loaded == [True, False]
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """The device without a GPU: what it rejects, and the memory and dispatches of a real model."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from helpers.blank import BlankGguf, a4b, b31, e2b, op_counts, with_better_values
+from helpers.blank import BlankGguf, a4b, b31, e2b, g3_1b, op_counts, with_better_values
 
 from webgemma.device import Buffer, Dispatch, Kernel, MatrixShape, Plan
 from webgemma.device.null import DEFAULT_LIMITS, NullDevice
@@ -14,6 +15,8 @@ from webgemma.engine.session import PLAN_ROWS, Session
 from webgemma.errors import DeviceError
 from webgemma.gemma.config import Config
 from webgemma.gemma.weights import Model, weights_nbytes
+from webgemma.graph import Recorder
+from webgemma.lora.adapter import TARGETS, new_adapter
 from webgemma.sampler import SampledToken
 from webgemma.settings import resolve
 from webgemma.sync import run_sync
@@ -126,7 +129,7 @@ LARGE = replace(
     DEFAULT_LIMITS, binding_nbytes=4 << 30, buffer_nbytes=16 << 30, workgroup_nbytes=48 << 10
 )
 SHUFFLES = frozenset({"packed-dots", *(f"shuffle{size}" for size in (4, 8, 16, 32))})
-MOST_DISPATCHES = {e2b: 260, a4b: 250, b31: 380}
+MOST_DISPATCHES = {e2b: 260, a4b: 250, b31: 380, g3_1b: 135}  # of Gemma 3, 5 a layer
 
 
 @pytest.mark.parametrize("make", MOST_DISPATCHES, ids=lambda make: make.__name__)
@@ -143,8 +146,41 @@ def test_dispatches_of_a_large_gpu(make: Callable[[], Config]) -> None:
     assert counts["matvec_two"] > 0
 
 
+@pytest.mark.parametrize("precision", ["exact", "int16"])
+@pytest.mark.parametrize("make", MOST_DISPATCHES, ids=lambda make: make.__name__)
+def test_adapted_steps_add_up_in_the_order_of_others(
+    make: Callable[[], Config], precision: str
+) -> None:
+    """So that a conversation without adapters is the same beside one with some."""
+    config = make()
+    gguf = BlankGguf(config, with_better_values)
+    model = Model.allocate_all(gguf, config, NullDevice(SHUFFLES, LARGE))
+    run_sync(model.derive(gguf))
+    targets = [name for name in TARGETS if name not in ("token_embd", "output")]
+    adapter = new_adapter(config, targets, rank=4, layers=(0, 1, len(config.layers) - 1))
+    model.set_adapters([], {"one": (adapter.pairs, 1.0)})
+    plans = Session(model, 8192, precision=precision, slots=4).plans
+
+    def orders(adapted: bool) -> tuple[list[str], list[str]]:
+        """Return the threads of sums and the lanes of products, in their order."""
+        recorder = Recorder(model.device)
+        plans.record(recorder, PlanKey("decode", 4, greedy=True, adapted=adapted))
+        sums, products = list[str](), list[str]()
+        for call in recorder.calls:
+            op = re.split("[ /]", call.kernel.name)[0]
+            if op in ("norm", "residual", "attention_merge"):
+                sums += re.findall(r"const THREADS\b.*", call.kernel.wgsl)
+            elif op in ("matvec", "gate_up"):
+                products += re.findall(r"const LANES\b.*", call.kernel.wgsl)
+        return sums, products
+
+    with_them, without = orders(True), orders(False)
+    assert with_them == without
+    assert min(map(len, without)) > 3 * len(config.layers)
+
+
 def test_what_makes_rows_for_matrix_units_rounds_them() -> None:
-    """In a prompt's layer, only per-layer embeddings leave it to ops of its own."""
+    """In a prompt's layer, only gelu(gate) * up has ops for it: they add sums up, too."""
     config = e2b()
     gpu = NullDevice(SHUFFLES | {"subgroup-matrix", "shader-f16", "subgroups"}, LARGE)
     gpu.subgroup_sizes, gpu.matrix_shapes = (32, 32), (MatrixShape(16, 16, 16),)
@@ -153,7 +189,7 @@ def test_what_makes_rows_for_matrix_units_rounds_them() -> None:
     run_sync(model.derive(gguf))
     plan = Session(model, 8192, precision="f16").plans.get(PlanKey("read", 512))
     sources = Counter(d.name.split()[1] for d in plan.dispatches if d.name.startswith("round_f16"))
-    assert sources == {"row_source=geglu": 35, "row_source=plain": 2 * 35 + 2}
+    assert sources == {"row_source=geglu": 2 * 35, "row_source=plain": 2}
 
 
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sample"])

@@ -1,6 +1,7 @@
 """`check`, `bench`, `gpus` and the options that choose a GPU, on a software one."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from helpers import gpu
 from helpers.command import answer, refused, webgemma
 from helpers.tiny import LARGE, MIXED, MOE, SMALL, Tiny, tiny_gguf
+from helpers.tiny_drafter import TinyDrafter, drafter_gguf
 
 from webgemma.cli.terminal import err
 from webgemma.diagnostics.bench import Task, copy_rate, weights_read
@@ -149,6 +151,40 @@ def test_bench_as_text(model: Path) -> None:
     assert result.exit_code == 0, result.output
     words = [line.split()[0] for line in result.stdout.splitlines()[1:]]
     assert words == ["prompt", "decode", "load", "weights", "step"]
+
+
+def test_bench_measures_what_drafts_are_worth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, draft = tmp_path / "small.gguf", tmp_path / "draft.gguf"
+    path.write_bytes(tiny_gguf(SMALL))
+    draft.write_bytes(drafter_gguf(TinyDrafter(SMALL)))
+    monkeypatch.setattr("webgemma.diagnostics.drafts.WARM_UP_SECONDS", 0)
+    monkeypatch.setattr("webgemma.cli.bench.SHARES", (0.5, 1.0))
+    task = ("--prompt", 8, "--decode", 12, "--repetitions", 1, "--device", "gpu")
+    facts = answer("bench", path, *task, "--draft", draft)["drafts"]
+    assert facts["drafter"] == "draft.gguf"
+    assert facts["tokens_per_second_without"] > 0
+    assert [(each["share"], each["drafts"]) for each in facts["speeds"]] == [
+        (share, drafts) for share in (0.5, 1.0) for drafts in (1, 2, 3, 5, 7)
+    ]
+    for each in facts["speeds"][5:]:
+        assert each["accepted_per_step"] == each["drafts"]
+    shown = webgemma("bench", path, *task, "--drafts")
+    assert shown.exit_code == 0, shown.output
+    lines = [line.strip() for line in shown.stdout.splitlines()[-3:]]
+    assert lines[0].endswith("tokens/s without any; without the time of a drafter:")
+    assert re.match(r"100% +of them right: [\d.]+ tokens/s, [\d.]+×, at best with \d a ", lines[2])
+
+
+def test_what_drafts_cannot_be_measured(model: Path, tmp_path: Path) -> None:
+    draft = tmp_path / "draft.gguf"
+    assert "There is no file" in refused("bench", model, "--draft", draft)
+    draft.write_bytes(drafter_gguf(TinyDrafter(LARGE)))
+    task = ("--prompt", 8, "--decode", 8)
+    assert "not the drafter of this model" in refused("bench", model, *task, "--draft", draft)
+    assert "on a GPU only" in refused("bench", model, *task, "--drafts", "--device", "cpu")
+    assert "choose one" in refused("bench", model, "--draft", draft, "--no-draft")
 
 
 def test_bench_on_the_cpu(model: Path) -> None:

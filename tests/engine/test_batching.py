@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from helpers.gpu import device, hardware
 from helpers.sessions import IDS, SHORT, open_tiny, reference, take
-from helpers.tiny import MIXED, MOE, Tiny
+from helpers.tiny import GEMMA3, MIXED, MOE, Tiny
 
 from webgemma.engine.batching import MOST_UNREAD, Batch, Generation
 from webgemma.engine.session import Session
@@ -23,7 +23,7 @@ SETTINGS = [
     resolve({"temperature": 0.8, "top_k": 30, "repetition_penalty": 1.4, "recent": 20}),
     resolve({"temperature": 1.0, "logit_bias": {7: 3.0, 9: -4.0}, "top_logprobs": 3}),
 ]
-KINDS: dict[str, Tiny] = {"dense": SHORT, "moe": MOE, "mixed formats": MIXED}
+KINDS: dict[str, Tiny] = {"dense": SHORT, "moe": MOE, "mixed formats": MIXED, "gemma3": GEMMA3}
 TOKENS = 7
 
 
@@ -81,6 +81,7 @@ def model() -> Iterator[Model]:
         ("moe", "exact", "software", (16,)),
         ("moe", "int16", "hardware", (2, 8)),
         ("mixed formats", "int16", "hardware", (8,)),
+        ("gemma3", "exact", "software", (4,)),
     ],
 )
 def test_each_computes_what_it_would_alone(

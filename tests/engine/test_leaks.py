@@ -36,12 +36,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(gemma: Gemma, count: int) -> None:
-    """Generate so many tokens, always the same one, or canvases until there are as many."""
+    """Generate so many tokens, always the same one, or canvases until there are as many.
+
+    Without drafts: how many of them pay is measured, and decides which plans are recorded."""
     if gemma.config.diffusion:
         for seed in range(count // gemma.config.diffusion.canvas):
             assert list(gemma.generate([2, 30, 31], seed=seed, steps=4, max_tokens=12))
         return
-    pieces = gemma.generate([2, 30, 31], temperature=0, max_tokens=count, logit_bias={77: 100.0})
+    settings = {"temperature": 0, "max_tokens": count, "logit_bias": {77: 100.0}}
+    pieces = gemma.generate([2, 30, 31], **settings, speculate="off")
     assert [piece.token for piece in pieces] == [77] * count
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.gpu import device, hardware
 from helpers.sessions import open_tiny, take
-from helpers.tiny import DIFFUSION, MIXED, MOE, Tiny
+from helpers.tiny import DIFFUSION, GEMMA3, MIXED, MOE, Tiny
 from helpers.tiny_adapter import EXPERTS, LAYER, tiny_adapter, tiny_pairs
 from tolerance import F16_LOGITS
 
@@ -43,6 +43,7 @@ KINDS = {
     "text": TEXT,
     "experts": replace(MOE, pattern="sf", **WIDE_HEADS),
     "unfused experts": replace(MOE, pattern="sf", fused=False, **WIDE_HEADS),
+    "gemma3": replace(GEMMA3, pattern="sf", **WIDE_HEADS | {"head_dims": (64, 64)}),
 }
 IDS = [2, *(24 + i * 7 % 280 for i in range(1, 60))]
 CHUNKINGS = {"in one batch": (1, 64), "in chunks": (1, 24)}
@@ -95,6 +96,12 @@ def logits(session: Session) -> np.ndarray:
     return np.frombuffer(run_sync(session.logits(IDS)), np.float32).reshape(len(IDS), -1)
 
 
+def assert_likeliest(logits: np.ndarray, tokens: Sequence[int]) -> None:
+    """Assert that each token is the likeliest of its row, but for what rounding may change."""
+    for row, token in zip(logits, tokens, strict=True):
+        assert row.max() - row[token] <= F16_LOGITS * row.std()
+
+
 @pytest.mark.parametrize("chunking", CHUNKINGS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_and_tokens_are_those_of_the_reference(
@@ -106,14 +113,13 @@ def test_logits_and_tokens_are_those_of_the_reference(
     with session_of(KINDS[kind]) as session:
         found, expected = logits(session), reference.forward(IDS)
         assert_close(found, expected)
-        np.testing.assert_array_equal(found.argmax(1), expected.argmax(1))
         assert calls["attention_matrix_units"] > 0
         assert calls["attention_prefill"] == 0
         assert calls["matmul matrix_units"] > 0
         assert (calls["expert_matmul matrix_units"] > 0) == ("experts" in kind)
         tokens = take(session, IDS, 6)
     for at, token in enumerate(tokens):
-        assert token == int(reference.forward(IDS + tokens[:at], last_only=True).argmax())
+        assert_likeliest(reference.forward(IDS + tokens[:at], last_only=True), [token])
 
 
 @pytest.mark.parametrize("kind", ["text", "experts"])
@@ -121,7 +127,7 @@ def test_conversations_that_decode_together(
     kind: str, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of more than eight, matrix units multiply them, except where matrices are small."""
-    monkeypatch.setattr("webgemma.gemma.record.matmul.FEWEST_WEIGHTS", 4000)
+    monkeypatch.setattr("webgemma.gemma.record.matmul.FEWEST_PRODUCTS", 16 * 4000)
     gguf, config = open_tiny(KINDS[kind])
     reference = TextModel(config, Weights(gguf))
     model = run_sync(Model.load(gguf, config, device()))
@@ -136,8 +142,7 @@ def test_conversations_that_decode_together(
         for ids, generation in zip(prompts, generations, strict=True):
             sampled = run_sync(generation.next())
             assert sampled is not None
-            (logits,) = reference.forward(ids, last_only=True)
-            assert logits.max() - logits[sampled.token] <= F16_LOGITS * logits.std()
+            assert_likeliest(reference.forward(ids, last_only=True), [sampled.token])
             ids.append(sampled.token)
     assert calls["matmul matrix_units"] > read
     assert calls["matmul_software"] > 0  # as matvec is called on a software GPU

@@ -100,9 +100,11 @@ def prompt_of(gemma: Gemma, *content: object) -> tuple[list[int], list[MediaSpan
     prompts = []
     generate = gemma._engine.generate
 
-    def recorded(ids: list[int], settings: object, seed: int, spans: list[MediaSpan]) -> object:
+    def recorded(
+        ids: list[int], settings: object, seed: int, spans: list[MediaSpan], *rest: object
+    ) -> object:
         prompts.append((ids, spans))
-        return generate(ids, settings, seed, spans)
+        return generate(ids, settings, seed, spans, *rest)
 
     gemma._engine.generate = recorded
     try:

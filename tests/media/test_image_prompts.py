@@ -139,9 +139,9 @@ def test_images_replace_their_placeholders(gemma: Gemma) -> None:
     prompts = []
     generate = gemma._engine.generate
 
-    def recorded(ids: list[int], settings: object, seed: int, spans: list) -> object:
+    def recorded(ids: list[int], settings: object, seed: int, spans: list, *rest: object) -> object:
         prompts.append((ids, spans))
-        return generate(ids, settings, seed, spans)
+        return generate(ids, settings, seed, spans, *rest)
 
     gemma._engine.generate = recorded
     try:

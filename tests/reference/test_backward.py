@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.tiny import LARGE, MOE, SMALL, Tiny, tiny_gguf
+from helpers.tiny import GEMMA3, LARGE, MOE, SMALL, Tiny, tiny_gguf
 from helpers.tiny_adapter import tiny_pairs
 from tolerance import FINITE_DIFFERENCES
 
@@ -19,7 +19,13 @@ from webgemma.reference.weights import Weights
 from webgemma.sync import run_sync
 
 LARGE = replace(LARGE, suppressed=())  # training does not suppress tokens
-MODELS = {"small": SMALL, "large": LARGE, "moe": MOE, "split experts": replace(MOE, fused=False)}
+MODELS = {
+    "small": SMALL,
+    "large": LARGE,
+    "moe": MOE,
+    "split experts": replace(MOE, fused=False),
+    "gemma3": GEMMA3,
+}
 IDS = [2, *np.random.default_rng(4).integers(24, 310, 19).tolist()]
 EXAMPLES = [
     Example(IDS, [t >= 6 for t in range(20)]),  # longer than the window of 8

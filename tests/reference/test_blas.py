@@ -1,5 +1,7 @@
 """Threads of BLAS: few for small products, more for large ones, as before afterwards."""
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,25 @@ def test_the_blas_of_this_process_can_be_set() -> None:
     with found.step():
         assert {library.num_threads for library in found._libraries} == {found.few}
     assert [library.num_threads for library in found._libraries] == before
+
+
+def test_any_thread_can_set_it() -> None:
+    """threadpoolctl hears only the first one, unless that is released."""
+    found, seen = blas(), list[int]()
+
+    def step() -> None:
+        with found.step():
+            seen.extend(library.num_threads for library in found._libraries)
+
+    for run in (step, lambda: on_a_thread(step), step):
+        run()
+    assert set(seen) == {found.few}
+
+
+def on_a_thread(function: Callable[[], None]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
 
 
 def test_cores_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

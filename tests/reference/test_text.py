@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 from conftest import FIXTURES, SHARED, needs_shared
 from helpers.tiny import KINDS, LARGE, MOE, SMALL, Tiny, tiny_gguf, tiny_metadata, tiny_tensors
-from tolerance import HIDDEN_OF_TRANSFORMERS, LOGITS_INCREMENTAL, LOGITS_OF_TRANSFORMERS
+from tolerance import (
+    HIDDEN_OF_TRANSFORMERS,
+    LOGITS_IN_PIECES,
+    LOGITS_INCREMENTAL,
+    LOGITS_OF_TRANSFORMERS,
+)
 
 from webgemma.gemma.config import Config
 from webgemma.gguf.reader import Gguf
@@ -148,7 +153,8 @@ def test_logits_are_the_same_without_memory_to_cache_weights(
     ids = [2, 50, 51, 52]
     cached = model_of(tiny_gguf(tiny)).forward(ids)
     monkeypatch.setattr("webgemma.reference.weights.CHUNK_NBYTES", 1000)
-    np.testing.assert_allclose(model_of(tiny_gguf(tiny), 0).forward(ids), cached, rtol=0, atol=1e-5)
+    uncached = model_of(tiny_gguf(tiny), 0).forward(ids)
+    np.testing.assert_allclose(uncached, cached, rtol=0, atol=LOGITS_IN_PIECES)
 
 
 def test_logits_of_suppressed_tokens_are_minus_infinity() -> None:
@@ -182,3 +188,14 @@ def test_an_untied_head_and_a_missing_output_scale() -> None:
     untied = model_of(gguf_bytes(tiny_metadata(SMALL), [*ones, head]))
     assert not untied.config.tied
     np.testing.assert_array_equal(untied.forward(ids), missing)
+
+
+@needs_shared
+@pytest.mark.parametrize("name", ["plain/plain-Q4_K_M", "scaled/scaled-F16"])
+def test_llama_cpp_files_of_gemma_3_agree_with_transformers(name: str) -> None:
+    path = SHARED / "gemma3" / f"{name}.gguf"
+    model, ids = model_at(path), numbers(path.parent / "ids.txt")
+    recorded = np.load(path.parent / "logits.npy")
+    expected = numbers(path.parent / "greedy.txt")
+    np.testing.assert_allclose(model.forward(ids), recorded, rtol=0, atol=LOGITS_OF_TRANSFORMERS)
+    assert greedy(model, ids, len(expected)) == expected

@@ -3,12 +3,13 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
 
 from webgemma.api import Gemma
+from webgemma.calling.rounds import Confirm
 from webgemma.cli.commands import (
     COMMANDS,
     SWITCHES,
@@ -44,13 +45,20 @@ class TerminalChat:
         system: str | None = None,
         think: bool = False,
         attached: Sequence[dict[str, Any]] = (),
+        structure: Mapping[str, Any] | None = None,
+        tools: Sequence[Callable[..., Any]] = (),
+        confirm: Confirm | None = None,
         quiet: bool = False,
         verbose: bool = False,
         wrap: bool = True,
         history: bool = True,
     ) -> None:
+        """`structure` is a keyword of `Gemma.chat` that says what replies have to be, such as
+        `schema`; `tools` and `confirm` are those of `Gemma.chat`."""
         self.gemma = gemma
         self.settings = settings
+        self.structure = structure or {}
+        self.tools, self.confirm = tools, confirm
         self.conversation = Conversation(system, attached=list(attached))
         self.think = think
         self.quiet = quiet  # only replies and errors
@@ -80,7 +88,7 @@ class TerminalChat:
             if as_json:
                 print_json(pieces, received)
                 return
-            print_reply(pieces, received, self.wrap)
+            print_reply(pieces, received, self.wrap, quiet=self.quiet)
         self._tell(received, "--max-tokens allows no more.", "a larger --context has more room.")
 
     # The chat
@@ -161,7 +169,7 @@ class TerminalChat:
         received = self._received()
         try:
             with self._reply(continue_last) as pieces:
-                print_reply(pieces, received, self.wrap)
+                print_reply(pieces, received, self.wrap, quiet=self.quiet)
         except KeyboardInterrupt:
             received.stopped = True
         except BaseException:
@@ -169,11 +177,14 @@ class TerminalChat:
             raise
         self.last = received
         keep = self.conversation.extend if continue_last else self.conversation.answer
-        keep(received.text, received.thinking)
+        for part in received.rounds:
+            keep(part.text, part.thinking, part.results)
+            keep = self.conversation.answer
+        goes_on = "" if self.structure else "/continue goes on, "
         self._tell(
             received,
-            "/continue goes on, /set max_tokens changes that.",
-            "/continue goes on, /clear starts a new conversation.",
+            f"{goes_on}/set max_tokens changes that.",
+            f"{goes_on}/clear starts a new conversation.",
         )
 
     @contextmanager
@@ -183,10 +194,13 @@ class TerminalChat:
         with bars as bar:
             pieces = self.gemma.chat(
                 self.conversation.all(),
+                tools=self.tools or None,
+                confirm=self.confirm,
                 think=self.think,
                 continue_last=continue_last,
                 overflow="drop",
                 progress=bar.show if bar else None,
+                **self.structure,
                 **self.settings,
             )
             with _closing(pieces), _closing(watched(_hiding(bar, pieces), self.gemma)) as shown:
@@ -195,12 +209,13 @@ class TerminalChat:
     @contextmanager
     def _completion(self, text: str) -> Iterator[Iterator[Piece]]:
         """Give the pieces that continue a text."""
-        pieces = self.gemma.generate(text, **self.settings)
+        pieces = self.gemma.generate(text, **self.structure, **self.settings)
         with _closing(pieces), _closing(watched(pieces, self.gemma)) as shown:
             yield shown
 
     def _received(self) -> Received:
-        return Received(by_canvas=self.gemma.config.diffusion is not None)
+        by_canvas = self.gemma.config.diffusion is not None
+        return Received(by_canvas, has_schema="schema" in self.structure)
 
     def _tell(self, received: Received, of_limit: str, of_context: str) -> None:
         """Say that a reply was cut or messages left out and, on request, what it took."""
@@ -236,6 +251,11 @@ class TerminalChat:
             raise InputError("There is no reply to continue.")
         if self.last is not None and self.last.finish == "stop":
             raise InputError("The last reply is complete; /regenerate makes another one.")
+        if self.structure:
+            (name,) = self.structure
+            raise InputError(
+                f"A reply that keeps to --{name} is written as a whole; /regenerate makes another."
+            )
         self._respond(list(self.conversation.messages), continue_last=True)
 
     # Commands

@@ -59,6 +59,7 @@ def check(
         found = find_model(model)
         with found.open() as gguf, closing(open_device(gpu)) as device:
             config = Config.from_gguf(gguf)
+            config.check_writes(found.label)
             ids = token_ids(config, tokens)
             adapters = fitted_adapters(lora, config)
             loaded = load_model(gguf, config, device)

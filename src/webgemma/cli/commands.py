@@ -158,4 +158,5 @@ def _kind(setting: Setting) -> str:
         return "text, in quotes if it has spaces"
     if setting.name == "logit_bias":
         return "token ids with numbers, such as 12=-5 40=2.5"
-    return {int: "a whole number", float: "a number", bool: "on or off"}[setting.type]
+    kinds = {int: "a whole number", float: "a number", bool: "on or off"}
+    return kinds.get(setting.type, " or ".join(setting.choices))

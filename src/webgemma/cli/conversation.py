@@ -15,7 +15,9 @@ from typing import Any
 
 from webgemma.errors import InputError
 from webgemma.media.prompt import items_of
+from webgemma.replies import ToolResult
 from webgemma.sync import run_sync
+from webgemma.text.calls import ToolCall
 from webgemma.text.chat import Chat
 from webgemma.text.inputs import read_messages
 from webgemma.text.markup import Media, Part
@@ -45,16 +47,28 @@ class Conversation:
         self.messages.append({"role": "user", "content": parts if self.attached else text})
         self.attached = []
 
-    def answer(self, text: str, thinking: str = "") -> None:
-        """Add a reply."""
+    def answer(self, text: str, thinking: str = "", results: Sequence[ToolResult] = ()) -> None:
+        """Add a reply, or a part of one: the calls that it ends with, and their results."""
         message: Message = {"role": "assistant", "content": text}
-        self.messages.append(message | ({"thinking": thinking} if thinking else {}))
+        if thinking:
+            message["thinking"] = thinking
+        ids = [f"call_{len(self.messages)}_{at}" for at in range(len(results))]
+        if results:
+            message["tool_calls"] = [
+                {"id": id, "type": "function", "function": _function(result.call)}
+                for id, result in zip(ids, results, strict=True)
+            ]
+        self.messages.append(message)
+        self.messages += [
+            {"role": "tool", "tool_call_id": id, "name": result.call.name, "content": result.value}
+            for id, result in zip(ids, results, strict=True)
+        ]
 
-    def extend(self, text: str, thinking: str = "") -> None:
+    def extend(self, text: str, thinking: str = "", results: Sequence[ToolResult] = ()) -> None:
         """Add to the last reply."""
         last = self.messages.pop()
         thinking = last.get("thinking", "") + thinking
-        self.answer(last["content"] + text, thinking)
+        self.answer(last["content"] + text, thinking, results)
 
     def has_reply(self) -> bool:
         """Return whether the last message is a reply that can go on: one of text."""
@@ -72,6 +86,10 @@ class Conversation:
                     f"{path} exists and is not a conversation; choose another name."
                 ) from None
         _write(path, _json(self.all()))
+
+
+def _function(call: ToolCall) -> dict[str, Any]:
+    return {"name": call.name, "arguments": call.arguments}
 
 
 def load(path: Path) -> Conversation:

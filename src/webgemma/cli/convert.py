@@ -30,11 +30,15 @@ def convert(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Convert a DiffusionGemma or Gemma 4 folder of Hugging Face to a GGUF file.
+    """Convert a Hugging Face folder to GGUF: Gemma 4 or 3, DiffusionGemma, EmbeddingGemma, drafter.
 
-    Only the text model is converted. Without a tokenizer.json the file has no vocabulary.
+    Only the text model is converted, of EmbeddingGemma with its dense layers. Without a
+    tokenizer.json the file has no vocabulary.
 
-    Example: webgemma convert ./diffusiongemma-26B-A4B-it diffusiongemma.gguf
+    Examples:
+      webgemma convert ./diffusiongemma-26B-A4B-it diffusiongemma.gguf
+      webgemma convert ./gemma-4-E2B-it-assistant drafter.gguf
+      webgemma convert ./embeddinggemma-300m embeddinggemma.gguf
     """
     with reported_errors():
         if to.exists() and not force:

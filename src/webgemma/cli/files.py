@@ -33,18 +33,20 @@ from webgemma.models import (
     find_model,
     needs_await,
 )
+from webgemma.packages import PACKAGED, PackagedModel
 from webgemma.web.gpu_memory import gpu_size
 
 
 def list_models(as_json: JsonOption = False) -> None:
-    """List the bundled model and those in Ollama's store on this machine.
+    """List the models on this machine: the bundled one, fetched ones, those in Ollama's store.
 
     Example: webgemma list
     """
     with reported_errors():
         store = OllamaStore()
         stored = [_stored_facts(model) for model in store.list()]
-        facts = [_bundled_facts(), *stored]
+        fetched = [_fetched_facts(model) for model in PACKAGED.values() if model.is_fetched]
+        facts = [_file_facts("-", BUNDLED_PATH), *fetched, *stored]
         if as_json:
             write_json(facts)
             return
@@ -59,18 +61,30 @@ def list_models(as_json: JsonOption = False) -> None:
             err.print(f"[yellow]note:[/] {escape(problem)}", soft_wrap=True)
 
 
-def _bundled_facts() -> dict[str, Any]:
-    with find_model(None).open() as gguf:
+def _file_facts(name: str, path: Path) -> dict[str, Any]:
+    """Return what is listed of a file; GgufError if it cannot run."""
+    with Gguf.open(path) as gguf:
         config = Config.from_gguf(gguf)
         return {
-            "name": "-",
+            "name": name,
             "family": config.architecture,
             "parameters": format_count(config.parameters),
             "quantisation": _formats(gguf).most_common(1)[0][0],
             "nbytes": gguf.nbytes,
-            "modified": _time(BUNDLED_PATH.stat().st_mtime).isoformat(),
+            "modified": _time(path.stat().st_mtime).isoformat(),
             "problem": None,
         }
+
+
+def _fetched_facts(model: PackagedModel) -> dict[str, Any]:
+    """Return what is listed of a fetched model, and why it cannot run, if it was damaged."""
+    try:
+        return _file_facts(model.name, model.path)
+    except GgufError as error:
+        unknown = {"family": "", "parameters": "", "quantisation": ""}
+        modified = _time(model.path.stat().st_mtime).isoformat()
+        facts = {"name": model.name, **unknown, "nbytes": model.nbytes, "modified": modified}
+        return {**facts, "problem": str(error)}
 
 
 def _stored_facts(model: OllamaModel) -> dict[str, Any]:
@@ -162,6 +176,8 @@ def describe(found: FoundModel, gguf: Gguf, context: int) -> dict[str, Any]:
             "used": config.experts.used,
             "ffn": config.experts.ffn,
         },
+        "embedding": config.embedding
+        and {"size": config.embedding.size, "complete": not config.embedding.is_cut},
         "encoders": {
             "vision": encoders.vision
             and {"layers": encoders.vision.layers, "width": encoders.vision.width},
@@ -262,6 +278,14 @@ def _layer_facts(layer: Layer) -> dict[str, Any]:
     }
 
 
+def _vectors(embedding: dict[str, Any] | None) -> str:
+    """Describe the vectors of an embedding model."""
+    if not embedding:
+        return ""
+    lacks = "" if embedding["complete"] else "; the file lacks the dense layers"
+    return f"{embedding['size']} numbers{lacks}"
+
+
 def _print_facts(facts: dict[str, Any]) -> None:
     memory = facts["memory_nbytes"]
     experts = facts["experts"]
@@ -280,6 +304,7 @@ def _print_facts(facts: dict[str, Any]) -> None:
             f"{experts['used']} of {experts['count']}, width {experts['ffn']}" if experts else "",
         ),
         ("per-layer embedding", str(facts["per_layer_embedding"] or "")),
+        ("vectors", _vectors(facts["embedding"])),
         ("encoders", ", ".join(encoders)),
         ("file", format_nbytes(facts["file_nbytes"])),
         (

@@ -4,10 +4,12 @@ import inspect
 from collections.abc import Callable
 from enum import StrEnum
 from functools import wraps
-from typing import Annotated, Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
+from webgemma.errors import InputError
 from webgemma.settings import SETTINGS, Setting
 
 ModelArgument = Annotated[
@@ -64,12 +66,30 @@ LoraOption = Annotated[
         help="Apply a LoRA adapter: a PEFT folder or a GGUF file; may repeat.",
     ),
 ]
+DraftOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--draft",
+        metavar="FILE",
+        help="The model's drafter (gemma4-assistant), if it is not in Ollama's store.",
+    ),
+]
+NoDraftOption = Annotated[
+    bool, typer.Option("--no-draft", help="Leave the drafter out that Ollama's store has.")
+]
 KvOption = Annotated[Kv, typer.Option("--kv", help="How the GPU stores keys and values.")]
 PrecisionOption = Annotated[
     Precision, typer.Option("--precision", help="The precision of activations on the GPU.")
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def chosen_draft(file: Path | None, no_draft: bool) -> Path | Literal[False] | None:
+    """Return the drafter as `Gemma.load` takes it; InputError if there is one and is to be none."""
+    if file is not None and no_draft:
+        raise InputError("--draft names a drafter and --no-draft leaves it out; choose one.")
+    return False if no_draft else file
 
 
 def with_settings(command: F) -> F:
@@ -83,7 +103,9 @@ def with_settings(command: F) -> F:
     def run(**arguments: Any) -> Any:
         settings = {option.name: arguments.pop(option.name) for option in options}
         given = {
-            n: value for n, value in settings.items() if value is not None and value is not False
+            n: str(value) if isinstance(value, StrEnum) else value
+            for n, value in settings.items()
+            if value is not None and value is not False
         }
         return command(**arguments, settings=given)
 
@@ -95,7 +117,7 @@ def with_settings(command: F) -> F:
 
 
 def _has_option(setting: Setting) -> bool:
-    return setting.type in (int, float, bool) or setting.name == "stop"
+    return setting.type in (int, float, bool, str) or setting.name == "stop"
 
 
 def _option(setting: Setting) -> inspect.Parameter:
@@ -104,6 +126,9 @@ def _option(setting: Setting) -> inspect.Parameter:
         help = f"DiffusionGemma: {help[0].lower()}{help[1:]}"
     type_: Any = (setting.type if setting.type in (int, float) else list[str]) | None
     option, default = typer.Option(help=help), None
+    if setting.choices:
+        values: Any = StrEnum("values", list(setting.choices))  # type: ignore[misc]
+        type_ = values | None
     if setting.type is bool:  # --watch, without --no-watch
         type_, option, default = bool, typer.Option(f"--{setting.name}", help=help), False
     annotation = Annotated[type_, option]

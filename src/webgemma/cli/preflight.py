@@ -4,12 +4,14 @@ import os
 import shlex
 import subprocess
 from collections.abc import Mapping
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Literal, cast
 
 from webgemma.errors import InputError, WebgemmaError
 from webgemma.gemma.config import Config
+from webgemma.gemma.drafter_config import drafter_config
 from webgemma.gguf.ollama import OllamaStore
-from webgemma.models import FoundModel, find_model, is_address
+from webgemma.models import FoundModel, find_model, is_address, with_draft
 from webgemma.replies import StopText, too_long
 from webgemma.settings import SETTINGS, Settings, resolve
 from webgemma.text.chat import Chat
@@ -43,6 +45,19 @@ def check_order(model: str | None, prompt: str | None) -> None:
     )
 
 
+def check_question_order(question: str, model: str | None) -> None:
+    """Raise InputError if the question stands where the model should, as it does for `run`."""
+    if model and _reads_like_a_message(model) and not _reads_like_a_message(question):
+        raise InputError(
+            f"The question comes before the model: webgemma ask {_asked(model)} {question}"
+        )
+
+
+def _asked(question: str) -> str:
+    words = [question if len(question) <= SHOWN and question.isprintable() else "…"]
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+
+
 def _reads_like_a_message(text: str) -> bool:
     is_path = text.endswith(".gguf") or text.startswith((".", "/", "~")) or "\\" in text
     return (
@@ -68,15 +83,29 @@ def check_request(
     system: str | None,
     context: int | None,
     raw: bool,
+    structure: Mapping[str, Any],
+    draft: Path | Literal[False] | None,
 ) -> None:
-    """Raise an error if the model's header shows that it cannot do what is asked."""
-    found = find_model(model)
+    """Raise an error if the model's header shows that it cannot do what is asked.
+
+    Or if that of its drafter, where one is named, shows that it belongs to another model."""
+    found = with_draft(find_model(model), draft)
     defaults = found.defaults()
     with found.open() as gguf:
         config = Config.from_gguf(gguf)
+        config.check_writes(found.label)
         given = cast(Settings, settings)
         resolve(given, defaults.settings, diffusion=config.diffusion is not None)
         positions = defaults.choose_context(config, context)
+        if structure and config.diffusion:
+            (name,) = structure
+            raise InputError(
+                f"{found.label} denoises whole canvases: it cannot keep to --{name}; ask another "
+                "Gemma 4."
+            )
+        if found.drafter is not None:
+            with found.drafter.open() as drafter:
+                drafter_config(drafter, config)
         text = (message or "") + ("" if raw else system or "")
         if len(text.encode("utf-8", "replace")) + TEMPLATE <= positions:
             return  # a token is at least a byte

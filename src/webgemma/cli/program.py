@@ -12,11 +12,14 @@ from webgemma.cli import (
     bench,
     check,
     convert,
+    embed,
+    fetch,
     files,
     gpus,
     kernels,
     merge,
     run,
+    search,
     serve,
     tokens,
     train,
@@ -39,11 +42,13 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("list")(files.list_models)
 app.command("ls", hidden=True)(files.list_models)
+app.command("fetch")(fetch.fetch)
 app.command("show")(files.show)
 app.command("verify")(files.verify)
 app.command("tokenize")(tokens.tokenize)
 app.command("render")(tokens.render)
 app.command("logits")(tokens.logits)
+app.command("embed")(embed.embed)
 app.command("check")(check.check)
 app.command("bench")(bench.bench)
 app.command("convert")(convert.convert)
@@ -53,6 +58,8 @@ app.command("gpus")(gpus.gpus)
 app.command("kernels")(kernels.kernels)
 app.command("serve")(serve.serve)
 app.command("batch")(batch.batch)
+app.command("index")(search.index)
+app.command("ask")(search.ask)
 app.command("web")(web.web)
 
 

@@ -13,19 +13,24 @@ from webgemma.cli.conversation import attachment
 from webgemma.cli.options import (
     Device,
     DeviceOption,
+    DraftOption,
     GpuOption,
     JsonOption,
     Kv,
     KvOption,
     LoraOption,
     ModelArgument,
+    NoDraftOption,
     Precision,
     PrecisionOption,
+    chosen_draft,
     with_settings,
 )
 from webgemma.cli.preflight import check_order, check_request, check_settings
+from webgemma.cli.structure import read_structure
 from webgemma.cli.terminal import bytes_bar, err, reported_errors
 from webgemma.cli.tokens import read_stdin
+from webgemma.cli.tools import agree, agree_quietly, ask, check_confirmable, load_tools
 from webgemma.errors import InputError
 from webgemma.images import BUDGET, check_budget
 
@@ -68,12 +73,48 @@ def run(
     mmproj: Annotated[
         Path | None, typer.Option(help="The file of the vision and audio encoders.")
     ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Reply in JSON of the JSON Schema in this file."),
+    ] = None,
+    choices: Annotated[
+        str | None, typer.Option(metavar="A,B,…", help="Reply with one of these texts.")
+    ] = None,
+    regex: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Reply with a text that matches this pattern as a whole."
+        ),
+    ] = None,
+    grammar: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Reply with a text of the grammar in this file, in GBNF or Lark."
+        ),
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.py",
+            help="Let the model call the public functions of this file; you are asked before each "
+            "call.",
+        ),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Make the calls of --tools without a question.")
+    ] = False,
+    draft: DraftOption = None,
+    no_draft: NoDraftOption = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print replies and errors, nothing else.")
     ] = False,
-    verbose: Annotated[
+    stats: Annotated[
         bool,
-        typer.Option("--verbose", help="Print tokens, tokens/s and context after each reply."),
+        typer.Option(
+            "--stats",
+            "--verbose",
+            help="Print tokens, tokens/s, drafts and context after each reply.",
+        ),
     ] = False,
     nowordwrap: Annotated[
         bool, typer.Option("--nowordwrap", help="Leave long lines to the terminal.")
@@ -92,6 +133,9 @@ def run(
       webgemma run gemma4:e2b "Why is the sky blue?"
       webgemma run gemma4:e2b "What is this?" --image cat.jpg --audio note.wav
       webgemma run diffusiongemma:26b "Write a poem." --watch
+      webgemma run gemma4:e2b "Is ice cold?" --choices yes,no
+      webgemma run gemma4:e2b "Rome has 2.8 million people." --schema city.json --json
+      webgemma run gemma4:e2b "Is it warm in Oslo?" --tools weather.py
       cat letter.txt | webgemma run gemma4:e2b "Summarise this:"
       webgemma run gemma4:e2b "Is ice cold? Yes or no." --max-tokens 1 --top-logprobs 5 --json
     """
@@ -100,16 +144,36 @@ def run(
         check_settings(settings)
         if settings.get("top_logprobs") and not as_json:
             raise InputError("--top-logprobs needs --json, which prints them.")
-        if quiet and verbose:
-            raise InputError("--quiet prints less and --verbose prints more; choose one.")
+        if quiet and stats:
+            raise InputError("--quiet prints less and --stats prints more; choose one.")
+        if yes and tools is None:
+            raise InputError("--yes agrees to calls of functions: --tools names their file.")
         attached = _attachments(image, audio, video, image_budget)
         if attached and raw:
             raise InputError("Images and audio need the chat template; leave --raw out.")
+        if tools and raw:
+            raise InputError("Tools need the chat template; leave --raw out.")
+        structure = read_structure(schema, choices, regex, grammar)
+        drafter = chosen_draft(draft, no_draft)
         message = _message(prompt)
         if message is None and (as_json or raw):
             option = "--json" if as_json else "--raw"
             raise InputError(f"{option} needs a prompt, as an argument or on standard input.")
-        check_request(model, message, settings, system=system, context=context, raw=raw)
+        check_request(
+            model,
+            message,
+            settings,
+            system=system,
+            context=context,
+            raw=raw,
+            structure=structure,
+            draft=drafter,
+        )
+        functions, confirm = [], None
+        if tools is not None:
+            check_confirmable(yes)
+            functions = load_tools(tools)
+            confirm = ask if not yes else agree_quietly if quiet or as_json else agree
         with nullcontext() if quiet else bytes_bar("loading") as show:
             gemma = Gemma.load(
                 model,
@@ -120,6 +184,7 @@ def run(
                 gpu=gpu,
                 progress=show,
                 mmproj=mmproj,
+                draft=drafter,
                 lora=lora,
             )
         with gemma:
@@ -132,8 +197,11 @@ def run(
                 system=system,
                 think=think,
                 attached=attached,
+                structure=structure,
+                tools=functions,
+                confirm=confirm,
                 quiet=quiet,
-                verbose=verbose,
+                verbose=stats,
                 wrap=not nowordwrap,
                 history=not no_history,
             )

@@ -5,23 +5,28 @@ import logging
 import math
 import os
 import secrets
+import socket
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
 from webgemma.cli.options import (
     Device,
     DeviceOption,
+    DraftOption,
     JsonOption,
     Kv,
     KvOption,
     LoraOption,
+    NoDraftOption,
     Precision,
     PrecisionOption,
+    chosen_draft,
 )
 from webgemma.cli.stopping import StopSignals
 from webgemma.cli.terminal import err, out, reported_errors
@@ -70,6 +75,10 @@ def serve(
             "repeat.",
         ),
     ] = None,
+    page: Annotated[
+        bool,
+        typer.Option("--page/--no-page", help="Serve a chat page at /chat/, for people."),
+    ] = True,
     keep_alive: Annotated[
         float,
         typer.Option(min=-1, help="Seconds that an idle model stays in memory; -1: for ever."),
@@ -118,6 +127,8 @@ def serve(
             " as a model of this name; may repeat.",
         ),
     ] = None,
+    draft: DraftOption = None,
+    no_draft: NoDraftOption = False,
     kv: KvOption = Kv.f16,
     precision: PrecisionOption = Precision.auto,
     ray: Annotated[
@@ -135,7 +146,7 @@ def serve(
     ] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve models to programs that speak OpenAI's, Ollama's or Anthropic's API.
+    """Serve models to programs that speak OpenAI's, Ollama's or Anthropic's API, and a chat page.
 
     Only this machine can reach it unless --host says otherwise. Models are loaded when they are
     first asked for. Nothing is downloaded, and no request names a file.
@@ -172,13 +183,14 @@ def serve(
             "device": device.value,
             "lora": lora,
             "adapters": adapter or (),
+            "draft": chosen_draft(draft, no_draft),
             "kv": kv.value,
             "precision": precision.value,
             "context": context,
             "slots": slots,
         }
         keys = _keys(api_key_file)
-        listening: dict[str, Any] = {"keys": keys, "origins": origin or ()}
+        listening: dict[str, Any] = {"keys": keys, "origins": origin or (), "page": page}
         registry = Registry(models or (), gpu=gpu[0] if gpu else None, **options)
         names = [entry.name for entry in registry.entries()]
         memory = registry.memory_sentences() if models and not as_json else {}
@@ -198,7 +210,7 @@ def serve(
                     if err.is_terminal:
                         err.print("starting Ray ...", style="dim")
                     stack.enter_context(source.running())
-                _announce(server.url, server.port, names, memory, bool(keys), as_json)
+                _announce(server.url, server.port, names, memory, bool(keys), page, as_json)
                 server.run()
             except KeyboardInterrupt:  # the usual end, also by SIGTERM
                 err.print("stopped")
@@ -243,15 +255,37 @@ def _show_log() -> None:
     log.propagate = False
 
 
+def _reachable(url: str) -> str:
+    """Return an address for people: this machine's, where the server listens on all of them."""
+    parts = urlsplit(url)
+    family = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}.get(parts.hostname or "")
+    if family is None:
+        return url
+    # Nothing is sent: this asks which of the addresses would be used.
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1" if family == socket.AF_INET else "2001:db8::1", 9))
+        name = str(probe.getsockname()[0])
+        return f"http://{f'[{name}]' if ':' in name else name}:{parts.port}"
+    return url
+
+
 def _announce(
-    url: str, port: int, names: list[str], memory: dict[str, str], has_keys: bool, as_json: bool
+    url: str,
+    port: int,
+    names: list[str],
+    memory: dict[str, str],
+    has_keys: bool,
+    page: bool,
+    as_json: bool,
 ) -> None:
+    chat = f"{_reachable(url)}/chat/" if page else None
     if as_json:
-        typer.echo(json.dumps({"url": url, "models": names}))
+        typer.echo(json.dumps({"url": url, "chat": chat, "models": names}))
         return
     key = "one of your API keys" if has_keys else "anything"
     lines = [
         f"webgemma serves {', '.join(names[:8])}{', …' if len(names) > 8 else ''} at {url}",
+        *([f"  Chat       {chat}"] if chat else []),
         f"  OpenAI     OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=… ({key})",
         f"  Anthropic  ANTHROPIC_BASE_URL={url} ANTHROPIC_API_KEY=… ({key})",
         f"  Ollama     OLLAMA_HOST={url}"

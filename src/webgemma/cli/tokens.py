@@ -40,6 +40,7 @@ class Size(StrEnum):
 
     small = "small"
     large = "large"
+    gemma3 = "gemma3"
 
 
 def tokenize(
@@ -76,7 +77,9 @@ def render(
             metavar="[MESSAGES.json]", help="A list of messages; - or nothing: standard input."
         ),
     ] = None,
-    size: Annotated[Size, typer.Option(help="small: E2B, E4B; large: 12B and up.")] = Size.small,
+    size: Annotated[
+        Size, typer.Option(help="small: E2B, E4B; large: 12B and up; gemma3.")
+    ] = Size.small,
     think: Annotated[bool, typer.Option("--think", help="Let the model think first.")] = False,
     tools: Annotated[Path | None, typer.Option(help="A JSON file with a list of tools.")] = None,
     continue_last: Annotated[
@@ -125,15 +128,16 @@ def logits(
             model, device.value, gpu=gpu, lora=lora, kv=kv.value, precision=precision.value
         ) as gemma:
             values = gemma.logits(tokens)
-        _write_npy(to, values)
+        write_npy(to, values)
         best = [int(token) for token in values.argmax(axis=-1)]
         if as_json:
             write_json({"out": str(to), "shape": list(values.shape), "argmax": best})
         else:
-            out.print(f"{to}: {values.shape[0]} x {values.shape[1]} float32", markup=False)
+            shape = " x ".join(map(str, values.shape))
+            out.print(f"{to}: {shape} float32", markup=False, soft_wrap=True)
 
 
-def _write_npy(path: Path, values: "NDArray[np.float32]") -> None:
+def write_npy(path: Path, values: "NDArray[np.float32]") -> None:
     """Write an array as numpy does, but whole or not at all."""
     import numpy as np
 
@@ -163,7 +167,7 @@ def read_stdin() -> str:
 
 def _load_json(path: Path | None) -> Any:
     name = "standard input" if path is None or str(path) == "-" else str(path)
-    text = read_stdin() if name == "standard input" else _read_text(Path(name))
+    text = read_stdin() if name == "standard input" else read_text(Path(name))
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -171,7 +175,7 @@ def _load_json(path: Path | None) -> Any:
 
 
 def _load_ids(path: Path) -> list[int]:
-    text = _read_text(path).strip()
+    text = read_text(path).strip()
     try:
         if text.startswith("["):
             ids = json.loads(text)
@@ -185,7 +189,8 @@ def _load_ids(path: Path) -> list[int]:
         ) from None
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Read a file of UTF-8 text; InputError if it is none."""
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:

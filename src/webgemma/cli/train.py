@@ -342,6 +342,7 @@ def trainable_config(gguf: Gguf) -> Config:
     config = Config.from_gguf(gguf)
     if config.diffusion:
         raise InputError(f"{gguf.name}: DiffusionGemma cannot be trained yet.")
+    config.check_writes(gguf.name)
     return config
 
 

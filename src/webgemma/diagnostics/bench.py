@@ -18,7 +18,7 @@ from webgemma.graph import BufferPool, Recorder, folded
 from webgemma.sampler import SampledToken
 from webgemma.settings import resolve
 
-GREEDY = resolve({"temperature": 0})
+GREEDY = resolve({"temperature": 0, "speculate": "off"})
 WARM_UP_TOKENS = 4
 COPY_NBYTES = 256 << 20  # well beyond the caches of a GPU
 COPY_SECONDS, COPY_ROUNDS = 0.1, 8  # an idle GPU needs time to raise its clock

@@ -14,7 +14,7 @@ from webgemma.engine.slots import CHUNK
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.kv_cache import KvCache
-from webgemma.gemma.lora_weights import ScaledAdapter
+from webgemma.gemma.lora_weights import NO_CHOICE, LoraScales, ScaledAdapter
 from webgemma.gemma.record.operands import Operand
 from webgemma.gemma.text import Inputs, TextRecorder
 from webgemma.gemma.weights import Model
@@ -116,7 +116,9 @@ async def gpu_stages(
     parts = []
     with BufferPool(device) as memory:
         batch, token_ids = (memory.tensor(n, label="check") for n in (4, rows))
-        inputs = Inputs(batch, token_ids, cache.layers)
+        scales = LoraScales(model.lora, 1)
+        scales.set(0, NO_CHOICE)
+        inputs = Inputs(batch, token_ids, cache.layers, lora=scales.applied)
         recorder = Recorder(device)
         text = _TracedText(memory, model, recorder, inputs, rows, mode.kv, mode.precision)
         h = text.body(memory.tensor(rows, config.width, label="check"))
@@ -134,6 +136,7 @@ async def gpu_stages(
             device.run(plan)
             parts.append([await _floats(device, stage, count) for stage in stages])
         plan.close(device)
+        scales.close()
     cache.close()
     return [np.concatenate(stage) for stage in zip(*parts, strict=True)]
 

@@ -2,19 +2,26 @@
 
 Nothing runs by itself. Whoever waits for a token takes the next step for all: one chunk of a prompt
 that is being read, or one more token for every conversation that is being written. Steps follow
-each other, and prompts and tokens take turns, so that no reply stalls while others begin."""
+each other, and prompts and tokens take turns, so that no reply stalls while others begin.
+
+Steps are submitted ahead of their results, because the device samples. A constraint says which
+tokens may follow only once the token before is known: a step is submitted in halves then, first its
+logits, and its choice when there are masks, which are made while the logits are computed."""
 
 import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from time import perf_counter
+from typing import Literal, Protocol
 
 from webgemma.device import Plan, Reading
-from webgemma.engine.plans import PlanKey
+from webgemma.engine.constraints import Constraint, choices
+from webgemma.engine.plans import GIVEN, PlanKey
 from webgemma.engine.slots import Slots
-from webgemma.errors import DeviceError, GgufError, WebgemmaError
-from webgemma.gemma.gpu_sampler import plan_rows
+from webgemma.engine.speculation import MTP, Speculation, StepCosts, StepSize, choose_drafts
+from webgemma.errors import DeviceError, GgufError, InputError, WebgemmaError
+from webgemma.gemma.gpu_sampler import MAX_DRAFTS, MAX_SLOTS, NO_TOKEN, Row, plan_rows
 from webgemma.gemma.kv_cache import CacheSlot, KvCache
 from webgemma.gemma.soft_tokens import SoftTokens, unmarked
 from webgemma.sampler import SampledToken
@@ -35,6 +42,9 @@ class Conversation(Protocol):
     used: int
     tokens: list[int]
     cache: CacheSlot
+    adapted: bool
+
+    def write_scales(self) -> None: ...
 
     def check_current(self, epoch: int) -> None: ...
 
@@ -62,9 +72,11 @@ class Generation:
     settings: Settings
     seed: int
     soft: Sequence[SoftTokens]
+    constraint: Constraint | None  # what the tokens keep to; it knows those that the host knows
+    speculation: Speculation
     cached: int  # tokens of the prompt that were not read again
     written: int = 0  # tokens whose keys and values are written, or about to be; 0 while reading
-    pending: int = 0  # tokens that are under way
+    pending: int = 0  # steps that are under way
     left: bool = False
     error: Exception | None = None
     turn: Turn | None = field(default_factory=current_turn)  # of who reads it
@@ -100,6 +112,31 @@ class Generation:
         """End it: its steps that are under way are dropped. Any thread may call this."""
         self.left = True
 
+    def choices(self, drafts: Sequence[int] = ()) -> tuple[bytes | None, list[int]]:
+        """Return the mask of the tokens that may come after these drafts, and what is forced."""
+        constraint = self.constraint
+        if constraint is None or not self.check():
+            return None, []
+        accepted = 0
+        try:
+            for draft in drafts:
+                constraint.accept(draft)
+                accepted += 1
+            return choices(constraint, self.batch.slots.model.config.vocab)
+        except WebgemmaError as error:
+            self.error = error
+            return None, []
+        finally:
+            constraint.rollback(accepted)
+
+    def accept(self, token: int) -> None:
+        """Let the constraint know of a token."""
+        try:
+            if self.constraint is not None:
+                self.constraint.accept(token)
+        except WebgemmaError as error:
+            self.error = error
+
     def check(self) -> bool:
         """Return whether it goes on; what ended it otherwise is raised where it is read."""
         self.left |= self.turn is not None and self.turn.is_ended
@@ -112,13 +149,30 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class _Line:
+    """The rows of one generation in a step: its next token, and drafts of those that follow.
+
+    The drafts are given, or the device makes some, by a drafter of this name."""
+
+    generation: Generation
+    drafts: Sequence[int] = ()
+    drafter: str = ""
+    made: int = 0
+
+    @property
+    def length(self) -> int:
+        """How many rows these are."""
+        return 1 + len(self.drafts) + self.made
+
+
+@dataclass(frozen=True, slots=True)
 class _Step:
     """Tokens on their way to the host."""
 
     reading: Reading
-    rows: int  # of the plan
-    generations: list[Generation]  # of the rows
-    top_logprobs: list[int]
+    size: StepSize
+    lines: list[_Line]
+    top_logprobs: list[int]  # of the rows
 
 
 class Batch:
@@ -132,9 +186,12 @@ class Batch:
         self._began = 0  # generations, ever
         self._chunks: deque[Reading] = deque()  # that are under way
         self._steps: deque[_Step] = deque()
+        self._computed: list[_Line] = []  # whose logits are there, or under way
+        self.choose_drafts = choose_drafts  # who makes how many for a step
+        self._costs = StepCosts()
+        self._finished: tuple[StepSize | None, float] = (None, 0.0)  # the last step, and when
         self._reads_next = True  # the next step is a chunk, if there is one to read
         self._stepping: asyncio.Future[None] | None = None
-        self._lora = slots.model.lora
 
     # Joining and leaving
 
@@ -146,12 +203,24 @@ class Batch:
         settings: Settings,
         seed: int,
         soft: Sequence[SoftTokens],
+        constraint: Constraint | None = None,
     ) -> Generation:
         """Return a generation of what follows the marks, on the session's slot."""
+        drafters = self.slots.plans.drafters
+        if settings["speculate"] == MTP and MTP not in drafters:
+            raise InputError(
+                f"speculate is {MTP}, but {self.slots.model.name} was loaded without a drafter: "
+                "load it with draft=FILE, or use auto, lookup or off."
+            )
         self._began += 1
         session.used = self._began
         cached = len(session.tokens)
-        generation = Generation(self, session, marks, epoch, settings, seed, soft, cached)
+        speculation = Speculation(
+            settings["speculate"], settings["max_drafts"], unmarked(marks), drafters
+        )
+        generation = Generation(
+            self, session, marks, epoch, settings, seed, soft, constraint, speculation, cached
+        )
         self._configure(generation)
         self.generations.append(generation)
         return generation
@@ -160,16 +229,11 @@ class Batch:
         sampler, slot = self.slots.sampler, generation.session.index
         sampler.set(generation.settings, generation.seed, slot)
         sampler.set_history(unmarked(generation.marks), slot)
+        generation.session.write_scales()
 
     def is_busy(self, session: Conversation) -> bool:
         """Return whether a generation has the session's slot."""
         return any(each.session is session and each.check() for each in self.generations)
-
-    def follow_adapters(self) -> None:
-        """Record plans anew if the model's adapters have changed."""
-        if self._lora is not self.slots.model.lora:
-            self._lora = self.slots.model.lora
-            self.slots.plans.close()
 
     async def grow(self, count: int, sessions: Sequence[Conversation]) -> None:
         """Get slots for more conversations; these sessions keep what they have read."""
@@ -193,18 +257,26 @@ class Batch:
             self.slots.conversations.set_next(generation.session.index, written, token)
 
     async def settle(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until nothing is under way; logits that nothing was chosen from are dropped."""
         await self.wait_for_chunks(0)
-        while self._steps:
-            await self._finish_step()
+        await self._finish_steps()
+        for line in self._computed:
+            line.generation.pending -= 1
+            line.generation.written -= line.length
+        self._computed = []
 
     def close(self) -> None:
         """Free the slots."""
         for generation in self.generations:
             generation.leave()
         self.slots.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what is under way."""
         self._chunks.clear()
         self._steps.clear()
+        self._computed = []
 
     # Steps
 
@@ -231,8 +303,7 @@ class Batch:
             for generation in self.generations:
                 generation.error = generation.error or error
             self.generations.clear()
-            self._steps.clear()  # one that cannot be read must not end later generations, too
-            self._chunks.clear()
+            self._forget()  # what cannot be read must not end later generations, too
 
     async def _take_step(self) -> None:
         self.generations = [each for each in self.generations if each.check()]
@@ -243,13 +314,78 @@ class Batch:
             await self._read(reading)
             return
         self._reads_next = True
+        if self._computed or any(each.constraint for each in writing):
+            await self._take_constrained_step(writing)
+            return
         ahead = 0 if self.slots.model.table else STEPS_AHEAD  # the host uploads rows for tokens
         while len(self._steps) <= ahead:
-            rows = [each for each in writing if each.may_continue]
-            if not rows or not await self._submit(rows):
+            able = [each for each in writing if each.may_continue]
+            drafter, drafts = self._drafts_of(able)
+            lines = [_Line(each, drafter=drafter, made=drafts) for each in able]
+            if not lines or not await self._compute(lines, "decode"):
                 break
         if self._steps:
             await self._finish_step()
+
+    def _drafts_of(self, generations: list[Generation]) -> tuple[str, int]:
+        """Return who makes how many drafts for each of these conversations in the next step."""
+        if not generations or self.slots.model.table:  # whose rows the host uploads for tokens
+            return "", 0
+        left = min(self.slots.context - each.written - 2 for each in generations)
+        speculations = [each.speculation for each in generations]
+        drafter, drafts = self.choose_drafts(speculations, self._costs)
+        drafts = max(0, min(drafts, left))
+        return (drafter, drafts) if drafts else ("", 0)
+
+    async def _take_constrained_step(self, writing: list[Generation]) -> None:
+        """Choose among the logits that are there or under way, and submit the next ones.
+
+        What is chosen is read last: the device computes the next logits meanwhile."""
+        await self._finish_steps()  # the masks depend on these tokens
+        if not self._computed:
+            lines = [_Line(each) for each in writing if each.may_continue]
+            if not lines or not await self._compute(lines, "body"):
+                return
+        lines, self._computed = self._computed, []
+        following = await self._choose(lines)
+        if not self.slots.model.table:  # else the host has to know the tokens first
+            present = {line.generation for line in lines}
+            following += [_Line(each) for each in writing if each not in present]
+            able = [line for line in following if line.generation.may_continue]
+            if any(line.generation.constraint for line in able):
+                await self._compute(_fitting(able), "body")
+        await self._finish_steps()
+
+    async def _choose(self, lines: list[_Line]) -> list[_Line]:
+        """Submit choosing the tokens of rows whose logits are there; return the lines that follow.
+
+        Where tokens are forced, the drafts after the one that is chosen now are known."""
+        rows, masks, following = list[Row](), dict[int, bytes](), list[_Line]()
+        for line in lines:
+            generation, forced = line.generation, list[int]()
+            for ahead in range(line.length):
+                mask, forced = generation.choices(line.drafts[:ahead])
+                if mask is not None:
+                    masks[len(rows)] = mask
+                ended = not generation.check()  # its slot may have another conversation by now
+                rows.append(Row(generation.session.index, ahead, mask is not None, ended))
+            if generation.check():
+                following.append(_Line(generation, tuple(forced[1 : 1 + MAX_DRAFTS])))
+        settings = [line.generation.settings for line in lines]
+        key = PlanKey(
+            "choose",
+            plan_rows(len(rows)),
+            greedy=all(map(is_greedy, settings)),
+            top_logprobs=any(each["top_logprobs"] for each in settings),
+            masked=bool(masks),
+            drafts=GIVEN if any(line.drafts for line in lines) else "",
+        )
+        plan = await self.slots.plans.compiled(key)
+        for row, mask in masks.items():
+            self.slots.sampler.set_mask(row, mask)
+        self.slots.conversations.set_rows(rows)
+        self._submit_choice(plan, StepSize(key.rows), lines)
+        return following
 
     async def _read(self, generation: Generation) -> None:
         """Submit the next chunk of a prompt and, after the last one, sampling."""
@@ -273,41 +409,78 @@ class Batch:
         generation.written = length
         if length >= self.slots.context:
             return
-        top = generation.settings["top_logprobs"]
-        greedy = is_greedy(generation.settings)
-        key = PlanKey("sample", greedy=greedy, top_logprobs=top > 0)
+        mask, _ = generation.choices()
+        key = PlanKey(
+            "sample",
+            greedy=is_greedy(generation.settings),
+            top_logprobs=generation.settings["top_logprobs"] > 0,
+            masked=mask is not None,
+            adapted=generation.session.adapted,
+        )
         plan = await self.slots.plans.compiled(key)
         generation.session.check_current(generation.epoch)
-        self.slots.conversations.set_rows([slot])
+        if mask is not None:
+            self.slots.sampler.set_mask(0, mask)
+        self.slots.conversations.set_rows([Row(slot, masked=mask is not None)])
         self.slots.conversations.set_next(slot, length - 1)
-        self._submit_plan(plan, 1, [generation])
+        self._submit_choice(plan, StepSize(1), [_Line(generation)])
+        generation.pending += 1
 
-    async def _submit(self, generations: list[Generation]) -> bool:
-        """Submit one more token of these conversations; return whether that was possible."""
-        rows = plan_rows(len(generations))
-        greedy = all(is_greedy(each.settings) for each in generations)
-        report = any(each.settings["top_logprobs"] for each in generations)
-        key = PlanKey("decode", rows, greedy=greedy, top_logprobs=report)
+    async def _compute(self, lines: list[_Line], kind: Literal["decode", "body"]) -> bool:
+        """Submit the rows of these conversations; return whether that was possible.
+
+        `decode` samples the tokens that follow, `body` leaves the logits."""
+        settings = [line.generation.settings for line in lines]
+        whole, drafter, made = kind == "decode", lines[0].drafter, lines[0].made
+        given = any(line.drafts for line in lines)
+        rows = sum(line.length for line in lines)
+        key = PlanKey(
+            kind,
+            rows if made else plan_rows(rows),
+            greedy=whole and all(map(is_greedy, settings)),
+            top_logprobs=whole and any(each["top_logprobs"] for each in settings),
+            drafts=drafter or (GIVEN if given else ""),
+            line=1 + made,
+            adapted=any(line.generation.session.adapted for line in lines),
+        )
         plan = await self.slots.plans.compiled(key)
-        live = [each for each in generations if each.check()]
-        if live != generations:
+        live = [line for line in lines if line.generation.check()]
+        if live != lines:
             return False
         if self.slots.model.table:
-            await self.slots.model.table.upload([each.marks[-1] for each in generations])
-        self.slots.conversations.set_rows([each.session.index for each in generations])
-        self._submit_plan(plan, rows, generations)
-        for generation in generations:
-            generation.written += 1
-            generation.session.cache.advance(generation.written)
+            tokens = [(line.generation.marks[-1], *line.drafts) for line in lines]
+            await self.slots.model.table.upload([token for row in tokens for token in row])
+        table = list[Row]()
+        for line in lines:
+            slot = line.generation.session.index
+            table += [Row(slot, ahead) for ahead in range(line.length)]
+            if line.drafts:
+                self.slots.conversations.set_drafts(slot, line.drafts)
+        self.slots.conversations.set_rows(table)
+        if whole:
+            self._submit_choice(plan, StepSize(key.rows, drafter, made), lines)
+        else:
+            self.device.run(plan)
+            self._computed = lines
+        for line in lines:
+            line.generation.pending += 1
+            line.generation.written += line.length
+            line.generation.session.cache.advance(line.generation.written)
         return True
 
-    def _submit_plan(self, plan: Plan, rows: int, generations: list[Generation]) -> None:
-        top = [each.settings["top_logprobs"] for each in generations]
-        reading = self.device.run(plan, self.slots.sampler.result(rows, max(top)))
+    def _submit_choice(self, plan: Plan, size: StepSize, lines: list[_Line]) -> None:
+        """Submit a plan that chooses the tokens after these rows."""
+        top = [
+            line.generation.settings["top_logprobs"] for line in lines for _ in range(line.length)
+        ]
+        reading = self.device.run(plan, self.slots.sampler.result(size.rows, max(top)))
         assert reading is not None
-        self._steps.append(_Step(reading, rows, generations, top))
-        for generation in generations:
-            generation.pending += 1
+        self._steps.append(_Step(reading, size, lines, top))
+
+    async def _finish_steps(self) -> None:
+        """Wait for all steps that are under way."""
+        while self._steps:
+            await self._finish_step()
 
     async def _finish_step(self) -> None:
         """Wait for the oldest step, and hand its tokens out."""
@@ -316,11 +489,25 @@ class Batch:
         if not self._steps or self._steps[0] is not step:
             return  # the batch was closed meanwhile
         self._steps.popleft()
-        sampled = self.slots.sampler.parse(data, step.rows, step.top_logprobs)
-        for generation, token in zip(step.generations, sampled, strict=True):
-            generation.pending -= 1
-            if generation.check():
-                self._take(generation, token)
+        self._note_cost(step.size)
+        sampled = deque(self.slots.sampler.parse(data, step.size.rows, step.top_logprobs))
+        for line in step.lines:
+            tokens = [sampled.popleft() for _ in range(line.length)]
+            tokens = [each for each in tokens if each.token != NO_TOKEN]
+            line.generation.pending -= 1
+            line.generation.written -= line.length - len(tokens)  # the drafts that do not remain
+            if line.made:
+                line.generation.speculation.note(line.drafter, line.made, len(tokens) - 1)
+            for token in tokens:
+                if line.generation.check():
+                    self._take(line.generation, token)
+
+    def _note_cost(self, size: StepSize) -> None:
+        """Note how long a step took that followed one of the same size, while others waited."""
+        before, now = self._finished, perf_counter()
+        if before[0] == size and self._steps:
+            self._costs.note(size, now - before[1])
+        self._finished = size, now
 
     def _take(self, generation: Generation, sampled: SampledToken) -> None:
         session, marks = generation.session, generation.marks
@@ -331,6 +518,8 @@ class Batch:
         marks.append(sampled.token)
         known = min(generation.written, len(marks))
         session.tokens += marks[len(session.tokens) : known]
+        generation.accept(sampled.token)
+        generation.speculation.read(sampled.token)
         generation.unread.append(sampled)
 
     # Chunks
@@ -357,3 +546,16 @@ def not_finite(name: str, device: str) -> GgufError:
         f"{name} computes NaN or infinity on {device}: its weights are damaged, or the arithmetic "
         "of this GPU is broken; `webgemma check` with this model shows which."
     )
+
+
+def _fitting(lines: list[_Line]) -> list[_Line]:
+    """Return lines with so many drafts that all rows fit a step, and the context of each."""
+    room = MAX_SLOTS - len(lines)
+    fitting = []
+    for line in lines:
+        generation = line.generation
+        left = generation.batch.slots.context - generation.written - 2
+        drafts = line.drafts[: max(0, min(room, left))]
+        room -= len(drafts)
+        fitting.append(_Line(generation, drafts))
+    return fitting

@@ -1,22 +1,24 @@
 """The engine on the CPU: the numpy reference with one conversation's cache."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import takewhile
 from typing import TypeAlias
 
 import numpy as np
 
 from webgemma.denoising import Canvas, Denoising
+from webgemma.engine.constraints import Constraint, choices
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config, Layer
 from webgemma.gemma.encoder_config import AudioConfig, VisionConfig
-from webgemma.gemma.lora_weights import ScaledAdapter
+from webgemma.gemma.lora_weights import NO_CHOICE, Adapters, Choice, ScaledAdapter
 from webgemma.gguf.reader import Gguf
 from webgemma.images import RgbImage
 from webgemma.media.encoders import EncoderFiles, Encoders, MediaSpan
 from webgemma.progress import Progress
 from webgemma.reference.audio import AudioEncoder
 from webgemma.reference.diffusion import DiffusionModel, SeededDraws
+from webgemma.reference.embedding import EmbeddingModel
 from webgemma.reference.images import patches, resize, rgb_array
 from webgemma.reference.lora import AdaptedWeights, scaled_pairs
 from webgemma.reference.sampling import sample
@@ -94,6 +96,21 @@ class CancellableModel(TextModel):
         return super().layer_output(layer, x, ple, cache, ends)
 
 
+class CancellableEmbedding(EmbeddingModel):
+    """The same of an embedding model."""
+
+    def layer_output(
+        self, layer: Layer, x: Floats, ple: Floats | None, cache: Cache, ends: np.ndarray
+    ) -> Floats:
+        """Return a layer's output, unless the call was cancelled."""
+        checkpoint()
+        return super().layer_output(layer, x, ple, cache, ends)
+
+
+def _cancellable(config: Config, weights: Weights) -> TextModel:
+    return (CancellableEmbedding if config.embedding else CancellableModel)(config, weights)
+
+
 class CpuEngine:
     """The text model on the CPU. Its coroutines never suspend."""
 
@@ -102,46 +119,91 @@ class CpuEngine:
     def __init__(self, gguf: Gguf, config: Config, files: EncoderFiles | None = None) -> None:
         self.gguf = gguf
         self.closed = False
-        self.model: TextModel = CancellableModel(config, Weights(gguf))
-        self.diffusion = DiffusionModel(config, self.model.weights) if config.diffusion else None
+        self.adapters = Adapters()
+        self._weights = AdaptedWeights(gguf, [])
+        self.model = _cancellable(config, self._weights)
+        self.diffusion = DiffusionModel(config, self._weights) if config.diffusion else None
         self.cache = Cache(config)
         files = files or EncoderFiles(gguf.name, gguf, config.width)
         self.encoders = Encoders(files, _load_vision, _load_audio)
         self._cached: list[Mark] = []  # whose keys and values the cache holds
+        self._choice = NO_CHOICE  # the adapters by name that are applied now
 
     async def logits(self, ids: Sequence[int]) -> Floats:
         """Return the logits after each of the ids: [T, vocab]."""
         self._check_open()
+        self._choose(NO_CHOICE)
         return self.model.forward(ids)
 
+    async def embed(
+        self,
+        texts: Sequence[Sequence[int]],
+        batch: int | None,
+        progress: Progress,
+        choice: Choice = NO_CHOICE,
+        media: Sequence[Sequence[MediaSpan]] = (),
+    ) -> Floats:
+        """Return the vector of each text, not normalised: [texts, size]; one after another.
+
+        `media` are those of each text, if some have any."""
+        del batch
+        self._check_open()
+        self._choose(choice)
+        model = self.model
+        assert isinstance(model, EmbeddingModel)
+        vectors = np.empty((len(texts), model.embedding.size), np.float32)
+        for index, ids in enumerate(texts):
+            soft = [Soft(at, x.rows, x.is_image) for at, x in media[index]] if media else ()
+            vectors[index] = model.raw_vector(ids, soft)
+            progress(index + 1, len(texts))
+        return vectors
+
     async def generate(
-        self, ids: Sequence[int], settings: Settings, seed: int, media: Sequence[MediaSpan] = ()
+        self,
+        ids: Sequence[int],
+        settings: Settings,
+        seed: int,
+        media: Sequence[MediaSpan] = (),
+        constraint: Constraint | None = None,
+        choice: Choice = NO_CHOICE,
     ) -> AsyncGenerator[SampledToken, None]:
-        """Yield token after token with its log-probability, without end: the caller stops it."""
-        marks, model = _marked(ids, media), self.model
+        """Yield token after token with its log-probability, without end: the caller stops it.
+
+        The adapters of the choice are applied, beside those that always are."""
+        marks, adapters = _marked(ids, media), self.adapters
         while True:
-            self._check_unchanged(model)
+            self._check_unchanged(adapters)
+            self._choose(choice)
             logits = self._read(marks, media)
-            sampled = sample(logits, settings, _unmarked(marks), seed)
+            mask = None if constraint is None else choices(constraint, len(logits))[0]
+            sampled = sample(logits, settings, _unmarked(marks), seed, mask)
+            if constraint is not None:
+                constraint.accept(sampled.token)
             yield sampled
             marks.append(sampled.token)
 
     async def denoise(
-        self, ids: Sequence[int], denoising: Denoising, seed: int, media: Sequence[MediaSpan] = ()
+        self,
+        ids: Sequence[int],
+        denoising: Denoising,
+        seed: int,
+        media: Sequence[MediaSpan] = (),
+        choice: Choice = NO_CHOICE,
     ) -> AsyncGenerator[Canvas, None]:
         """Yield step after step, canvas after canvas, without end; DiffusionGemma only."""
         model, marks, number = self.diffusion, _marked(ids, media), 0
-        text = self.model
+        adapters = self.adapters
         assert model is not None
         draws = SeededDraws(seed, model.canvas, model.config.vocab)
         while True:
+            self._choose(choice)
             if self._cached[: len(marks)] != marks:
                 self._read(marks, media, head=False)
             self.cache.truncate(len(marks))
             self._cached = list(marks)
             for canvas in model.denoise(self.cache, denoising, draws, number):
                 yield canvas
-                self._check_unchanged(text)
+                self._check_unchanged(adapters)
             marks += canvas.best
             number += 1
 
@@ -163,11 +225,27 @@ class CpuEngine:
         logits: Floats = out[0]
         return logits
 
-    def set_adapters(self, adapters: Sequence[ScaledAdapter]) -> None:
-        """Apply these adapters from now on; what was read without them is read again."""
+    def set_adapters(
+        self,
+        always: Sequence[ScaledAdapter] | None = None,
+        named: Mapping[str, ScaledAdapter] | None = None,
+    ) -> None:
+        """Apply adapters from now on, or attach some that conversations may choose.
+
+        What was read without them is read again."""
         self._check_open()
-        weights = AdaptedWeights(self.gguf, scaled_pairs(adapters))
-        self.model, self._cached = CancellableModel(self.model.config, weights), []
+        self.adapters = self.adapters.changed(always, named)
+        self._apply(NO_CHOICE)
+
+    def _choose(self, choice: Choice) -> None:
+        """Apply the adapters of a conversation."""
+        if choice != self._choice:
+            self._apply(choice)
+
+    def _apply(self, choice: Choice) -> None:
+        scaled = self.adapters.scaled(choice)
+        self._weights.adapters = scaled_pairs([each for each in scaled if each[1]])
+        self._choice, self._cached = choice, []
         self.cache.truncate(0)
 
     def slot_states(self, streams: int) -> list[tuple[bool, int]]:
@@ -180,9 +258,9 @@ class CpuEngine:
         self.encoders.close()
         self.gguf.close()
 
-    def _check_unchanged(self, model: TextModel) -> None:
+    def _check_unchanged(self, adapters: Adapters) -> None:
         self._check_open()
-        if model is not self.model:
+        if adapters is not self.adapters:
             raise InputError("The adapters were changed meanwhile: start again.")
 
     def _check_open(self) -> None:

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 from webgemma.denoising import Canvas, Denoising, canvas_capacity, position_bits
 from webgemma.device import Plan
@@ -21,6 +22,7 @@ from webgemma.gemma.diffusion import (
     packed_denoising,
     parse_result,
 )
+from webgemma.gemma.lora_weights import NO_CHOICE, Choice
 from webgemma.gemma.soft_tokens import SoftTokens
 from webgemma.gemma.text import Inputs
 from webgemma.graph import Recorder
@@ -38,8 +40,9 @@ class CanvasPlans(Plans):
         if key.kind != "denoise":
             super().record(recorder, key)
             return
+        canvas = replace(self.canvas, lora=self.lora.applied) if key.adapted else self.canvas
         kv, precision = self.kv, self.precision
-        CanvasRecorder(self.model, recorder, self.canvas, self.state, kv, precision).step()
+        CanvasRecorder(self.model, recorder, canvas, self.state, kv, precision).step()
 
 
 class CanvasSlots(Slots):
@@ -52,7 +55,8 @@ class CanvasSlots(Slots):
         config, tensor = self.model.config, self.memory.tensor
         canvas, suppressed = canvas_length(config), config.suppressed
         hidden = tensor(self.chunk, config.width, label="session")
-        plans = CanvasPlans(self.model, self.kv, self.precision, chunk, rows, hidden, self.sampler)
+        kv, precision, lora = self.kv, self.precision, self.lora
+        plans = CanvasPlans(self.model, kv, precision, chunk, rows, hidden, self.sampler, lora)
         batch, ids = (tensor(n, label="canvas") for n in (4, canvas))
         plans.canvas = Inputs(batch, ids, self.cache.layers)
         denoising = host_struct("lib/denoising/schedule", "Denoising")
@@ -101,17 +105,19 @@ class DiffusionSession(Session):
         denoising: Denoising,
         seed: int,
         soft: Sequence[SoftTokens] = (),
+        choice: Choice = NO_CHOICE,
     ) -> AsyncGenerator[Canvas, None]:
         """Yield step after step, canvas after canvas, while the context has space for a whole one.
 
         A canvas's tokens are the `best` of its last step. The caller may stop at any step."""
         canvas_capacity(len(ids), self.canvas, self.context)
-        marks, epoch = await self.start(ids, soft)
+        marks, epoch = await self.start(ids, soft, choice)
         number = 0
         while len(marks) + self.canvas <= self.context:
             for rows, count in self.chunks(marks, soft=soft):
                 await self.read_chunk(rows, marks, count, epoch, soft)
-            plan = await self.compiled(PlanKey("denoise", self.canvas), epoch)
+            key = PlanKey("denoise", self.canvas, adapted=self.adapted)
+            plan = await self.compiled(key, epoch)
             self._reset_canvas(seed, number)
             for step in range(1, denoising.steps + 1):
                 packed = packed_denoising(denoising, seed, number, step)
@@ -124,9 +130,11 @@ class DiffusionSession(Session):
             marks += canvas.best
             number += 1
 
-    def reusable(self, marks: list[int], soft: Sequence[SoftTokens]) -> int:
+    def reusable(
+        self, marks: list[int], soft: Sequence[SoftTokens], choice: Choice = NO_CHOICE
+    ) -> int:
         """Return how many tokens need not be read again; none is needed for its logits."""
-        return super().reusable([*marks, NO_TOKEN], soft)
+        return super().reusable([*marks, NO_TOKEN], soft, choice)
 
     async def _step(self, plan: Plan, number: int, step: int, epoch: int) -> Canvas:
         """Return what a step leaves; GgufError if its logits were not finite."""

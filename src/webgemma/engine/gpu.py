@@ -1,12 +1,13 @@
 """The engine on the GPU: opened within a memory budget, several sessions, shared weights."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
 from webgemma.denoising import Canvas, Denoising
 from webgemma.device import Device
 from webgemma.device.forks import check_process
+from webgemma.engine.constraints import Constraint
 from webgemma.engine.diffusion_session import DiffusionSession
 from webgemma.engine.interface import EngineOptions, Started
 from webgemma.engine.memory_budget import MemoryBudget, free_host_nbytes, gigabytes
@@ -15,11 +16,12 @@ from webgemma.engine.selftest import check_matrix_units, selftest
 from webgemma.engine.session import Session
 from webgemma.errors import DeviceError, DeviceLostError, DeviceMemoryError, InputError
 from webgemma.gemma.config import Config
-from webgemma.gemma.lora_weights import ScaledAdapter
+from webgemma.gemma.drafter_config import drafter_config
+from webgemma.gemma.lora_weights import NO_CHOICE, Adapters, Choice, ScaledAdapter
 from webgemma.gemma.soft_tokens import SoftTokens, marked
-from webgemma.gemma.weights import Model, TableLocation
+from webgemma.gemma.weights import DrafterModel, Model, TableLocation
 from webgemma.gguf.reader import Gguf
-from webgemma.media.encoders import Encoders, MediaSpan, gpu_encoders
+from webgemma.media.encoders import Encoders, MediaSpan, gpu_encoders, gpu_soft_tokens
 from webgemma.sampler import SampledToken
 from webgemma.settings import Settings
 from webgemma.sync import IN_BROWSER, Deferred, ForDriver, Worker, checkpoint
@@ -30,6 +32,8 @@ BUSY = (
     "Every slot of this model has a conversation that is being written, and there is no memory for "
     "another: finish one first, or load the model with a shorter context."
 )
+
+OpenedDrafter = tuple[Gguf, Config]
 
 
 class GpuEngine:
@@ -75,25 +79,33 @@ class GpuEngine:
         return await self._session.logits(ids)
 
     async def generate(
-        self, ids: Sequence[int], settings: Settings, seed: int, media: Sequence[MediaSpan] = ()
+        self,
+        ids: Sequence[int],
+        settings: Settings,
+        seed: int,
+        media: Sequence[MediaSpan] = (),
+        constraint: Constraint | None = None,
+        choice: Choice = NO_CHOICE,
     ) -> AsyncGenerator[SampledToken | ForDriver, None]:
-        """Yield token after token with its log-probability.
+        """Yield token after token with its log-probability; the tokens keep to the constraint.
 
         The conversation gets an idle slot, and begins with the longest prefix that any slot holds.
         It is computed together with all others."""
         soft = self._soft_tokens(media)
-        while (session := await self._take_session(ids, soft)) is None:
+        while (session := await self._take_session(ids, soft, choice)) is None:
             yield Deferred()
-        generation = await session.begin(ids, settings, seed, soft)
+        generation = await session.begin(ids, settings, seed, soft, constraint, choice)
         self._session = session
         try:
-            yield Started(generation.cached)
+            yield Started(generation.cached, generation.speculation.counts)
             while (sampled := await generation.next()) is not None:
                 yield sampled
         finally:
             generation.leave()
 
-    async def _take_session(self, ids: Sequence[int], soft: Sequence[SoftTokens]) -> Session | None:
+    async def _take_session(
+        self, ids: Sequence[int], soft: Sequence[SoftTokens], choice: Choice
+    ) -> Session | None:
         """Return an idle session that begins as the prompt does, as far as any session does.
 
         None if all are busy, which happens where there was no memory for more of them."""
@@ -106,8 +118,8 @@ class GpuEngine:
                 raise InputError(BUSY)
             return None
         marks = marked(ids, soft)
-        best = max(self._sessions, key=lambda each: each.reusable(marks, soft))
-        length = best.reusable(marks, soft)
+        best = max(self._sessions, key=lambda each: each.reusable(marks, soft, choice))
+        length = best.reusable(marks, soft, choice)
         if best in idle and (length == len(best.tokens) or len(idle) == 1):
             return best
         # The conversation of the session that was used longest ago is dropped.
@@ -158,26 +170,33 @@ class GpuEngine:
         return states + [(False, 0)] * (self.slots - len(states))
 
     def denoise(
-        self, ids: Sequence[int], denoising: Denoising, seed: int, media: Sequence[MediaSpan] = ()
+        self,
+        ids: Sequence[int],
+        denoising: Denoising,
+        seed: int,
+        media: Sequence[MediaSpan] = (),
+        choice: Choice = NO_CHOICE,
     ) -> AsyncGenerator[Canvas, None]:
         """Yield step after step, canvas after canvas; DiffusionGemma only."""
         assert isinstance(self._session, DiffusionSession)
-        return self._session.denoise(ids, denoising, seed, self._soft_tokens(media))
+        return self._session.denoise(ids, denoising, seed, self._soft_tokens(media), choice)
 
     def _soft_tokens(self, spans: Sequence[MediaSpan]) -> list[SoftTokens]:
         bidirectional = self._session.model.config.bidirectional_images
-        soft: list[SoftTokens] = []
-        for first, media in spans:
-            for number, segment in enumerate(media.rows):  # long audio has several
-                digest = media.digest + number
-                image = bidirectional and media.is_image
-                soft.append(SoftTokens(first, segment.tokens, digest, image))
-                first = soft[-1].end
-        return soft
+        return gpu_soft_tokens(spans, bidirectional=bidirectional)
 
-    def set_adapters(self, adapters: Sequence[ScaledAdapter]) -> None:
-        """Apply these adapters from now on, also in forks."""
-        self._session.model.set_adapters(adapters)
+    @property
+    def adapters(self) -> Adapters:
+        """The adapters, also those of forks."""
+        return self.model.lora.adapters
+
+    def set_adapters(
+        self,
+        always: Sequence[ScaledAdapter] | None = None,
+        named: Mapping[str, ScaledAdapter] | None = None,
+    ) -> None:
+        """Apply adapters from now on, or attach some that conversations may choose."""
+        self.model.set_adapters(always, named)
 
     def fork(self) -> "GpuEngine":
         """Return an engine on the same model whose session continues from here."""
@@ -211,26 +230,37 @@ async def open_gpu_engine(
     gguf: Gguf, config: Config, device: Device, context: int, options: EngineOptions
 ) -> GpuEngine:
     """Load a model on a device, which is closed if that fails."""
-    loaded = 0
+    loaded, total = 0, gguf.nbytes
 
     def advance(nbytes: int) -> None:
         nonlocal loaded
         checkpoint()
         loaded += nbytes
         if options.progress is not None:
-            options.progress(loaded, gguf.nbytes)
+            options.progress(loaded, total)
 
+    draft = None
     try:
         await selftest(device)
         await check_matrix_units(device)
+        drafter = None
+        if options.draft is not None:
+            draft = await options.draft()
+            drafter = draft, drafter_config(draft, config)
+            total += draft.nbytes
+        slots = options.slots or 1
         budget = MemoryBudget.of(
-            gguf, config, context, options.kv, options.memory_gb, options.slots or 1
+            gguf, config, context, options.kv, options.memory_gb, slots, drafter
         )
-        session = await allocate(gguf, config, device, budget, options)
+        session = await allocate(gguf, config, device, budget, options, drafter)
         await session.model.derive(gguf)
+        if draft and session.model.drafter:
+            await session.model.drafter.derive(draft)
         if IN_BROWSER:
             session.prepare()
         await session.model.load_all(gguf, advance)
+        if draft and session.model.drafter:
+            await session.model.drafter.load_all(draft, advance)
         files = options.encoder_files(gguf, config)
         encoders = gpu_encoders(files, device, options.memory_gb, session.precision)
         slots = options.slots or possible_slots(session, budget)
@@ -238,6 +268,9 @@ async def open_gpu_engine(
     except BaseException:
         device.close()
         raise
+    finally:
+        if draft is not None:
+            draft.close()
 
 
 def possible_slots(session: Session, budget: MemoryBudget) -> int:
@@ -250,7 +283,12 @@ def possible_slots(session: Session, budget: MemoryBudget) -> int:
 
 
 async def allocate(
-    gguf: Gguf, config: Config, device: Device, budget: MemoryBudget, options: EngineOptions
+    gguf: Gguf,
+    config: Config,
+    device: Device,
+    budget: MemoryBudget,
+    options: EngineOptions,
+    drafter: OpenedDrafter | None = None,
 ) -> Session:
     """Allocate weights and cache before the first byte is loaded; DeviceMemoryError if too much.
 
@@ -270,7 +308,9 @@ async def allocate(
         locations.append("host")
     for location in locations:
         try:
-            return await _allocate_with_table(gguf, config, device, budget, options, location)
+            return await _allocate_with_table(
+                gguf, config, device, budget, options, location, drafter
+            )
         except DeviceMemoryError as error:
             failed = error
     available = f"{device.name} could allocate only {gigabytes(failed.held_nbytes)}"
@@ -284,10 +324,13 @@ async def _allocate_with_table(
     budget: MemoryBudget,
     options: EngineOptions,
     table: TableLocation,
+    drafter: OpenedDrafter | None,
 ) -> Session:
     with ExitStack() as allocated:
         model = Model.allocate_all(gguf, config, device, table=table)
         allocated.callback(model.close)
+        if drafter is not None:
+            model.drafter = DrafterModel.allocate_all(*drafter, device)
         kind = DiffusionSession if config.diffusion else Session
         session = kind(
             model,

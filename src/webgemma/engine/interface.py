@@ -1,15 +1,17 @@
 """What every engine offers, and what a user may choose when loading one."""
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 from webgemma.denoising import Canvas, Denoising
+from webgemma.engine.constraints import Constraint
+from webgemma.engine.speculation import DraftCounts
 from webgemma.errors import InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.gpu_sampler import MAX_SLOTS
 from webgemma.gemma.kv_cache import ELEMENT_NBYTES
-from webgemma.gemma.lora_weights import ScaledAdapter
+from webgemma.gemma.lora_weights import NO_CHOICE, Adapters, Choice, ScaledAdapter
 from webgemma.gemma.record.precision import check_precision
 from webgemma.gguf.reader import Gguf
 from webgemma.media.encoders import EncoderFile, EncoderFiles, Encoders, MediaSpan
@@ -27,8 +29,9 @@ PrecisionName = Literal["auto", "exact", "int16", "int8", "f16"]
 class Started(Detached):
     """What a generation yields before its tokens, if it is computed together with others."""
 
-    def __init__(self, cached: int) -> None:
+    def __init__(self, cached: int, drafts: DraftCounts) -> None:
         self.cached = cached  # tokens of the prompt that need not be read again
+        self.drafts = drafts  # those checked so far, as the generation goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +50,52 @@ class Engine(Protocol):
     name: str
     encoders: Encoders
 
+    @property
+    def adapters(self) -> Adapters: ...
+
     async def logits(self, ids: Sequence[int]) -> Any: ...
 
     def generate(
-        self, ids: Sequence[int], settings: Settings, seed: int, media: Sequence[MediaSpan] = ()
+        self,
+        ids: Sequence[int],
+        settings: Settings,
+        seed: int,
+        media: Sequence[MediaSpan] = (),
+        constraint: Constraint | None = None,
+        choice: Choice = NO_CHOICE,
     ) -> "AsyncGenerator[SampledToken | ForDriver, None]": ...
 
     def denoise(
-        self, ids: Sequence[int], denoising: Denoising, seed: int, media: Sequence[MediaSpan] = ()
+        self,
+        ids: Sequence[int],
+        denoising: Denoising,
+        seed: int,
+        media: Sequence[MediaSpan] = (),
+        choice: Choice = NO_CHOICE,
     ) -> AsyncGenerator[Canvas, None]: ...
 
-    def set_adapters(self, adapters: Sequence[ScaledAdapter]) -> None: ...
+    def set_adapters(
+        self,
+        always: Sequence[ScaledAdapter] | None = None,
+        named: Mapping[str, ScaledAdapter] | None = None,
+    ) -> None: ...
 
     def slot_states(self, streams: int) -> list[tuple[bool, int]]: ...
 
     def close(self) -> None: ...
+
+
+class Embedder(Protocol):
+    """What the engine of an embedding model offers more."""
+
+    async def embed(
+        self,
+        texts: Sequence[Sequence[int]],
+        batch: int | None,
+        progress: Progress,
+        choice: Choice = NO_CHOICE,
+        media: Sequence[Sequence[MediaSpan]] = (),
+    ) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +111,7 @@ class EngineOptions:
     progress: Progress | None = None
     label: str = ""  # the model's name, where it is not that of its file
     projectors: Callable[[], Sequence[EncoderFile]] = tuple
+    draft: Callable[[], Awaitable[Gguf]] | None = None  # opens the file of its drafter
 
     def encoder_files(self, gguf: Gguf, config: Config) -> EncoderFiles:
         """Return where a model's encoders may be."""

@@ -31,10 +31,13 @@ class MemoryBudget:
         kv: str,
         memory_gb: float | None = None,
         slots: int = 1,
+        drafter: tuple[Gguf, Config] | None = None,
     ) -> "MemoryBudget":
         """Return the budget of a model with a context for each of some conversations."""
         table, weights = weights_nbytes(gguf, config)
-        slots = 1 if config.diffusion else slots
+        if drafter:
+            weights += sum(weights_nbytes(*drafter))
+        slots = 1 if config.diffusion or config.embedding else slots
         # Several slots are allocated for the largest image; one slot only if there is an image.
         chunk = {"chunk": LARGEST_CHUNK} if slots > 1 and config.bidirectional_images else {}
         cache = config.kv_nbytes(context, element_nbytes=ELEMENT_NBYTES[kv], **chunk)

@@ -1,6 +1,7 @@
 """Opening an engine: the GPU where there is one, else the reference on the CPU."""
 
 from webgemma.device import aopen_device
+from webgemma.engine.embedding import open_embedding_engine
 from webgemma.engine.gpu import open_gpu_engine
 from webgemma.engine.interface import Engine, EngineOptions
 from webgemma.errors import DeviceError
@@ -24,6 +25,8 @@ async def open_engine(gguf: Gguf, config: Config, context: int, options: EngineO
             if required:
                 raise
         else:
+            if config.embedding:
+                return await open_embedding_engine(gguf, config, device, context, options)
             return await open_gpu_engine(gguf, config, device, context, options)
     from webgemma.engine.cpu import CpuEngine  # numpy: natively only
 

@@ -6,7 +6,7 @@ import os
 import secrets
 import struct
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -32,6 +32,7 @@ class SavedSession:
     context: int
     lost: int  # positions before this one have left the rings of sliding layers
     tokens: list[int]
+    adapters: dict[str, float] = field(default_factory=dict)  # that were chosen by their names
 
 
 SavedPath = str | os.PathLike[str] | BinaryIO  # a path, or an open file
@@ -59,7 +60,8 @@ async def write_saved(path: SavedPath, saved: SavedSession, chunks: AsyncIterato
 
 
 async def _write(file: BinaryIO, saved: SavedSession, chunks: AsyncIterator[bytes]) -> None:
-    header = json.dumps(asdict(saved), separators=(",", ":")).encode()
+    fields = {name: value for name, value in asdict(saved).items() if name != "adapters" or value}
+    header = json.dumps(fields, separators=(",", ":")).encode()
     start = _START.pack(MAGIC, VERSION, len(header)) + header
     digest = hashlib.sha256(start)
     file.write(start)
@@ -162,7 +164,8 @@ class SavedFile:
 def check_saved(file: SavedFile, model: Model) -> None:
     """Raise InputError for a file of another model, and for numbers that are not possible."""
     saved, config = file.saved, model.config
-    if (saved.fingerprint, saved.shapes) != (model.fingerprint, cache_shapes(config)):
+    fingerprint = model.fingerprint_with(saved.adapters)
+    if (saved.fingerprint, saved.shapes) != (fingerprint, cache_shapes(config)):
         raise InputError(f"{file.name} belongs to another model than {config.name}: load its own.")
     length = len(saved.tokens)
     if not (
@@ -180,5 +183,7 @@ def _check(saved: SavedSession) -> None:
     numbers = [saved.context, saved.lost, *saved.tokens, *(n for row in saved.shapes for n in row)]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("not a string")
+    if not all(isinstance(factor, int | float) for factor in dict(saved.adapters).values()):
+        raise TypeError("not a number")
     if not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise TypeError("not a whole number")

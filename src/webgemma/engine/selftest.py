@@ -186,7 +186,7 @@ class _Prober:
     def matrix_product(self, units: MatrixUnits) -> list[_Probe]:
         """Record x Wᵀ of a few tokens and rows, in the largest tile that fits."""
         limits = self.recorder.device.limits
-        tilings = [MatrixTiling.sized(units, *size[:4]) for size in MATRIX_TILES]
+        tilings = [MatrixTiling.sized(units, tile) for tile in MATRIX_TILES]
         tiling = next((t for t in tilings if t.fits(limits)), None)
         if tiling is None:
             return []

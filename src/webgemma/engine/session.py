@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 
 from webgemma.device import Buffer, Device, Plan, Reading
 from webgemma.engine.batching import Batch, Generation
+from webgemma.engine.constraints import Constraint
 from webgemma.engine.plans import PlanKey, Plans
 from webgemma.engine.saved_session import (
     SavedFile,
@@ -20,6 +21,7 @@ from webgemma.engine.slots import CHUNK, LARGEST_CHUNK, Slots
 from webgemma.errors import InputError
 from webgemma.gemma.gpu_sampler import GpuSampler
 from webgemma.gemma.kv_cache import CacheSlot, cache_shapes
+from webgemma.gemma.lora_weights import NO_CHOICE, Choice
 from webgemma.gemma.soft_tokens import (
     SoftTokens,
     check_soft_tokens,
@@ -79,6 +81,8 @@ class Session:
         self._owns = owns
         self._epoch = 0  # counts what changes the cache
         self._lora = self.model.lora  # with which plans and cache were made
+        self.choice: Choice = NO_CHOICE  # the adapters by name that its tokens were read with
+        self.adapted = False  # whether any are applied
         self._check_open()
 
     @property
@@ -138,34 +142,49 @@ class Session:
         check_soft_tokens(soft, len(ids), self.model.config.width, at_once)
         marks = marked(ids, soft)
         epoch = await self._begin(marks)
+        self._choose(NO_CHOICE)
         self.truncate(0)
         chunks = []
         for rows, count in self.chunks(marks, at_once, soft):
             await self.read_chunk(rows, marks, count, epoch, soft)
-            self.device.run(await self.compiled(PlanKey("logits", rows), epoch))
-            reading = self.device.read(self.plans.logits[rows].buffer, 0, count * row_nbytes)
+            key = PlanKey("logits", rows, adapted=self.adapted)
+            self.device.run(await self.compiled(key, epoch))
+            reading = self.device.read(self.plans.logits[key].buffer, 0, count * row_nbytes)
             chunks.append(self._suppress(await reading.bytes()))
             self.check_current(epoch)
         return b"".join(chunks)
 
     async def begin(
-        self, ids: Sequence[int], settings: Settings, seed: int, soft: Sequence[SoftTokens] = ()
+        self,
+        ids: Sequence[int],
+        settings: Settings,
+        seed: int,
+        soft: Sequence[SoftTokens] = (),
+        constraint: Constraint | None = None,
+        choice: Choice = NO_CHOICE,
     ) -> Generation:
         """Return a generation of the tokens after the ids, which has joined the batch.
 
         What the cache holds of the ids is not read again. `soft` tokens are read instead of the ids
-        at their positions."""
+        at their positions. The tokens keep to the constraint, which is used up. The adapters of the
+        choice are applied, beside those that always are."""
         self.sampler.check(settings)
-        marks, epoch = await self.start(ids, soft)
-        return self.batch.join(self, marks, epoch, settings, seed, soft)
+        marks, epoch = await self.start(ids, soft, choice)
+        return self.batch.join(self, marks, epoch, settings, seed, soft, constraint)
 
     async def generate(
-        self, ids: Sequence[int], settings: Settings, seed: int, soft: Sequence[SoftTokens] = ()
+        self,
+        ids: Sequence[int],
+        settings: Settings,
+        seed: int,
+        soft: Sequence[SoftTokens] = (),
+        constraint: Constraint | None = None,
+        choice: Choice = NO_CHOICE,
     ) -> AsyncGenerator[SampledToken, None]:
         """Yield token after token with its log-probability, until the context is full.
 
         The caller may stop at any token; the few steps that are under way by then are dropped."""
-        generation = await self.begin(ids, settings, seed, soft)
+        generation = await self.begin(ids, settings, seed, soft, constraint, choice)
         try:
             while (sampled := await generation.next()) is not None:
                 yield sampled
@@ -190,14 +209,15 @@ class Session:
         if other.slots.chunk != self.slots.chunk:
             other._enlarge_chunk()
         other.cache.copy_from(self.cache, len(self.tokens))
-        other.tokens = list(self.tokens)
+        other.tokens, other.choice = list(self.tokens), self.choice
         return other
 
     def copy_prefix(self, other: "Session", length: int) -> None:
         """Begin with the first tokens of another session on the same slots."""
         self._epoch += 1
+        self._follow_adapters()
         self.cache.copy_from(other.cache, length)
-        self.tokens = other.tokens[:length]
+        self.tokens, self.choice = other.tokens[:length], other.choice
 
     # Files
 
@@ -206,12 +226,13 @@ class Session:
         self._check_open()
         self._follow_adapters()
         saved = SavedSession(
-            fingerprint=self.model.fingerprint,
+            fingerprint=self.model.fingerprint_with(self.choice),
             shapes=cache_shapes(self.model.config),
             kv=self.kv,
             context=self.context,
             lost=self.cache.lost,
             tokens=list(self.tokens),
+            adapters=dict(self.choice),
         )
         await write_saved(path, saved, self._cache_bytes(saved, self._epoch))
 
@@ -269,19 +290,38 @@ class Session:
         except BaseException:
             self.cache.lost = 0
             raise
-        self.tokens = list(saved.tokens)
+        self.tokens, self.choice = list(saved.tokens), saved.adapters
 
     # Epochs: what changes the cache ends what is under way
 
-    async def start(self, ids: Sequence[int], soft: Sequence[SoftTokens]) -> tuple[list[int], int]:
+    async def start(
+        self, ids: Sequence[int], soft: Sequence[SoftTokens], choice: Choice = NO_CHOICE
+    ) -> tuple[list[int], int]:
         """Return the marks of a prompt and an epoch; drop what of the cache does not agree."""
         check_soft_tokens(soft, len(ids), self.model.config.width, LARGEST_CHUNK)
         marks = marked(ids, soft)
         epoch = await self._begin(marks)
         if any(each.bidirectional and each.rows.shape[0] > self.slots.chunk for each in soft):
             self._enlarge_chunk()
-        self.truncate(self.reusable(marks, soft))
+        self._choose(choice)
+        self.truncate(self.reusable(marks, soft, self.choice))
         return marks, epoch
+
+    def _choose(self, choice: Choice) -> None:
+        """Apply these adapters to the conversation; what was read without them is dropped."""
+        self.adapted = self.model.lora.applies(choice)
+        if not self._agrees(choice):
+            self.truncate(0)
+        self.choice = choice
+        self.write_scales()
+
+    def write_scales(self) -> None:
+        """Write the scales of the conversation's adapters to its slot."""
+        self.slots.lora.set(self.index, self.choice)
+
+    def _agrees(self, choice: Choice) -> bool:
+        """Return whether the cache was read with these adapters."""
+        return self._lora is self.model.lora and self.choice == choice
 
     async def _begin(self, marks: list[int]) -> int:
         """Return an epoch; InputError if the prompt is empty or longer than the context."""
@@ -307,7 +347,7 @@ class Session:
         if self._lora is not self.model.lora:
             self._lora = self.model.lora
             self.truncate(0)
-            self.batch.follow_adapters()
+            self.slots.follow_adapters()
 
     def _check_open(self) -> None:
         if self.closed or self.slots.closed:
@@ -330,8 +370,12 @@ class Session:
         pairs = zip(self.tokens, marks, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-    def reusable(self, marks: list[int], soft: Sequence[SoftTokens]) -> int:
+    def reusable(
+        self, marks: list[int], soft: Sequence[SoftTokens], choice: Choice = NO_CHOICE
+    ) -> int:
         """Return how many tokens need not be read again; the last one is, for its logits."""
+        if not self._agrees(choice):
+            return 0
         count = min(self._agreed(marks), len(marks) - 1)
         for each in soft:
             if each.bidirectional and each.first < count < each.end:
@@ -387,7 +431,8 @@ class Session:
         has_soft = any(each.first < end and at < each.end for each in soft)
         if has_soft:
             self.slots.allocate_soft_tokens()
-        plan = await self.compiled(PlanKey("read", rows, soft=has_soft), epoch)
+        key = PlanKey("read", rows, soft=has_soft, adapted=self.adapted)
+        plan = await self.compiled(key, epoch)
         if self.model.table:
             await self.model.table.upload(unmarked(marks[at:end]))
             self.check_current(epoch)

@@ -8,8 +8,10 @@ from dataclasses import replace
 from webgemma.device import Device
 from webgemma.engine.plans import Plans
 from webgemma.errors import InputError
+from webgemma.gemma.drafting import Drafting
 from webgemma.gemma.gpu_sampler import MAX_SLOTS, Conversations, GpuSampler
 from webgemma.gemma.kv_cache import ELEMENT_NBYTES, KvCache
+from webgemma.gemma.lora_weights import LoraScales
 from webgemma.gemma.record.precision import choose_precision
 from webgemma.gemma.text import Inputs
 from webgemma.gemma.weights import Model
@@ -57,7 +59,10 @@ class Slots:
     def make_plans(self, chunk: Inputs, rows: Inputs) -> Plans:
         """Return the plans over these inputs: a chunk of one conversation, rows of several."""
         hidden = self.memory.tensor(self.chunk, self.model.config.width, label="session")
-        return Plans(self.model, self.kv, self.precision, chunk, rows, hidden, self.sampler)
+        kv, precision, lora = self.kv, self.precision, self.lora
+        return Plans(
+            self.model, kv, precision, chunk, rows, hidden, self.sampler, lora, self.drafting
+        )
 
     def enlarge_chunk(self) -> None:
         """Reallocate for images that are read whole; everything that was read is dropped."""
@@ -75,6 +80,8 @@ class Slots:
             self.__dict__.update(before.__dict__)
             raise
         adopt(before.cache)
+        if self.drafting and before.drafting:
+            self.drafting.copy_states(before.drafting)
         before._owned.close()
 
     def allocate_soft_tokens(self) -> None:
@@ -83,6 +90,12 @@ class Slots:
         if inputs.soft is None:
             soft = self.memory.tensor(self.chunk, self.model.config.width, label="soft tokens")
             self.plans.chunk = replace(inputs, soft=soft)
+
+    def follow_adapters(self) -> None:
+        """Record plans anew if the model's adapters have changed."""
+        if self.lora.lora is not self.model.lora:
+            self.plans.close()
+            self.lora.follow(self.model.lora)
 
     def close(self) -> None:
         """Free the memory."""
@@ -114,6 +127,20 @@ class Slots:
             )
             owned.callback(self.sampler.close)
             layers = self.cache.layers
+            self.drafting: Drafting | None = None
+            if self.model.drafter:
+                self.drafting = Drafting(
+                    self.model,
+                    self.model.drafter,
+                    self.conversations.tensor,
+                    layers,
+                    kv=self.kv,
+                    precision=self.precision,
+                    slots=count,
+                )
+                owned.callback(self.drafting.close)
+            self.lora = LoraScales(self.model.lora, count)
+            owned.callback(self.lora.close)
             rows = Inputs(self.conversations.tensor, None, layers)
             self.plans = self.make_plans(Inputs(batch, ids, layers), rows)
             owned.callback(self.plans.close)

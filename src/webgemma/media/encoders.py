@@ -14,8 +14,10 @@ from webgemma.gemma.encoder_config import (
     EncoderConfigs,
     VisionConfig,
     encoder_nbytes,
+    is_of_gemma3,
 )
 from webgemma.gemma.record.staged_plan import EncoderWeights
+from webgemma.gemma.soft_tokens import SoftTokens
 from webgemma.gguf.reader import Gguf
 from webgemma.images import RgbImage, check_budget, check_sides, soft_tokens, target_size
 from webgemma.progress import Progress, ignore_progress
@@ -95,10 +97,20 @@ class EncoderFiles:
         self, kind: Literal["vision", "audio"]
     ) -> tuple[Gguf, VisionConfig | AudioConfig]:
         """Return the file with an encoder, and the encoder's configuration."""
+        medium = "images" if kind == "vision" else "audio"
+        if is_of_gemma3(self.gguf):
+            raise MissingEncoderError(
+                f"{self.name} cannot read {medium}: webgemma runs only the text model of Gemma 3"
+            )
         files = self.projectors()
         for file in files:
             gguf = await file.aopen()
             try:
+                if is_of_gemma3(gguf):
+                    raise GgufError(
+                        f"{gguf.name} is the vision encoder of a Gemma 3, and webgemma runs only "
+                        "the text model of that: use the mmproj of this model."
+                    )
                 config: VisionConfig | AudioConfig | None = getattr(
                     EncoderConfigs.from_gguf(gguf), kind
                 )
@@ -108,7 +120,6 @@ class EncoderFiles:
                 gguf.close()
                 raise
             gguf.close()
-        medium = "images" if kind == "vision" else "audio"
         refusal = f"{self.name} cannot read {medium}: there is no {kind} encoder in"
         if files:
             raise MissingEncoderError(f"{refusal} {', '.join(file.label for file in files)}")
@@ -322,6 +333,23 @@ def gpu_encoders(
         return GpuAudioEncoder(weights)
 
     return Encoders(files, load_vision, load_audio)
+
+
+def gpu_soft_tokens(
+    spans: Sequence[MediaSpan], *, bidirectional: bool = False, offset: int = 0
+) -> list[SoftTokens]:
+    """Return the rows of media on a device, at their positions and so many more.
+
+    With `bidirectional`, each of an image's attends to all of them."""
+    soft: list[SoftTokens] = []
+    for first, media in spans:
+        at = offset + first
+        for number, segment in enumerate(media.rows):  # long audio has several
+            digest = media.digest + number
+            image = bidirectional and media.is_image
+            soft.append(SoftTokens(at, segment.tokens, digest, image))
+            at = soft[-1].end
+    return soft
 
 
 class _GpuEncoder:

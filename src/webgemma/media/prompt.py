@@ -22,8 +22,10 @@ from webgemma.text.markup import (
     IMAGE,
     IMAGE_CLOSE,
     IMAGE_OPEN,
+    START_OF_TURN,
     TURN_OPEN,
     VIDEO,
+    Lead,
     Markup,
     Media,
     Part,
@@ -85,6 +87,10 @@ class Turn:
     ids: list[int] = field(default_factory=list)
     media: list[tuple[int, MediaItem]] = field(default_factory=list)  # with the first one's place
     cut: bool = False  # whether ids are missing, because it has more than the context anyway
+    lead: list[int] = field(
+        default_factory=list
+    )  # the ids, after the first, of what it begins with
+    usual_lead: int = 0  # how many ids another turn of its role begins with instead
 
 
 async def read_turns(
@@ -111,6 +117,9 @@ async def read_turns(
             elif isinstance(item, Markup):
                 turn.ids += encode_parts(tokenizer, [item])
             else:
+                if isinstance(item, Lead):
+                    turn.lead = tokenizer.encode(item, most=context)
+                    turn.usual_lead = len(tokenizer.encode(item.partition("\n")[0] + "\n"))
                 turn.ids += tokenizer.encode(item, most=context)
                 turn.cut |= context is not None and tokenizer.exceeds(item, context)
         turns.append(turn)
@@ -119,11 +128,12 @@ async def read_turns(
 
 def split_turns(parts: Sequence[Part]) -> Iterator[tuple[str, Sequence[Part]]]:
     """Yield the role and the parts of each turn; text cannot forge the markup that begins one."""
-    starts = [at for at, part in enumerate(parts) if isinstance(part, Markup) and part == TURN_OPEN]
+    opens = (TURN_OPEN, START_OF_TURN)
+    starts = [at for at, part in enumerate(parts) if isinstance(part, Markup) and part in opens]
     for start, end in pairwise([0, *starts, len(parts)]):
         if start < end:
             turn = parts[start:end]
-            yield turn[1].partition("\n")[0] if turn[0] == TURN_OPEN else "", turn
+            yield turn[1].partition("\n")[0] if turn[0] in opens else "", turn
 
 
 async def encode_media(
@@ -162,7 +172,7 @@ def join_text(items: Sequence[Item]) -> list[Item]:
 
 
 def _is_text(item: object) -> bool:
-    return isinstance(item, str) and not isinstance(item, Markup)
+    return isinstance(item, str) and not isinstance(item, Markup | Lead)
 
 
 async def items_of(part: Part) -> list[Item]:

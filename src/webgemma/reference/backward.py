@@ -179,7 +179,8 @@ class Backward:
         share its keys and values, starts from the sum of all their dk and dv."""
         name = f"blk.{layer.index}."
         angles = np.arange(len(h))[:, None] * self.model.frequencies[layer.sliding]
-        q, q_backward = self.heads(h, name + "attn_q", layer.heads, angles)
+        scale = self.config.query_scale
+        q, q_backward = self.heads(h, name + "attn_q", layer.heads, angles, scale)
         kv_backward = None if layer.shares_kv else self.keys_and_values(layer, h, angles)
         k, v = self._keys_values[layer.kv_donor]
         window = self.config.window if layer.sliding else len(h)
@@ -198,8 +199,10 @@ class Backward:
     def keys_and_values(
         self, layer: Layer, h: Floats, angles: np.ndarray
     ) -> Callable[[Floats, Floats], Floats]:
-        """Store k = rope(rms(W_k h)), v = rms(W_v h); return the function from dk, dv to dh."""
-        name, eps = f"blk.{layer.index}.", self.config.eps
+        """Store k = rope(rms(W_k h)), v = rms(W_v h); return the function from dk, dv to dh.
+
+        Values of Gemma 3 are not normed."""
+        name, eps, normed = f"blk.{layer.index}.", self.config.eps, self.config.value_norm
         flat, k_linear_backward = self.linear(h, name + "attn_k.weight")
         raw = flat.reshape(len(h), layer.kv_heads, layer.head_dim)
         k, k_rope_backward = self.rope_normed(raw, name + "attn_k_norm", angles)
@@ -208,32 +211,33 @@ class Backward:
             raw = flat.reshape(raw.shape)
 
         def backward(dk: Floats, dv: Floats) -> Floats:
-            dk, dv = k_rope_backward(dk), rms_backward(raw, None, eps, dv)
+            dk, dv = k_rope_backward(dk), rms_backward(raw, None, eps, dv) if normed else dv
             if layer.k_is_v:
                 return k_linear_backward((dk + dv).reshape(flat.shape))
             dk, dv = dk.reshape(flat.shape), dv.reshape(flat.shape)
             return k_linear_backward(dk) + v_linear_backward(dv)
 
-        v = rms(raw, None, eps)
+        v = rms(raw, None, eps) if normed else raw
         self._keys_values[layer.index] = k, v
         self._keys_values_gradients[layer.index] = [np.zeros_like(k), np.zeros_like(v)]
         return backward
 
     def heads(
-        self, h: Floats, name: str, heads: int, angles: np.ndarray
+        self, h: Floats, name: str, heads: int, angles: np.ndarray, scale: float
     ) -> tuple[Floats, BackwardFunction]:
-        """Compute rope(rms(W h)) of each head: [T, heads, head_dim]."""
+        """Compute rope(scale · rms(W h)) of each head: [T, heads, head_dim]."""
         flat, linear_backward = self.linear(h, name + ".weight")
         raw = flat.reshape(len(h), heads, -1)
-        out, heads_backward = self.rope_normed(raw, name + "_norm", angles)
+        out, heads_backward = self.rope_normed(raw, name + "_norm", angles, scale)
         return out, lambda dy: linear_backward(heads_backward(dy).reshape(flat.shape))
 
     def rope_normed(
-        self, x: Floats, norm: str, angles: np.ndarray
+        self, x: Floats, norm: str, angles: np.ndarray, scale: float = 1.0
     ) -> tuple[Floats, BackwardFunction]:
-        """Compute rope(rms(x))."""
+        """Compute rope(scale · rms(x))."""
         normed, norm_backward = self.norm(x, norm)
-        return rope(normed, angles), lambda dy: norm_backward(rope_backward(dy, angles))
+        s = np.float32(scale)
+        return rope(s * normed, angles), lambda dy: norm_backward(s * rope_backward(dy, angles))
 
     def feed_forward(self, name: str, n: Floats) -> tuple[Floats, BackwardFunction]:
         """Compute W_down(gelu(W_gate n) · W_up n), a GeGLU."""
@@ -414,9 +418,11 @@ def attend_backward(
 
 
 def cross_entropy(z: Floats, targets: np.ndarray, cap: float) -> tuple[Floats, Floats]:
-    """Return the losses −ln softmax(cap · tanh(z / cap))[target] [n] of z [n, vocab], and dz."""
-    capped = np.tanh(z / np.float32(cap))
-    logits = np.float32(cap) * capped
+    """Return the losses −ln softmax(cap · tanh(z / cap))[target] [n] of z [n, vocab], and dz.
+
+    A cap of 0 stands for none: −ln softmax(z)[target]."""
+    capped = np.tanh(z / np.float32(cap)) if cap else np.zeros_like(z)
+    logits = np.float32(cap) * capped if cap else z
     shifted = logits - logits.max(axis=-1, keepdims=True)
     logs = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     rows = np.arange(len(z))

@@ -66,14 +66,24 @@ class Blas:
     def _set(self, count: int) -> None:
         for library in self._libraries:
             if library.num_threads != count:
-                library.set_num_threads(count)
+                _set_threads(library, count)
 
     def _reset(self) -> None:
         if self._depth:
             self._set(self.few)
         else:
             for library, count in zip(self._libraries, self._before, strict=True):
-                library.set_num_threads(count)
+                _set_threads(library, count)
+
+
+def _set_threads(library: LibController, count: int) -> None:
+    """Let a library use so many threads, whichever of ours has set that before.
+
+    Since threadpoolctl 3.8 only the first one that does so is heard, until it is released."""
+    release = getattr(library, "clear_controlling_thread", None)
+    if release is not None:
+        release(force=True)
+    library.set_num_threads(count)
 
 
 @cache

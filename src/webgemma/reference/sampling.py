@@ -11,11 +11,21 @@ from webgemma.sampler import SampledToken, draw
 from webgemma.settings import Settings, is_greedy, penalised_tokens
 
 
-def sample(logits: Floats, settings: Settings, tokens: Sequence[int], seed: int) -> SampledToken:
+def sample(
+    logits: Floats,
+    settings: Settings,
+    tokens: Sequence[int],
+    seed: int,
+    mask: bytes | None = None,
+) -> SampledToken:
     """Return the token after `tokens` with log-probabilities, sampled from logits [vocab].
 
-    The log-probabilities are those of the model: before penalties, bias and temperature."""
+    A mask has a bit for each token that may follow. The log-probabilities are those of the model:
+    before penalties, bias, mask and temperature."""
     changed = penalise(logits, settings, tokens)
+    if mask is not None:
+        allowed = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+        changed[allowed[: len(changed)] == 0] = -np.inf
     best = int(np.argmax(changed))
     token = best if is_greedy(settings) else choose(changed, settings, draw(seed, len(tokens)))
     shifted = logits - logits.max()

@@ -1,4 +1,4 @@
-"""Text model of Gemma 4: token ids in, logits out.
+"""Text model of Gemma 4 and Gemma 3: token ids in, logits out.
 
 Shapes: T tokens of this call, S positions in the KV cache, d = `width` of the residual stream. The
 file's tensors are named as in GGUF. A linear layer W maps x [T, in] to x Wᵀ [T, out] and is written
@@ -197,22 +197,25 @@ class TextModel:
         return self.weights.linear(out.reshape(count, -1), f"blk.{layer.index}.attn_output.weight")
 
     def queries(self, layer: Layer, h: Floats, first: int) -> Floats:
-        """Return q = rope(rms(W_q h)) at the positions from `first` on: [T, heads, head_dim]."""
+        """Return q = rope(s · rms(W_q h)) at the positions from `first` on: [T, heads, head_dim].
+
+        The scale s is 1 in Gemma 4."""
         name = f"blk.{layer.index}.attn_q"
         q = self.weights.linear(h, name + ".weight").reshape(len(h), layer.heads, layer.head_dim)
-        return self._rope(layer, self._norm(q, name + "_norm"), first)
+        weight = np.float32(self.config.query_scale) * self.weights[name + "_norm.weight"]
+        return self._rope(layer, rms(q, weight, self.config.eps), first)
 
     def keys_and_values(self, layer: Layer, h: Floats, first: int) -> tuple[Floats, Floats]:
         """Return k = rope(rms(W_k h)) and v = rms(W_v h), two of [T, kv_heads, head_dim].
 
         Full layers of the large models have no W_v: v = rms(W_k h). The RMSNorm of v has no
-        weight."""
+        weight; in Gemma 3 there is none."""
         name = f"blk.{layer.index}.attn_"
         shape = (len(h), layer.kv_heads, layer.head_dim)
         k = self.weights.linear(h, name + "k.weight").reshape(shape)
         v = k if layer.k_is_v else self.weights.linear(h, name + "v.weight").reshape(shape)
         k = self._rope(layer, self._norm(k, name + "k_norm"), first)
-        return k, rms(v, None, self.config.eps)
+        return k, rms(v, None, self.config.eps) if self.config.value_norm else v
 
     def _rope(self, layer: Layer, x: Floats, first: int) -> Floats:
         angles = np.arange(first, first + len(x))[:, None] * self.frequencies[layer.sliding]
@@ -282,16 +285,18 @@ class TextModel:
     def head(self, h: Floats) -> Floats:
         """Return logits cap · tanh(W h / cap) [T, vocab], suppressed tokens at -inf.
 
-        W is the embedding table in tied models. GgufError when a logit is not finite."""
+        W is the embedding table in tied models. Gemma 3 has no cap: its logits are W h. GgufError
+        when a logit is not finite."""
         table = "token_embd.weight" if self.config.tied else "output.weight"
-        cap = np.float32(self.config.softcap)
         logits = self.weights.linear(h, table)
         if not np.isfinite(logits).all():
             raise GgufError(
                 f"{self.weights.gguf.name} computes NaN or infinity: its weights are "
                 "damaged; check the file with `webgemma verify`."
             )
-        logits = cap * np.tanh(logits / cap)
+        if self.config.softcap:
+            cap = np.float32(self.config.softcap)
+            logits = cap * np.tanh(logits / cap)
         logits[:, list(self.config.suppressed)] = -np.inf
         return logits
 
@@ -301,12 +306,16 @@ class TextModel:
     def _rope_frequencies(self, sliding: bool, size: int) -> np.ndarray:
         """Return base^(-2j / size) in radians per position for each pair j of a head: [size / 2].
 
-        Full layers divide them by the factors of `rope_freqs.weight`: 1 for the first quarter of
-        the pairs and 1e30, which stops the rotation, for the rest (partial RoPE)."""
+        Full layers of Gemma 4 divide them by the factors of `rope_freqs.weight`: 1 for the first
+        quarter of the pairs and 1e30, which stops the rotation, for the rest (partial RoPE). Those
+        of Gemma 3 and EmbeddingGemma 2 rotate all pairs; in the large models of Gemma 3, by
+        positions divided by a scale."""
         base = self.config.rope_base_sliding if sliding else self.config.rope_base
         frequencies = base ** (-np.arange(size // 2) * 2.0 / size)
         if sliding:
             return frequencies
+        if self.config.rope_share == 1:
+            return frequencies / self.config.rope_scale
         if "rope_freqs.weight" in self.weights:
             factors = self.weights["rope_freqs.weight"]
             return frequencies / check_rope_factors(self.weights.gguf, factors)
