@@ -21,7 +21,11 @@ MAX_TOKENS = 300
 def gemma(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gemma]:
-    path = tiny_model(tmp_path_factory.mktemp("models")) if request.param == "random" else None
+    path = (
+        tiny_model(tmp_path_factory.mktemp("models"), ends=True)
+        if request.param == "random"
+        else None
+    )
     with Gemma.load(path, device="cpu") as model:
         yield model
 

@@ -68,8 +68,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def tiny_model(folder: Path, name: str = "small") -> Path:
-    """Write a tiny model, whose replies end at their limit of tokens."""
+def tiny_model(folder: Path, name: str = "small", *, ends: bool = False) -> Path:
+    """Write a tiny model, whose replies end at their limit of tokens, or by themselves, too."""
     path = folder / f"{name}.gguf"
-    path.write_bytes(tiny_gguf(replace(SMALL, suppressed=ENDS)))
+    path.write_bytes(tiny_gguf(replace(SMALL, suppressed=() if ends else ENDS)))
     return path
