@@ -352,10 +352,10 @@ class Gemma:
         `size`, vectors are cut, to 512, 256 or 128 numbers, say. The product of two vectors says
         how alike two texts are.
 
-        Many texts are computed at once, `batch` tokens at most (2048), but always a whole text. One
-        that the context cannot hold is cut, with a warning. `progress` is called with how many
-        texts are finished and their total, and may raise to end it. `lora` is that of `chat`.
-        Without numpy, the vectors are lists."""
+        Many texts are computed at once, `batch` tokens at most (2048, with matrix units 16384), but
+        always a whole text. One that the context cannot hold is cut, with a warning. `progress` is
+        called with how many texts are finished and their total, and may raise to end it. `lora` is
+        that of `chat`. Without numpy, the vectors are lists."""
         reader, report, choice = self.texts, _reporter(progress), self._choice(lora)
         width = reader.size(size)
         at_once = check_batch(batch)

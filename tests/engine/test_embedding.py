@@ -212,6 +212,17 @@ def test_dispatches_do_not_grow_with_the_texts() -> None:
     assert model.device.nbytes < 500 << 20
 
 
+@pytest.mark.parametrize(("precision", "passes"), [("int16", 8), ("f16", 1)])
+def test_matrix_units_get_many_texts_at_once(precision: str, passes: int) -> None:
+    gguf, config = open_tiny(EMBEDDING)
+    gpu = NullDevice(limits=replace(DEFAULT_LIMITS, binding_nbytes=1 << 30, buffer_nbytes=1 << 30))
+    model = Model.allocate_all(gguf, config, gpu)
+    run_sync(model.derive(gguf))
+    engine = EmbeddingEngine(gguf, model, 512, precision, None)  # type: ignore[arg-type]
+    run_sync(engine.embed([[5] * 512] * 32, None, ignore_progress))
+    assert len(gpu.plans) == 2 * passes  # a pass is two plans: its tokens, its texts
+
+
 @pytest.mark.parametrize("limit", [64 << 10, 1 << 20])
 def test_a_context_that_kernels_cannot_bind_is_refused(limit: int) -> None:
     config = open_tiny(EMBEDDING2)[1]

@@ -33,7 +33,8 @@ from webgemma.progress import Progress
 from webgemma.sampler import SampledToken
 from webgemma.sync import IN_BROWSER, checkpoint
 
-BATCH = 2048  # tokens of a pass, unless one text has more
+# Tokens of a pass, unless one text has more; matrix units of a large GPU need many to be busy.
+BATCH, UNITS_BATCH = 2048, 16384
 FEWEST_ROWS = 8  # of a plan
 ROWS_STEP = 4  # a plan has so many times the rows of the next smaller one, up to FINE_ROWS
 FINE_ROWS = 512  # from there on, twice as many
@@ -70,6 +71,7 @@ class EmbeddingEngine:
         self.precision = precision
         self.size = model.config.embedding.size
         self.most = most_tokens(model.config, self.device)  # tokens of a pass
+        self.batch = UNITS_BATCH if precision == "f16" else BATCH  # the same, by default
         self.closed = False
         self._scratch = BufferPool(self.device)  # of all plans: they run one after another
         self._passes: Passes | None = None
@@ -108,7 +110,7 @@ class EmbeddingEngine:
             progress(done, len(texts))
 
         lengths = list(map(len, texts))
-        bounds = list(packed(lengths, min(batch or BATCH, self.most)))
+        bounds = list(packed(lengths, min(batch or self.batch, self.most)))
         rows = max((plan_rows(sum(lengths[first:end])) for first, end in bounds), default=0)
         passes = self.passes(rows)
         for first, end in bounds:

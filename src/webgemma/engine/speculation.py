@@ -17,7 +17,7 @@ from webgemma.gemma.gpu_sampler import MAX_DRAFTS, plan_rows
 LOOKUP, MTP = "lookup", "mtp"
 MOST_ROWS = 8  # of a step with drafts: that many are computed as each would be alone
 RECENT = 32  # outcomes that the share of drafts that remain is taken from
-FEWEST = 6  # outcomes before that share is believed
+FEWEST = 6  # outcomes before that share is believed; half the weight of an expectation counts, too
 PATIENCE, MOST_PATIENCE = 64, 1024  # tokens until it is tried again where drafts did not pay
 GAIN = 1.05  # by which a step with drafts has to be faster
 # Of a further row, and of a drafter's step, in steps of one row, until they have been measured.
@@ -91,8 +91,8 @@ class Share:
 
     @property
     def is_known(self) -> bool:
-        """Whether there are enough outcomes."""
-        return len(self.outcomes) >= FEWEST
+        """Whether there are enough outcomes, together with what was expected."""
+        return len(self.outcomes) + self.weight // 2 >= FEWEST
 
     @property
     def value(self) -> float:
