@@ -15,7 +15,7 @@ from typing import Any
 
 from shapes import opened
 
-from webgemma.constraints.compiling import constrain, open_compiler
+from webgemma.constraints.compiling import constrain, open_compiler, prepare
 from webgemma.constraints.specifications import specification
 from webgemma.device import open_device
 from webgemma.engine.batching import Batch
@@ -94,7 +94,7 @@ def main() -> None:
         model = run_sync(Model.load(gguf, config, device))
         compiler = open_compiler(tokenizer, config.vocab)
         start = time.perf_counter()
-        run_sync(compiler.prepare())
+        run_sync(prepare(compiler))
         prepared = time.perf_counter()
 
         def constraint() -> Constraint:

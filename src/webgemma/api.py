@@ -25,6 +25,7 @@ from typing import (
 from webgemma.batches import BatchReply, replies_beside
 from webgemma.calling.functions import declared_tools
 from webgemma.calling.rounds import Confirm, Functions, check_rounds, replies_with_functions
+from webgemma.constraints.compiling import prepare
 from webgemma.constraints.structure import Structure
 from webgemma.embeddings import (
     Task,
@@ -578,13 +579,13 @@ class Gemma:
         """Build what the first reply with a schema, pattern, grammar or tools would wait for.
 
         That takes up to a few seconds for a large vocabulary."""
-        run_sync(self._structures.compiler.prepare())
+        run_sync(prepare(self._structures.compiler))
 
     async def aprepare_structure(self) -> None:
         """Build what the first reply with a schema, pattern, grammar or tools would wait for.
 
         That takes up to a few seconds for a large vocabulary."""
-        await drive_aside(self._structures.compiler.prepare())
+        await drive_aside(prepare(self._structures.compiler))
 
     def extract(self, text: str, schema: Any, **options: Any) -> Any:
         """Return what a text says, as `schema` has it: see `chat`, whose options are these.

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from webgemma.constraints.grammar import ROOT, Grammar, choice
 from webgemma.constraints.phases import Masked, MayBegin, Until
-from webgemma.constraints.specifications import Lark, Specification
+from webgemma.constraints.specifications import Json, Lark, Specification
 from webgemma.constraints.tokens import mask_without, special_token, with_token
 from webgemma.constraints.tool_calls import ToolCalls
 from webgemma.engine.constraints import Constraint
@@ -12,6 +12,18 @@ from webgemma.errors import InputError
 from webgemma.sync import IN_BROWSER
 from webgemma.text.markup import CALL_OPEN, CHANNEL_CLOSE, CHANNEL_OPEN
 from webgemma.text.tokenizer import Tokenizer
+
+# Of each type one.
+COMMON = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "size": {"type": "number"},
+        "list": {"type": "array", "items": {"type": ["boolean", "null"]}},
+    },
+    "required": ["text"],
+}
 
 
 class Compiler(Protocol):
@@ -36,6 +48,12 @@ def open_compiler(tokenizer: Tokenizer, vocab: int) -> Compiler:
     from webgemma.constraints.native import LlguidanceCompiler
 
     return LlguidanceCompiler(tokenizer, vocab)
+
+
+async def prepare(compiler: Compiler) -> None:
+    """Build what all constraints share, and compile once what most schemas have in them."""
+    await compiler.prepare()
+    await compiler.compile(Json(COMMON).grammar())
 
 
 async def constrain(

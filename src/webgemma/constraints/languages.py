@@ -18,12 +18,30 @@ FIRST_SURROGATE, LAST_SURROGATE, LAST = 0xD800, 0xDFFF, 0x10FFFF
 Range: TypeAlias = tuple[int, int]  # of code points, both ends included
 
 
+def _settle(language: "Language", nullable: bool, parts: object) -> None:
+    """Keep what follows from the parts of a language, which never change.
+
+    Trees are compared and looked up again and again: their hash is computed once."""
+    object.__setattr__(language, "nullable", nullable)
+    object.__setattr__(language, "_hash", hash((type(language), parts)))
+
+
+def _kept_hash(self: "Language") -> int:
+    return self._hash
+
+
 @dataclass(frozen=True, slots=True)
 class Chars:
     """One character of a set: sorted ranges that neither overlap nor touch; no surrogates."""
 
     ranges: tuple[Range, ...]
-    nullable: bool = field(default=False, init=False, compare=False)
+    nullable: bool = field(init=False, compare=False)
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    __hash__ = _kept_hash
+
+    def __post_init__(self) -> None:
+        _settle(self, False, self.ranges)
 
     def __contains__(self, character: str) -> bool:
         code = ord(character)
@@ -45,9 +63,12 @@ class Concat:
 
     items: tuple["Language", ...]
     nullable: bool = field(init=False, compare=False)
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    __hash__ = _kept_hash
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nullable", all(item.nullable for item in self.items))
+        _settle(self, all(item.nullable for item in self.items), self.items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +77,12 @@ class Union:
 
     items: tuple["Language", ...]
     nullable: bool = field(init=False, compare=False)
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    __hash__ = _kept_hash
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nullable", any(item.nullable for item in self.items))
+        _settle(self, any(item.nullable for item in self.items), self.items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +91,12 @@ class Intersection:
 
     items: tuple["Language", ...]
     nullable: bool = field(init=False, compare=False)
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    __hash__ = _kept_hash
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nullable", all(item.nullable for item in self.items))
+        _settle(self, all(item.nullable for item in self.items), self.items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +105,12 @@ class Complement:
 
     item: "Language"
     nullable: bool = field(init=False, compare=False)
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    __hash__ = _kept_hash
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nullable", not self.item.nullable)
+        _settle(self, not self.item.nullable, self.item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +121,13 @@ class Repeat:
     least: int
     most: int | None
     nullable: bool = field(init=False, compare=False)
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    __hash__ = _kept_hash
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "nullable", self.least == 0 or self.item.nullable)
+        parts = (self.item, self.least, self.most)
+        _settle(self, self.least == 0 or self.item.nullable, parts)
 
 
 Language: TypeAlias = Chars | Concat | Union | Intersection | Complement | Repeat

@@ -1,5 +1,7 @@
 """Grammars in llguidance's dialect of Lark: texts are terminals, the rest are rules."""
 
+from functools import lru_cache
+
 from webgemma.constraints.escapes import escaped_text
 from webgemma.constraints.grammar import (
     MAX_BLANKS,
@@ -116,6 +118,7 @@ def _joined(items: tuple[Language, ...]) -> list[str]:
     return [*parts, terminal(concat(*run))] if run else parts
 
 
+@lru_cache(1 << 12)
 def _regex(language: Language) -> str | None:
     """Return a regular expression; None for what has an intersection or complement in it."""
     match language:
