@@ -51,7 +51,7 @@ def test_all_files_of_the_page_are_listed_and_served(folder: Path) -> None:
     assert about["xgrammar"] in files
     pyodide = [file for file in files if file.startswith("/pyodide/")]
     assert pyodide == ["/pyodide/pyodide.mjs", "/pyodide/pyodide.asm.wasm"]
-    scripts = {f"/{path.name}" for path in STATIC.iterdir()}
+    scripts = {f"/{path.relative_to(STATIC)}" for path in STATIC.rglob("*") if path.is_file()}
     assert scripts - set(files) == {"/index.html", "/locked.html", "/sw.js"}
     assert len(files) == len(set(files))
     linked = re.findall(r'(?:href|src)="(/[^"]*)"', (STATIC / "index.html").read_text())

@@ -13,6 +13,7 @@ from webgemma.server.http import MAX_BODY_NBYTES, respond_bytes, respond_text
 from webgemma.server.ollama_models import RUNNING
 from webgemma.server.protocol import RequestError
 from webgemma.web.http import Content, Request
+from webgemma.web.libraries import library_files
 from webgemma.web.offline import file_names
 from webgemma.web.site import MIME, STATIC, json_content, page_settings
 from webgemma.web.wheel import PACKAGE
@@ -41,6 +42,7 @@ class Page:
     def __init__(self) -> None:
         names = [name for name in file_names(STATIC, "*") if name not in LEFT_OUT]
         paths = {name: STATIC / name for name in names}
+        paths |= {f"lib/{name}": path for name, path in library_files().items()}
         paths |= {f"package/{name}": PACKAGE / name for name in FROM_PACKAGE}
         self._contents = {name: _content(path) for name, path in paths.items()}
         self._contents[""] = self._contents.pop("index.html")

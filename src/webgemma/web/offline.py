@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from webgemma.web import libraries
 from webgemma.web.http import Content, RefusalError
 from webgemma.web.wheel import PACKAGE
 
@@ -33,6 +34,7 @@ def page_urls(static: Path, pyodide: Path, xgrammar: Path, wheel: str) -> list[s
         "/api/settings",
         f"/wheel/{wheel}",
         *map(quote, page),
+        *(f"/lib/{quote(name)}" for name in libraries.library_files()),
         *(f"/package/{quote(name)}" for name in package),
         *(f"/pyodide/{name}" for name in PYODIDE_FILES if (pyodide / name).is_file()),
         *([XGRAMMAR_URL] if (xgrammar / "index.js").is_file() else ()),

@@ -10,7 +10,7 @@ from typing import Any
 
 from webgemma import __version__
 from webgemma.settings import SETTINGS
-from webgemma.web import offline, wheel
+from webgemma.web import libraries, offline, wheel
 from webgemma.web.access import Access
 from webgemma.web.catalogue import Catalogue
 from webgemma.web.http import Content, RefusalError, Request, Response
@@ -134,6 +134,8 @@ class Site:
                 return _file(self.pyodide, tuple(rest))
             case ("xgrammar", "index.js"):
                 return _file(self.xgrammar, ("index.js",))
+            case ("lib", *rest):
+                return _library("/".join(rest))
             case ("package", *rest, name) if name.endswith((".js", ".gguf")):
                 # The security policy forbids eval of scripts, and the wheel leaves out the model.
                 return _file(wheel.PACKAGE, (*rest, name))
@@ -185,6 +187,14 @@ def guard(request: Request, port: int) -> None:
     site = request.headers.get("sec-fetch-site", "none")
     if site not in ("same-origin", "none") and request.headers.get("sec-fetch-mode") != "navigate":
         raise RefusalError(HTTPStatus.FORBIDDEN, "Other sites may not use this server.")
+
+
+def _library(name: str) -> Content:
+    """Return a file of a library; RefusalError if it is none of those that the page uses."""
+    path = libraries.library_files().get(name)
+    if path is None:
+        raise RefusalError(HTTPStatus.NOT_FOUND, "Nothing is at this address.")
+    return _file(path.parent, (path.name,))
 
 
 def _file(root: Path, segments: tuple[str, ...]) -> Content:

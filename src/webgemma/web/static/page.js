@@ -16,6 +16,7 @@ import { Composer, Tray } from "./composer.js";
 import { Conversations } from "./conversations.js";
 import { Drafts } from "./drafts.js";
 import { byId, saveBlob } from "./dom.js";
+import "./language.js";
 import { MessageList, Scroller } from "./messages.js";
 import { Microphone } from "./microphone.js";
 import { showNotice } from "./notice.js";
