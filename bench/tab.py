@@ -35,7 +35,7 @@ def start_up(browser: Any, profile: Path, visits: int) -> list[float]:
 
     The first visit has an empty profile; each is a new browser on the same profile."""
     seconds = []
-    with serving(Site(profile / "store", PYODIDE)) as client:
+    with serving(Site(profile / "store")) as client:
         for _ in range(visits):
             with storing(browser, profile) as context:
                 page = context.new_page()

@@ -15,7 +15,6 @@ from web.page import Visitor
 from webgemma.web.http import FileRange, Request, Response
 from webgemma.web.site import Site
 
-PYODIDE = Path(__file__).resolve().parents[2] / "node_modules" / "pyodide"
 SLOW_MS = 60_000  # a software GPU compiles slowly
 LAST = ".message.assistant:last-child"
 
@@ -25,7 +24,7 @@ class ControlledSite(Site):
 
     def __init__(self, store: Path, added: Mapping[str, str] | None = None) -> None:
         """Append the JavaScript in `added` to files, by file name."""
-        super().__init__(store, PYODIDE)
+        super().__init__(store)
         self.ranges: list[tuple[int, int]] = []  # requested of models: first byte and end
         self.truncated: Path | None = None  # a shorter file to send instead of the model's
         self.is_holding = threading.Event()  # a response is being delayed

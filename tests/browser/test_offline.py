@@ -8,13 +8,12 @@ from web.page import Visitor
 
 from webgemma.web.site import Site
 
-ROOT = Path(__file__).resolve().parents[2]
 SLOW_MS = 60_000  # a software GPU compiles slowly
 
 
 def test_a_visit_without_the_server(chromium: Any, tmp_path: Path) -> None:
     context = chromium.new_context()
-    with serving(Site(tmp_path, ROOT / "node_modules" / "pyodide")) as client:
+    with serving(Site(tmp_path)) as client:
         visitor = Visitor(context, f"http://localhost:{client.port}/")
         visitor.page.set_default_timeout(SLOW_MS)
         visitor.open()

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from webgemma import Gemma
 from webgemma.gguf.sources import BytesSource
 from webgemma.web.site import Site
 
-ROOT = Path(__file__).resolve().parents[2]
 SLOW_MS = 60_000  # a software GPU compiles slowly
 
 
@@ -24,7 +22,7 @@ def visitor(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """A visitor with the page open, on a machine whose Ollama has a model."""
     store = tmp_path_factory.mktemp("store")
     add_model(store, "standin:tiny", gguf=standin_gguf())
-    with serving(Site(store, ROOT / "node_modules" / "pyodide")) as client:
+    with serving(Site(store)) as client:
         context = chromium.new_context()
         visitor = Visitor(context, f"http://localhost:{client.port}/")
         visitor.page.set_default_timeout(SLOW_MS)

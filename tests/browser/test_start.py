@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from browser.person import PYODIDE, Person
+from browser.person import Person
 from web.client import serving
 
 from webgemma.web.site import Site
@@ -24,7 +24,7 @@ OVERWRITE = """async (path) => {
 
 def test_python_starts_from_a_snapshot_and_without_one(chromium: Any, tmp_path: Path) -> None:
     warnings: list[str] = []
-    with serving(Site(tmp_path, PYODIDE)) as client:
+    with serving(Site(tmp_path)) as client:
         context = chromium.new_context()
         visitor = Person(context, f"http://localhost:{client.port}/")
         visitor.page.on("console", lambda message: warnings.append(message.text))

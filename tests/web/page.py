@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from web.client import ACCESS, serving
 
+from webgemma.web.libraries import library_files
 from webgemma.web.site import STATIC, Site
 
 FAKE_WORKER = (Path(__file__).parent / "fake_worker.js").read_text()
@@ -22,7 +23,14 @@ def page_site(folder: Path, worker: str | None = FAKE_WORKER) -> Site:
     (static / "worker.js").unlink(missing_ok=True)
     if worker is not None:
         (static / "worker.js").write_text(worker)
-    return Site(folder / "store", folder, static=static)
+    return Site(folder / "store", static, libraries=page_libraries())
+
+
+def page_libraries() -> dict[str, Path]:
+    """Return the libraries that the page itself imports; its worker is not real."""
+    files = library_files()
+    of_engine = ("pyodide/", "xgrammar/")
+    return {name: path for name, path in files.items() if not name.startswith(of_engine)}
 
 
 @contextmanager

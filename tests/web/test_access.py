@@ -69,7 +69,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_another_user_of_the_machine_lists_and_reads_nothing(store: Path, tmp_path: Path) -> None:
-    with serving(Site(store, store)) as client:
+    with serving(Site(store)) as client:
         (model,) = json.loads(client.get("/api/models").body)["models"]
     with command(store, tmp_path / "state") as url:
         port, token = urlsplit(url).port, url.partition("token=")[2]
@@ -91,7 +91,7 @@ def test_another_user_of_the_machine_lists_and_reads_nothing(store: Path, tmp_pa
 
 @pytest.fixture
 def client(store: Path) -> Iterator[Client]:
-    with serving(Site(store, store)) as client:
+    with serving(Site(store)) as client:
         yield client
 
 
@@ -112,7 +112,14 @@ def test_the_token_is_answered_by_a_cookie_and_a_redirect(client: Client) -> Non
 def test_other_cookies_are_refused(client: Client, cookie: str) -> None:
     value = ACCESS.cookie(client.port)[1]
     given = cookie.format(port=client.port, value=value)
-    for path in ("/", "/api/models", "/api/offline", "/pyodide/pyodide.mjs", "/nowhere", "/sw.js"):
+    for path in (
+        "/",
+        "/api/models",
+        "/api/offline",
+        "/lib/pyodide/pyodide.mjs",
+        "/nowhere",
+        "/sw.js",
+    ):
         reply = client.get(path, Cookie=given)
         assert (reply.status, reply.text) == (403, f"{NO_COOKIE}\n"), path
 

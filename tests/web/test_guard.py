@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A site in `site`, and files beside it that must not be served."""
     folder = tmp_path_factory.mktemp("guard")
     (folder / "secret.txt").write_text("secret")
-    for name in ("static", "pyodide"):
+    for name in ("static", "library"):
         root = folder / "site" / name
         root.mkdir(parents=True)
         (root / "index.html").write_text("page")
@@ -43,7 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[Client]:
     site = folder / "site"
-    with serving(Site(folder / "store", site / "pyodide", static=site / "static")) as client:
+    libraries = {"pyodide/pyodide.mjs": site / "library" / "pyodide.mjs"}
+    with serving(Site(folder / "store", site / "static", libraries=libraries)) as client:
         yield client
 
 
@@ -69,7 +70,7 @@ def client(folder: Path) -> Iterator[Client]:
     ],
 )
 def test_only_loopback_host_names_are_served(client: Client, host: str, served: bool) -> None:
-    for path in ("/", "/api/models", "/pyodide/pyodide.mjs"):
+    for path in ("/", "/api/models", "/lib/pyodide/pyodide.mjs"):
         reply = client.get(path, Host=host.format(port=client.port))
         assert reply.status == (200 if served else 421)
         assert served or reply.text == (
@@ -117,7 +118,7 @@ def test_only_get_and_head_are_accepted(client: Client, method: str) -> None:
     assert (reply.status, reply.headers["Allow"]) == (405, "GET, HEAD")
 
 
-@pytest.mark.parametrize("root", ["", "pyodide/"])
+@pytest.mark.parametrize("root", ["", "lib/pyodide/"])
 @pytest.mark.parametrize(
     "path",
     [
@@ -142,7 +143,7 @@ def test_paths_cannot_leave_the_folders(client: Client, root: str, path: str) ->
 
 
 def test_links_within_a_folder_are_followed(client: Client) -> None:
-    assert client.get("/near.txt").text == client.get("/pyodide/sub/a.txt").text == "inside"
+    assert client.get("/near.txt").text == "inside"
 
 
 @pytest.mark.parametrize(
@@ -288,7 +289,7 @@ def test_clients_that_stop_reading_are_disconnected(
     with open(tmp_path / "big.bin", "wb") as file:
         file.truncate(64 << 20)
     with (
-        serving(Site(tmp_path, tmp_path, static=tmp_path)) as client,
+        serving(Site(tmp_path, tmp_path)) as client,
         socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection,
     ):
         connection.sendall(
@@ -304,7 +305,7 @@ def test_clients_that_stop_reading_are_disconnected(
 
 def test_connections_are_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
-    with serving(Site(folder / "store", folder)) as client:
+    with serving(Site(folder / "store")) as client:
         address = ("127.0.0.1", client.port)
         with socket.create_connection(address), socket.create_connection(address):
             time.sleep(0.2)

@@ -34,23 +34,22 @@ def offline(client: Client) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with Pyodide's files."""
-    for name in ("pyodide.mjs", "pyodide.asm.wasm", "console.html"):
-        (tmp_path / name).write_text(name)
+    """A folder with a file of a library, and no models."""
+    (tmp_path / "library.mjs").write_text("export {}")
     return tmp_path
 
 
 def test_all_files_of_the_page_are_listed_and_served(folder: Path) -> None:
-    (folder / "index.js").write_text("library")
-    with serving(Site(folder, folder, xgrammar=folder)) as client:
+    names = ["pyodide/pyodide.mjs", "pyodide/pyodide.asm.wasm", "xgrammar/index.js"]
+    libraries = dict.fromkeys(names, folder / "library.mjs")
+    with serving(Site(folder, libraries=libraries)) as client:
         files = offline(client)["files"]
         about = json.loads(client.get("/api/about").body)
         assert {client.get(file).status for file in files} == {200}
     assert {"/", "/api/about", about["wheel"], "/package/device/replay.js"} < set(files)
     assert BUNDLED_URL in files
     assert about["xgrammar"] in files
-    pyodide = [file for file in files if file.startswith("/pyodide/")]
-    assert pyodide == ["/pyodide/pyodide.mjs", "/pyodide/pyodide.asm.wasm"]
+    assert [file for file in files if file.startswith("/lib/")] == [f"/lib/{n}" for n in names]
     scripts = {f"/{path.relative_to(STATIC)}" for path in STATIC.rglob("*") if path.is_file()}
     assert scripts - set(files) == {"/index.html", "/locked.html", "/sw.js"}
     assert len(files) == len(set(files))
@@ -64,17 +63,20 @@ def test_only_served_files_are_listed(folder: Path) -> None:
     (static / "index.html").write_text("page")
     (static / "ü b" / "c.js").write_text("deep")
     (static / ".hidden").write_text("secret")
-    (static / "link.txt").symlink_to(folder / "pyodide.mjs")
-    with serving(Site(folder, folder / "absent", static=static)) as client:
+    (static / "link.txt").symlink_to(folder / "library.mjs")
+    libraries = {"gone/index.mjs": folder / "gone.mjs"}
+    with serving(Site(folder, static, libraries=libraries)) as client:
         files = offline(client)["files"]
         assert client.get("/%C3%BC%20b/c.js").text == "deep"
     assert "/%C3%BC%20b/c.js" in files
-    assert not [file for file in files if "hidden" in file or "link" in file or "pyodide" in file]
+    assert not [file for file in files if "hidden" in file or "link" in file or "gone" in file]
 
 
-@pytest.mark.parametrize("changed", ["static/page.js", "pyodide.asm.wasm", "static/new.js"])
+@pytest.mark.parametrize("changed", ["static/page.js", "library.mjs", "static/new.js"])
 def test_any_change_changes_the_version(folder: Path, changed: str) -> None:
-    site = page_site(folder)
+    page_site(folder)
+    libraries = {"pyodide/pyodide.mjs": folder / "library.mjs"}
+    site = Site(folder, folder / "static", libraries=libraries)
     with serving(site) as client:
         before = offline(client)
         assert offline(client) == before
@@ -137,9 +139,8 @@ def cached(context: Any, tmp_path: Path) -> Iterator[CachedVisit]:
     pytest.importorskip("playwright.sync_api", reason="needs playwright")
     add_model(tmp_path / "store", "gemma4:e2b", gguf=tiny_gguf(KINDS["small"]))
     plain = page_site(tmp_path)
-    site = RecordingSite(tmp_path / "store", tmp_path, static=tmp_path / "static")
+    site = RecordingSite(tmp_path / "store", tmp_path / "static", libraries=plain.libraries)
     site.requested = []
-    assert plain.pyodide == site.pyodide
     with serving(site) as client:
         visitor = Visitor(context, f"http://localhost:{client.port}/")
         visitor.open()

@@ -14,6 +14,7 @@ from web.client import ACCESS, Client, serving
 from webgemma.gguf.http import HttpSource
 from webgemma.gguf.reader import Gguf
 from webgemma.web.http import parse_range
+from webgemma.web.libraries import LIBRARIES, library_files, licence_files, missing_message
 from webgemma.web.site import MIME, Site
 
 GGUF = bytes(range(256)) * 40  # 10240 bytes
@@ -25,16 +26,12 @@ def folder(tmp_path: Path) -> Path:
     parts = [("projector", b"mmproj"), ("draft", b"drafter")]
     add_model(store, "gemma4:e2b", gguf=GGUF, layers=parts)
     add_model(store, "cloud:latest", gguf=None, config={"remote_host": "far away"})
-    pyodide = tmp_path / "pyodide"
-    pyodide.mkdir()
-    (pyodide / "pyodide.mjs").write_text("export {}")
-    (pyodide / "pyodide.asm.wasm").write_bytes(b"\0asm")
     return tmp_path
 
 
 @pytest.fixture
 def client(folder: Path) -> Iterator[Client]:
-    with serving(Site(folder / "store", folder / "pyodide")) as client:
+    with serving(Site(folder / "store")) as client:
         yield client
 
 
@@ -73,7 +70,7 @@ def test_files_have_their_mime_type(tmp_path: Path, name: str, mime: str) -> Non
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"something")
-    with serving(Site(tmp_path, tmp_path, static=tmp_path)) as client:
+    with serving(Site(tmp_path, tmp_path)) as client:
         reply = client.get("/" + name.replace("ü", "%C3%BC").replace(" ", "%20"))
     assert (reply.status, reply.body) == (200, b"something")
     assert reply.headers["Content-Type"] == mime
@@ -82,7 +79,7 @@ def test_files_have_their_mime_type(tmp_path: Path, name: str, mime: str) -> Non
 def test_an_unchanged_page_is_not_sent_again(folder: Path) -> None:
     page = folder / "index.html"
     page.write_text("old")
-    with serving(Site(folder, folder, static=folder)) as client:
+    with serving(Site(folder, folder)) as client:
         tag = client.get("/").headers["ETag"]
         for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
             reply = client.get("/", If_None_Match=known)
@@ -91,28 +88,37 @@ def test_an_unchanged_page_is_not_sent_again(folder: Path) -> None:
         assert client.get("/", If_None_Match=tag).text == "newer"
 
 
-def test_pyodide_is_served_from_its_folder(client: Client) -> None:
-    reply = client.get("/pyodide/pyodide.asm.wasm")
-    assert (reply.body, reply.headers["Content-Type"]) == (b"\0asm", "application/wasm")
-    assert client.get("/pyodide/absent.js").status == 404
-    assert json.loads(client.get("/api/about").body)["pyodide"] == "/pyodide/"
-
-
-def test_xgrammar_is_served_from_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = tmp_path / "lib"
-    monkeypatch.setenv("WEBGEMMA_XGRAMMAR", str(library))
-    with serving(Site(tmp_path)) as client:
-        assert json.loads(client.get("/api/about").body)["xgrammar"] is None
-        assert client.get("/xgrammar/index.js").status == 404
-        library.mkdir()
-        (library / "index.js").write_text("library")
-        (library / "other.js").write_text("other")
+def test_the_files_of_libraries_are_served_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / "a.wasm").write_bytes(b"\0asm")
+    (tmp_path / "b.js").write_text("library")
+    libraries = {"pyodide/pyodide.mjs": tmp_path / "b.js", "pyodide/a.wasm": tmp_path / "a.wasm"}
+    with serving(Site(tmp_path, libraries=libraries)) as client:
         about = json.loads(client.get("/api/about").body)
-        reply = client.get(about["xgrammar"])
-        assert client.get("/xgrammar/other.js").status == 404
-    assert (reply.text, reply.headers["Content-Type"]) == ("library", MIME[".js"])
+        reply = client.get(f"{about['pyodide']}a.wasm")
+        assert (reply.body, reply.headers["Content-Type"]) == (b"\0asm", "application/wasm")
+        assert client.get(f"{about['pyodide']}pyodide.mjs").text == "library"
+        assert about["xgrammar"] is None
+        for name in ("pyodide/b.js", "pyodide/", "pyodide", "", "xgrammar/index.js"):
+            assert client.get(f"/lib/{name}").status == 404
+
+
+def test_missing_libraries_are_named_with_what_to_do(tmp_path: Path) -> None:
+    with serving(Site(tmp_path, libraries={})) as client:
+        reply = client.get("/lib/pyodide/pyodide.mjs")
+        assert json.loads(client.get("/api/about").body)["pyodide"] is None
+    assert reply.status == 404
+    assert "pyodide" in reply.text
+    assert "`npm ci`" in reply.text
+    some = library_files()
+    del some["xgrammar/index.js"]
+    assert "are missing (xgrammar): run" in missing_message(some)
+    assert missing_message(library_files()) == ""
+
+
+def test_a_licence_belongs_to_every_library() -> None:
+    for name, path in licence_files().items():
+        assert "icen" in path.read_text(), name
+    assert {name.split("/")[0] for name in licence_files()} == set(LIBRARIES)
 
 
 def test_scripts_of_the_package_are_served_as_files(client: Client) -> None:
@@ -121,17 +127,6 @@ def test_scripts_of_the_package_are_served_as_files(client: Client) -> None:
     assert reply.body == client.get("/page.js").body
     for path in ("api.py", "web/static/index.html", "%2e%2e/x.js", ".js", "js", ""):
         assert client.get(f"/package/{path}").status in (400, 404)
-
-
-def test_without_pyodide_the_response_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WEBGEMMA_PYODIDE", str(tmp_path / "nowhere"))
-    with serving(Site(tmp_path)) as client:
-        reply = client.get("/pyodide/pyodide.mjs")
-        assert json.loads(client.get("/api/about").body)["pyodide"] is None
-    assert reply.status == 404
-    assert "WEBGEMMA_PYODIDE" in reply.text
 
 
 def test_models_are_listed_with_what_is_needed_to_fetch_them(client: Client) -> None:
@@ -161,7 +156,7 @@ def test_the_gguf_reader_opens_a_model_by_its_url(tmp_path: Path) -> None:
             tensor = gguf.tensors["blk.0.ffn_down.weight"]
             return gguf.nbytes, bytes(await gguf.read(tensor))
 
-    with serving(Site(tmp_path, tmp_path)) as client:
+    with serving(Site(tmp_path)) as client:
         url = json.loads(client.get("/api/models").body)["models"][0]["url"]
         nbytes, weights = asyncio.run(read(client.port, f"{url}?token={ACCESS.token}"))
     assert nbytes == len(data)
@@ -169,7 +164,7 @@ def test_the_gguf_reader_opens_a_model_by_its_url(tmp_path: Path) -> None:
 
 
 def test_a_missing_store_is_empty(tmp_path: Path) -> None:
-    with serving(Site(tmp_path / "absent", tmp_path)) as client:
+    with serving(Site(tmp_path / "absent")) as client:
         assert json.loads(client.get("/api/models").body) == {"models": [], "problems": []}
 
 
@@ -278,5 +273,5 @@ def test_damaged_blobs_are_reported(client: Client, folder: Path, blob: str, dam
 def test_a_linked_folder_of_blobs_is_served(folder: Path, blob: str) -> None:
     os.rename(folder / "store" / "blobs", folder / "disk")
     (folder / "store" / "blobs").symlink_to(folder / "disk")
-    with serving(Site(folder / "store", folder)) as client:
+    with serving(Site(folder / "store")) as client:
         assert client.get(f"/models/{blob}").body == GGUF

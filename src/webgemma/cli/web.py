@@ -13,8 +13,9 @@ from webgemma.cli.state import state_folder
 from webgemma.cli.terminal import err, out, reported_errors
 from webgemma.errors import InputError
 from webgemma.web.access import kept_token, opening_page
+from webgemma.web.libraries import missing_message
 from webgemma.web.server import DEFAULT_PORT, Server
-from webgemma.web.site import Site, no_pyodide
+from webgemma.web.site import Site
 
 
 def web(
@@ -67,8 +68,8 @@ def _announce(
             f"Port {DEFAULT_PORT} is in use, so this is {server.port}. What the browser stores for "
             "one port is not visible from another."
         )
-    if not site.has_pyodide():
-        notes.append(no_pyodide(site.pyodide))
+    if missing := missing_message(site.libraries):
+        notes.append(missing)
     for note in notes:
         err.print(f"note: {note}", markup=False, soft_wrap=True)
     out.print(f"webgemma is at {server.url} · Ctrl-C stops it", markup=False, soft_wrap=True)

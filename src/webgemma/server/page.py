@@ -20,6 +20,7 @@ from webgemma.web.wheel import PACKAGE
 
 # Of the page in a tab that computes itself: its worker, and what serves it without its server.
 LEFT_OUT = ("locked.html", "python.js", "sw.js", "worker.js")
+LEFT_OUT_LIBRARIES = ("pyodide/", "xgrammar/")
 FROM_PACKAGE = ("media/browser.js",)
 HOME, SERVER_HOME = 'data-home="tab"', 'data-home="server"'  # by which the page knows who replies
 
@@ -42,7 +43,11 @@ class Page:
     def __init__(self) -> None:
         names = [name for name in file_names(STATIC, "*") if name not in LEFT_OUT]
         paths = {name: STATIC / name for name in names}
-        paths |= {f"lib/{name}": path for name, path in library_files().items()}
+        paths |= {
+            f"lib/{name}": path
+            for name, path in library_files().items()
+            if not name.startswith(LEFT_OUT_LIBRARIES)
+        }
         paths |= {f"package/{name}": PACKAGE / name for name in FROM_PACKAGE}
         self._contents = {name: _content(path) for name, path in paths.items()}
         self._contents[""] = self._contents.pop("index.html")

@@ -1,32 +1,24 @@
 """The offline listing: the files that the page needs without its server, and their version."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from webgemma.web import libraries
 from webgemma.web.http import Content, RefusalError
 from webgemma.web.wheel import PACKAGE
 
-PYODIDE_FILES = (
-    "pyodide.mjs",
-    "pyodide.asm.mjs",
-    "pyodide.asm.wasm",
-    "pyodide-lock.json",
-    "python_stdlib.zip",
-)
-XGRAMMAR_URL = "/xgrammar/index.js"  # for replies that keep to a schema
 # The first is served as "/"; browsers store the second; the third is what a server without the
 # cookie responds.
 _UNLISTED = ("index.html", "sw.js", "locked.html")
 
 
-def page_urls(static: Path, pyodide: Path, xgrammar: Path, wheel: str) -> list[str]:
-    """Return the URLs of the page, its scripts, the wheel, the bundled model and the packages."""
+def page_urls(static: Path, libraries: Mapping[str, Path], wheel: str) -> list[str]:
+    """Return the URLs of the page, its scripts, its libraries, the wheel and the bundled model."""
     page = [f"/{name}" for name in file_names(static, "*") if name not in _UNLISTED]
-    package = [name for name in file_names(PACKAGE, "*.js") if not name.startswith("web/static/")]
+    scripts = file_names(PACKAGE, "*.js")
+    package = [name for name in scripts if not name.startswith(("web/static/", "web/lib/"))]
     package += file_names(PACKAGE, "*.gguf")
     return [
         "/",
@@ -34,10 +26,8 @@ def page_urls(static: Path, pyodide: Path, xgrammar: Path, wheel: str) -> list[s
         "/api/settings",
         f"/wheel/{wheel}",
         *map(quote, page),
-        *(f"/lib/{quote(name)}" for name in libraries.library_files()),
+        *(f"/lib/{quote(name)}" for name in libraries),
         *(f"/package/{quote(name)}" for name in package),
-        *(f"/pyodide/{name}" for name in PYODIDE_FILES if (pyodide / name).is_file()),
-        *([XGRAMMAR_URL] if (xgrammar / "index.js").is_file() else ()),
     ]
 
 

@@ -3,22 +3,21 @@
 import hashlib
 import json
 import math
-import os
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from webgemma import __version__
 from webgemma.settings import SETTINGS
-from webgemma.web import libraries, offline, wheel
+from webgemma.web import offline, wheel
 from webgemma.web.access import Access
 from webgemma.web.catalogue import Catalogue
 from webgemma.web.http import Content, RefusalError, Request, Response
+from webgemma.web.libraries import library_files, missing_message
 
 STATIC = Path(__file__).parent / "static"
-CHECKOUT_PACKAGES = Path(__file__).parents[3] / "node_modules"
-CHECKOUT_PYODIDE = CHECKOUT_PACKAGES / "pyodide"
-CHECKOUT_XGRAMMAR = CHECKOUT_PACKAGES / "@mlc-ai" / "web-xgrammar" / "lib"
+XGRAMMAR = "xgrammar/index.js"  # of the libraries
 
 # A fixed table: the operating system's may be wrong, and browsers check the type of modules.
 MIME = {
@@ -42,37 +41,22 @@ MIME = {
 }
 
 
-def default_pyodide() -> Path:
-    """Return the folder of Pyodide's files: $WEBGEMMA_PYODIDE, else the checkout's."""
-    return _configured("WEBGEMMA_PYODIDE") or CHECKOUT_PYODIDE
-
-
-def default_xgrammar() -> Path:
-    """Return the folder of web-xgrammar's index.js: $WEBGEMMA_XGRAMMAR, else the checkout's."""
-    return _configured("WEBGEMMA_XGRAMMAR") or CHECKOUT_XGRAMMAR
-
-
-def _configured(variable: str) -> Path | None:
-    text = os.environ.get(variable, "").strip()
-    return Path(text).expanduser() if text else None
-
-
 class Site:
-    """The page, the wheel, Pyodide, web-xgrammar, and the models of the local Ollama store."""
+    """The page, its libraries, the wheel, and the models of the local Ollama store."""
 
     def __init__(
         self,
         store: Path | None = None,
-        pyodide: Path | None = None,
         static: Path = STATIC,
         token: str | None = None,
-        xgrammar: Path | None = None,
+        libraries: Mapping[str, Path] | None = None,
     ) -> None:
-        """Serve to those who have the token; by default it is a new one."""
+        """Serve to those who have the token; by default it is a new one.
+
+        `libraries` are files by their paths below /lib/, by default those that are installed."""
         self.access = Access(token)
         self.catalogue = Catalogue(store)
-        self.pyodide = default_pyodide() if pyodide is None else pyodide
-        self.xgrammar = default_xgrammar() if xgrammar is None else xgrammar
+        self.libraries = library_files() if libraries is None else libraries
         self._static = static
         self._wheel = wheel.Wheel()
 
@@ -82,26 +66,20 @@ class Site:
         answer = self.access.answer(request, port)
         return answer or self._content(request.segments).respond(request)
 
-    def has_pyodide(self) -> bool:
-        """Return whether Pyodide is available to serve."""
-        return (self.pyodide / "pyodide.mjs").is_file()
-
-    def _has_xgrammar(self) -> bool:
-        return (self.xgrammar / "index.js").is_file()
-
     def _about(self) -> dict[str, str | None]:
+        has_pyodide = "pyodide/pyodide.mjs" in self.libraries
         return {
             "version": __version__,
             "wheel": f"/wheel/{wheel.NAME}",
-            "pyodide": "/pyodide/" if self.has_pyodide() else None,
-            "build": self._build() if self.has_pyodide() else None,
-            "xgrammar": offline.XGRAMMAR_URL if self._has_xgrammar() else None,
+            "pyodide": "/lib/pyodide/" if has_pyodide else None,
+            "build": self._build() if has_pyodide else None,
+            "xgrammar": f"/lib/{XGRAMMAR}" if XGRAMMAR in self.libraries else None,
         }
 
     def _build(self) -> str:
         """Return an id of the current wheel and Pyodide files."""
-        paths = (self.pyodide / name for name in offline.PYODIDE_FILES)
-        stats = [path.stat() for path in paths if path.is_file()]
+        paths = [path for name, path in self.libraries.items() if name.startswith("pyodide/")]
+        stats = [path.stat() for path in paths]
         tags = " ".join(f"{stat.st_mtime_ns:x}-{stat.st_size:x}" for stat in stats).encode()
         return hashlib.sha256(self._wheel.data() + tags).hexdigest()[:16]
 
@@ -113,7 +91,7 @@ class Site:
             case ("api", "about"):
                 return json_content(self._about())
             case ("api", "offline"):
-                urls = offline.page_urls(self._static, self.pyodide, self.xgrammar, wheel.NAME)
+                urls = offline.page_urls(self._static, self.libraries, wheel.NAME)
                 return json_content(offline.listing(urls, self._content))
             case ("api", "settings"):
                 return json_content({"settings": page_settings()})
@@ -128,14 +106,12 @@ class Site:
                 raise RefusalError(
                     HTTPStatus.NOT_FOUND, f"The wheel of this server is {wheel.NAME}."
                 )
-            case ("pyodide", *rest):
-                if not self.has_pyodide():
-                    raise RefusalError(HTTPStatus.NOT_FOUND, no_pyodide(self.pyodide))
-                return _file(self.pyodide, tuple(rest))
-            case ("xgrammar", "index.js"):
-                return _file(self.xgrammar, ("index.js",))
             case ("lib", *rest):
-                return _library("/".join(rest))
+                path = self.libraries.get("/".join(rest))
+                if path is None:
+                    reason = missing_message(self.libraries) or "Nothing is at this address."
+                    raise RefusalError(HTTPStatus.NOT_FOUND, reason)
+                return _file(path.parent, (path.name,))
             case ("package", *rest, name) if name.endswith((".js", ".gguf")):
                 # The security policy forbids eval of scripts, and the wheel leaves out the model.
                 return _file(wheel.PACKAGE, (*rest, name))
@@ -159,14 +135,6 @@ def page_settings() -> list[dict[str, Any]]:
     ]
 
 
-def no_pyodide(folder: Path) -> str:
-    """Return the message for a folder without Pyodide."""
-    return (
-        f"Pyodide, which runs Python in the browser, is not in {folder}: run `npm ci` in the "
-        "checkout, or set WEBGEMMA_PYODIDE to a folder with pyodide.mjs."
-    )
-
-
 def guard(request: Request, port: int) -> None:
     """Raise RefusalError unless the request comes from this page or from a local program.
 
@@ -187,14 +155,6 @@ def guard(request: Request, port: int) -> None:
     site = request.headers.get("sec-fetch-site", "none")
     if site not in ("same-origin", "none") and request.headers.get("sec-fetch-mode") != "navigate":
         raise RefusalError(HTTPStatus.FORBIDDEN, "Other sites may not use this server.")
-
-
-def _library(name: str) -> Content:
-    """Return a file of a library; RefusalError if it is none of those that the page uses."""
-    path = libraries.library_files().get(name)
-    if path is None:
-        raise RefusalError(HTTPStatus.NOT_FOUND, "Nothing is at this address.")
-    return _file(path.parent, (path.name,))
 
 
 def _file(root: Path, segments: tuple[str, ...]) -> Content:

@@ -47,7 +47,7 @@ SERVER = ServerAdvice(
 )
 NO_XGRAMMAR = (
     "A reply by a schema needs web-xgrammar, which `webgemma web` serves: check that it is still "
-    "running, and run `npm ci` in its checkout."
+    "running, and what it printed when it started."
 )
 
 # Keys in the notes of stored models. Browsers hold models stored under these names: do not rename.

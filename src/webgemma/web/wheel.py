@@ -1,7 +1,7 @@
 """The wheel of this package that Pyodide unpacks in the browser, built from the installed files.
 
-It leaves out the bundled model: the page fetches that itself, without copying it into Python's
-memory."""
+It leaves out the bundled model, which the page fetches itself, without copying it into Python's
+memory, and what only a server needs: the page, its scripts and its libraries."""
 
 import base64
 import csv
@@ -47,6 +47,8 @@ class Wheel:
 def _package_files(package: Path) -> list[Path]:
     def included(path: Path) -> bool:
         parts = path.relative_to(package).parts
+        if parts[:2] in (("web", "lib"), ("web", "static")):
+            return False
         excluded = any(part == "__pycache__" or part.startswith(".") for part in parts)
         excluded |= path.suffix == ".gguf"
         return path.is_file() and not path.is_symlink() and not excluded
