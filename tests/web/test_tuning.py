@@ -232,7 +232,7 @@ def test_an_adapter_is_trained_applied_downloaded_and_deleted(visitor: Visitor) 
     page.keyboard.press("Tab")
     shown(visitor, "#tune-fit", "8 steps")
     visitor.button("Start").click()
-    shown(visitor, "#tune-state", "Done after 8 steps, loss 0.50")
+    shown(visitor, "#tune-state", "Done after 8 steps. Loss 0.50:")
     chart = page.get_by_role("img", name="Loss after 8 of 8 steps: 0.50, first 4.00")
     assert "Held-out loss: 0.63." in str(chart.get_attribute("aria-label"))
     assert chart.locator("circle").count() == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from webgemma import __version__
-from webgemma.settings import SETTINGS
+from webgemma.settings import SETTINGS, Setting
 from webgemma.web import offline, wheel
 from webgemma.web.access import Access
 from webgemma.web.catalogue import Catalogue
@@ -124,6 +124,7 @@ def page_settings() -> list[dict[str, Any]]:
     return [
         {
             "name": setting.name,
+            "label": setting_label(setting),
             "help": setting.help,
             "min": setting.low if math.isfinite(setting.low) else None,
             "max": setting.high if math.isfinite(setting.high) else None,
@@ -133,6 +134,11 @@ def page_settings() -> list[dict[str, Any]]:
         for setting in SETTINGS.values()
         if setting.on_page
     ]
+
+
+def setting_label(setting: Setting) -> str:
+    """Return the name of a setting as the page shows it."""
+    return setting.name.capitalize().replace("_", " ")
 
 
 def guard(request: Request, port: int) -> None:

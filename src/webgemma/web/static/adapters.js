@@ -1,6 +1,7 @@
 // The list of adapters that were trained in this browser: apply, turn off, download, delete.
 
 import { byId, element, humanSize, namedButton, saveBlob } from "./dom.js";
+import { plural, t } from "./language.js";
 import { confirmed } from "./question.js";
 
 /** The list in the fine-tuning dialog. */
@@ -34,25 +35,28 @@ export class AdapterList {
     const { id, name, nbytes, base, steps, loss, held_out_loss, stored } = adapter;
     const isApplied = this.appliedId === id;
     const facts = [
-      isApplied && "applied", base && `for ${base}`, steps && `${steps} steps`, typeof loss === "number" && `loss ${loss.toFixed(2)}`,
-      typeof held_out_loss === "number" && `held-out loss ${held_out_loss.toFixed(2)}`, humanSize(nbytes),
+      isApplied && t("applied"), base && t("for {base}", { base }), steps && plural(steps, "{count} step", "{count} steps"),
+      typeof loss === "number" && t("loss {loss}", { loss: loss.toFixed(2) }),
+      typeof held_out_loss === "number" && t("held-out loss {loss}", { loss: held_out_loss.toFixed(2) }), humanSize(nbytes),
     ];
-    const apply = namedButton(isApplied ? "Turn off" : "Apply", name, isApplied ? "quiet" : "", () => this.engine.applyAdapter(isApplied ? null : id));
+    const apply = isApplied
+      ? namedButton(t("Turn off"), t("Turn off {name}", { name }), "quiet", () => this.engine.applyAdapter(null))
+      : namedButton(t("Apply"), t("Apply {name}", { name }), "", () => this.engine.applyAdapter(id));
     apply.disabled = this.engine.isTuning || this.engine.state !== "loaded";
-    const download = namedButton("Download", name, "quiet", () => {
+    const download = namedButton(t("Download"), t("Download {name}", { name }), "quiet", () => {
       this.downloads.set(id, name);
       this.engine.readAdapter(id);
     });
-    const remove = namedButton("Delete", name, "quiet", () => this.remove(adapter));
+    const remove = namedButton(t("Delete"), t("Delete {name}", { name }), "quiet", () => this.remove(adapter));
     [apply, download, remove].forEach((control, at) => { control.dataset.key = `${id} ${at}`; });
     const description = element("div", "adapter", element("span", "name", name), element("span", "facts", facts.filter(Boolean).join(" · ")));
     const item = element("li", isApplied ? "applied" : "", description, element("div", "acts", apply, download, remove));
-    if (!stored) item.append(element("p", "problem", "The storage is full: this adapter is lost when the page is closed. Download it."));
+    if (!stored) item.append(element("p", "problem", t("The storage is full: this adapter is lost when the page is closed. Download it.")));
     return item;
   }
 
   async remove({ id, name }) {
-    if (!await confirmed(`Delete the adapter ${name} from this browser?`, "Delete")) return;
+    if (!await confirmed(t("Delete the adapter {name} from this browser?", { name }), t("Delete"))) return;
     if (this.appliedId === id) this.engine.applyAdapter(null);
     this.engine.deleteAdapter(id);
   }

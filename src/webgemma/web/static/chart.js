@@ -1,6 +1,7 @@
 // The chart of a training's losses, drawn again after every step.
 
 import { element } from "./dom.js";
+import { t } from "./language.js";
 
 const WIDTH = 320;
 const HEIGHT = 120;
@@ -27,9 +28,10 @@ function points(losses) {
 
 /** Return what the chart shows as text. */
 function description(losses, heldOut, steps) {
-  const text = `Loss after ${losses.length} of ${steps} steps: ${losses.at(-1).toFixed(2)}, `
-    + `first ${losses[0].toFixed(2)}, lowest ${minimum(losses).toFixed(2)}.`;
-  return heldOut.length ? `${text} Held-out loss: ${heldOut.at(-1).loss.toFixed(2)}.` : text;
+  const text = t("Loss after {step} of {steps} steps: {loss}, first {first}, lowest {lowest}.", {
+    step: losses.length, steps, loss: losses.at(-1).toFixed(2), first: losses[0].toFixed(2), lowest: minimum(losses).toFixed(2),
+  });
+  return heldOut.length ? `${text} ${t("Held-out loss: {loss}.", { loss: heldOut.at(-1).loss.toFixed(2) })}` : text;
 }
 
 /** Return the content of a figure: a loss for each step, and held-out losses [{step, loss}]. */
@@ -46,10 +48,10 @@ export function lossChart(losses, heldOut, steps) {
     svgElement("path", { class: "axis", d: `M${MARGIN.left} ${MARGIN.top}V${foot}H${WIDTH - MARGIN.right}` }),
     svgElement("text", { x: MARGIN.left - 4, y: MARGIN.top + 4, "text-anchor": "end" }, high.toFixed(2)),
     svgElement("text", { x: MARGIN.left - 4, y: foot, "text-anchor": "end" }, low.toFixed(2)),
-    svgElement("text", { x: WIDTH - MARGIN.right, y: HEIGHT - 5, "text-anchor": "end" }, `step ${steps}`),
+    svgElement("text", { x: WIDTH - MARGIN.right, y: HEIGHT - 5, "text-anchor": "end" }, t("step {step}", { step: steps })),
     svgElement("polyline", { class: "losses", points: line }),
     ...heldOut.map(({ step, loss }) => svgElement("circle", { class: "held-out", cx: xOf(step), cy: yOf(loss), r: 2.5 })),
   );
-  const caption = heldOut.length ? "Loss per step; dots: loss of the held-out rows" : "Loss per step";
+  const caption = heldOut.length ? t("Loss per step; dots: loss of the held-out rows") : t("Loss per step");
   return [chart, element("figcaption", "faint", caption)];
 }

@@ -2,6 +2,7 @@
 
 import { attach, attachmentList, kindOf } from "./attachments.js";
 import { byId } from "./dom.js";
+import { t } from "./language.js";
 
 /**
  * The message box: Enter sends, Shift+Enter starts a new line, Escape stops the reply. `actions` has
@@ -117,7 +118,7 @@ export class Tray {
     draft.attachments.push(...attached);
     this.changed(draft);
     this.show();
-    byId("announcer").textContent = attached.length ? `Attached: ${attached.map(({ name }) => name).join(", ")}` : "";
+    byId("announcer").textContent = attached.length ? t("Attached: {names}", { names: attached.map(({ name }) => name).join(", ") }) : "";
     const problems = results.filter(({ reason }) => reason).map(({ reason }) => reason.message);
     if (problems.length) this.notify(problems.join(" "));
   }
@@ -140,7 +141,7 @@ export class Tray {
       this.show();
       byId("prompt").focus();
     }));
-    byId("tray-state").textContent = this.decoding ? "Reading …" : "";
+    byId("tray-state").textContent = this.decoding ? t("Reading …") : "";
     this.shown();
   }
 }

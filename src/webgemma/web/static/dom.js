@@ -18,10 +18,10 @@ export function button(name, className, act) {
   return node;
 }
 
-/** Return a button whose accessible name also names its object. */
-export function namedButton(verb, name, className, act) {
-  const node = button(verb, className, act);
-  node.ariaLabel = `${verb} ${name}`;
+/** Return a button whose accessible name also names its object: "Delete" and "Delete gemma4:e2b". */
+export function namedButton(name, label, className, act) {
+  const node = button(name, className, act);
+  node.ariaLabel = label;
   return node;
 }
 

@@ -1,5 +1,7 @@
 // JSON that people write and read: the schema of the settings, and replies that keep to it.
 
+import { t } from "./language.js";
+
 /** Return what is wrong with a text that should be a JSON Schema, or "" if nothing is; an empty one is none. */
 export function schemaProblem(text) {
   if (!text.trim()) return "";
@@ -7,10 +9,10 @@ export function schemaProblem(text) {
   try {
     schema = JSON.parse(text);
   } catch (error) {
-    return `This is not JSON: ${error.message}.`;
+    return t("This is not JSON: {problem}.", { problem: error.message });
   }
   const isSchema = typeof schema === "boolean" || (typeof schema === "object" && schema !== null && !Array.isArray(schema));
-  return isSchema ? "" : 'A JSON Schema is an object, such as {"type": "object"}.';
+  return isSchema ? "" : t("A JSON Schema is an object, such as {example}.", { example: '{"type": "object"}' });
 }
 
 const TOKEN = /"(?:[^"\\]|\\[^])*"?|[{}[\],:]|[^\s"{}[\],:]+/g;

@@ -2,14 +2,15 @@
 
 import { clock } from "./attachments.js";
 import { byId } from "./dom.js";
+import { t } from "./language.js";
 import { wavOf } from "./wav.js";
 
 const MAX_SECONDS = 600;
 const RATE = 16000; // samples per second of the audio encoders; a browser may record at another rate
 const PROBLEMS = {
-  NotAllowedError: "The microphone is not allowed: allow it next to the address of this page, then try again.",
-  NotFoundError: "This device has no microphone.",
-  NotReadableError: "The microphone cannot be used: another program may be using it.",
+  NotAllowedError: t("The microphone is not allowed: allow it next to the address of this page, then try again."),
+  NotFoundError: t("This device has no microphone."),
+  NotReadableError: t("The microphone cannot be used: another program may be using it."),
 };
 
 /** A recording in progress: `chunks` of samples are added until it is closed. */
@@ -79,7 +80,7 @@ export class Microphone {
     try {
       this.recording = await Recording.start();
     } catch (error) {
-      this.notify(PROBLEMS[error.name] ?? `The microphone cannot be used (${error.message}).`);
+      this.notify(PROBLEMS[error.name] ?? t("The microphone cannot be used ({problem}).", { problem: error.message }));
       return;
     } finally {
       this.button.disabled = false;
@@ -97,7 +98,7 @@ export class Microphone {
     byId("recording-time").textContent = clock(seconds);
     if (seconds >= MAX_SECONDS) {
       this.end(true);
-      this.notify(`A recording is limited to ${MAX_SECONDS / 60} minutes: this one has ended.`);
+      this.notify(t("A recording is limited to {count} minutes: this one has ended.", { count: MAX_SECONDS / 60 }));
     }
   }
 
@@ -113,12 +114,12 @@ export class Microphone {
     byId("prompt").focus();
     if (!isUsed) return true;
     if (!recording.count) {
-      this.notify("Nothing was recorded: the microphone sent no audio.");
+      this.notify(t("Nothing was recorded: the microphone sent no audio."));
       return true;
     }
     this.count += 1;
     const wav = wavOf(recording.chunks, recording.count, recording.context.sampleRate);
-    this.use(new File([wav], `Recording ${this.count}.wav`, { type: wav.type }));
+    this.use(new File([wav], `${t("Recording {number}", { number: this.count })}.wav`, { type: wav.type }));
     return true;
   }
 }

@@ -7,17 +7,17 @@
 import { byId, element, humanSize, namedButton } from "./dom.js";
 import { isModelFile, ModelFiles } from "./files.js";
 import { keepHandles } from "./handles.js";
+import { t } from "./language.js";
 import { modelButton } from "./model_button.js";
 import { showNotice } from "./notice.js";
 import { confirmed } from "./question.js";
 import { ModelCopy, StoredModels } from "./stored.js";
 
-export const BUNDLED = { name: "Bundled model", source: { kind: "bundled" } };
+export const BUNDLED = { name: t("Bundled model"), source: { kind: "bundled" } };
 
-const NO_SERVER = "Ollama’s models are not available, because `webgemma web` is not running. "
-  + "The models in this browser work without it.";
-const NO_MODELS = "Ollama has no models on this machine. Get one with: ollama pull gemma4:e2b";
-const TOO_LARGE = "too large for this GPU";
+const NO_SERVER = t("Ollama’s models are not available, because `webgemma web` is not running. The models in this browser work without it.");
+const NO_MODELS = t("Ollama has no models on this machine. Get one with: {command}", { command: "ollama pull gemma4:e2b" });
+const TOO_LARGE = t("too large for this GPU");
 
 const fromFile = (file, mmproj) => ({
   name: file.name,
@@ -39,8 +39,8 @@ const isSame = (one, other) => one.kind === other.kind
 /** Return in words whether a model fits the GPU; "" if that is unknown. */
 function fitOf({ gpu_nbytes: nbytes, gpu_min_nbytes: minNbytes }, gpuNbytes) {
   if (nbytes === null || nbytes === undefined || gpuNbytes === null) return "";
-  if (nbytes <= gpuNbytes) return "fits";
-  return (minNbytes ?? nbytes) <= gpuNbytes ? "fits, a little slower" : TOO_LARGE;
+  if (nbytes <= gpuNbytes) return t("fits");
+  return (minNbytes ?? nbytes) <= gpuNbytes ? t("fits, a little slower") : TOO_LARGE;
 }
 
 /** How many bytes the GPU can hold, measured by the worker. */
@@ -93,7 +93,7 @@ export class ModelDialog {
   /** Load the current model again, with this file as its mmproj. */
   addMmproj(file) {
     if (!this.current) {
-      this.notify(`${file.name} holds the encoders of a model: load the model first, or drop both files together.`, true);
+      this.notify(t("{file} holds the encoders of a model: load the model first, or drop both files together.", { file: file.name }), true);
       return;
     }
     const { name, source } = this.current;
@@ -104,7 +104,7 @@ export class ModelDialog {
   /** Show a message in the dialog if it is open, else above the conversation. */
   notify(message, isProblem) {
     if (!this.dialog.open) {
-      showNotice(message, isProblem ? { name: "Show the models", act: () => this.open() } : null);
+      showNotice(message, isProblem ? { name: t("Show the models"), act: () => this.open() } : null);
       return;
     }
     byId("models-status").textContent = message;
@@ -115,7 +115,7 @@ export class ModelDialog {
     if (!this.dialog.open) this.dialog.showModal();
     this.copy.moveTo(byId("storing-in-dialog"));
     byId("models-status").textContent = "";
-    byId("ollama-state").textContent = this.ollama.length ? "" : "Reading Ollama’s models …";
+    byId("ollama-state").textContent = this.ollama.length ? "" : t("Reading Ollama’s models …");
     this.render();
     await this.refresh();
   }
@@ -154,11 +154,11 @@ export class ModelDialog {
     if (!this.dialog.open) return;
     const key = document.activeElement?.closest("[data-key]")?.dataset.key;
     byId("stored").replaceChildren(
-      this.item(BUNDLED, { facts: ["small, included in webgemma"] }),
+      this.item(BUNDLED, { facts: [t("small, included in webgemma")] }),
       ...this.stored.models.filter((model) => !this.isPart(model)).map((model) => this.storedItem(model)),
     );
     const { freeNbytes } = this.stored;
-    byId("stored-state").textContent = freeNbytes === null ? "" : `${humanSize(freeNbytes)} more can be stored here.`;
+    byId("stored-state").textContent = freeNbytes === null ? "" : t("{size} more can be stored here.", { size: humanSize(freeNbytes) });
     byId("ollama").replaceChildren(...this.ollama.map((model) => this.ollamaItem(model)));
     byId("files").replaceChildren(...this.files.chosen.map((file) => this.fileItem(file)));
     if (key && !this.dialog.contains(document.activeElement)) {
@@ -177,10 +177,11 @@ export class ModelDialog {
   storedItem(stored) {
     const { id, name, nbytes, stored_nbytes, complete } = stored;
     const isCopying = this.copy.current?.id === id;
-    const remove = namedButton("Delete", name, "quiet", () => this.remove(stored));
-    const resume = namedButton("Resume", name, "", () => this.resume(stored));
+    const remove = namedButton(t("Delete"), t("Delete {name}", { name }), "quiet", () => this.remove(stored));
+    const resume = namedButton(t("Resume"), t("Resume {name}", { name }), "", () => this.resume(stored));
     resume.disabled = this.copy.current !== null;
-    const progress = isCopying ? "being stored" : `${humanSize(stored_nbytes)} of ${humanSize(nbytes)} stored`;
+    const progress = isCopying ? t("being stored")
+      : t("{done} of {total} stored", { done: humanSize(stored_nbytes), total: humanSize(nbytes) });
     return this.item(fromStored(stored), {
       size: humanSize(nbytes),
       facts: complete ? [] : [progress],
@@ -194,7 +195,7 @@ export class ModelDialog {
     const { source } = fromOllama(model);
     return this.item(fromOllama(model), {
       size: model.problem ? "" : humanSize(model.nbytes),
-      facts: [model.family, model.parameters, model.quantisation, this.stored.copyOf(source)?.complete && "stored"],
+      facts: [model.family, model.parameters, model.quantisation, this.stored.copyOf(source)?.complete && t("stored")],
       fit: fitOf(model, this.gpuMemory.nbytes),
       isDisabled: Boolean(model.problem),
       problem: model.problem,
@@ -206,7 +207,10 @@ export class ModelDialog {
     const { source } = this.fromFile(file);
     return this.item(this.fromFile(file), {
       size: humanSize(file.size),
-      facts: ["chosen in this visit", source.mmproj && `with ${source.mmproj.file.name}`, this.stored.copyOf(source)?.complete && "stored"],
+      facts: [
+        t("chosen in this visit"), source.mmproj && t("with {file}", { file: source.mmproj.file.name }),
+        this.stored.copyOf(source)?.complete && t("stored"),
+      ],
       actions: this.storeButton(source, file.name),
     });
   }
@@ -214,8 +218,8 @@ export class ModelDialog {
   /** Return a Store button, unless a copy exists; a partial one has its Resume button in the stored list. */
   storeButton(source, name) {
     if (this.stored.copyOf(source)) return [];
-    const store = namedButton("Store", name, "quiet", () => this.store(source));
-    store.title = "Store it in this browser: it then loads faster, also offline";
+    const store = namedButton(t("Store"), t("Store {name}", { name }), "quiet", () => this.store(source));
+    store.title = t("Store it in this browser: it then loads faster, also offline");
     store.disabled = this.copy.current !== null;
     return [store];
   }
@@ -239,7 +243,7 @@ export class ModelDialog {
     const model = this.ollama.find(({ digest, problem }) => digest && digest === stored.digest && !problem);
     if (model) this.store(fromOllama(model).source);
     else if (isModelFile(stored)) this.files.request(stored.name, stored.nbytes, (file) => this.store(fromFile(file).source));
-    else this.notify(`The rest of ${stored.name} is in Ollama’s store, where it is not found: start \`webgemma web\`, or pull the model again.`, true);
+    else this.notify(t("The rest of {name} is in Ollama’s store, where it is not found: start `webgemma web`, or pull the model again.", { name: stored.name }), true);
   }
 
   store(source) {
@@ -250,8 +254,9 @@ export class ModelDialog {
   async remove(stored) {
     const { id, name } = stored;
     const isLoaded = this.current !== null && isSame(fromStored(stored).source, this.current.source);
-    const warning = isLoaded ? " It is loaded: the bundled model will be loaded instead." : "";
-    if (!await confirmed(`Delete ${name} from this browser?${warning}`, "Delete")) return;
+    const question = isLoaded ? t("Delete {name} from this browser? It is loaded: the bundled model will be loaded instead.", { name })
+      : t("Delete {name} from this browser?", { name });
+    if (!await confirmed(question, t("Delete"))) return;
     if (isLoaded) await this.choose(BUNDLED); // which closes the file
     this.engine.deleteStored(id);
   }

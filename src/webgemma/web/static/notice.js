@@ -1,15 +1,16 @@
 // The notice above the conversation: a message, and an optional action.
 
 import { byId } from "./dom.js";
+import { t } from "./language.js";
 
 /** What the user can do on the page about an error, by its kind. */
 const ADVICE = {
   "no-webgpu": "",
-  "device-lost": "Your conversation is saved.",
-  storage: "Free disk space on this device, or choose a smaller model.",
-  file: "Choose another model.",
+  "device-lost": t("Your conversation is saved."),
+  storage: t("Free disk space on this device, or choose a smaller model."),
+  file: t("Choose another model."),
   memory: "",
-  "no-encoder": "If you have the model’s mmproj file (mmproj….gguf), drop it on this page.",
+  "no-encoder": t("If you have the model’s mmproj file (mmproj….gguf), drop it on this page."),
   other: "",
 };
 

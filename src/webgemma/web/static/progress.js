@@ -1,6 +1,7 @@
 // Progress of transfers: the speed and the remaining time, and the bar of the model that is loading.
 
 import { byId, humanSeconds, humanSize } from "./dom.js";
+import { t } from "./language.js";
 
 const WINDOW_SECONDS = 4; // over which the speed is measured
 
@@ -17,10 +18,10 @@ export class TransferRate {
     const [first] = this.samples;
     const span = seconds - first.seconds;
     const speed = span > 0.2 ? (done - first.done) / span : 0;
-    const facts = [total ? `${humanSize(done)} of ${humanSize(total)}` : humanSize(done)];
+    const facts = [total ? t("{done} of {total}", { done: humanSize(done), total: humanSize(total) }) : humanSize(done)];
     if (speed > 0) {
-      facts.push(`${humanSize(speed)}/s`);
-      if (total > done) facts.push(`${humanSeconds((total - done) / speed)} left`);
+      facts.push(t("{size}/s", { size: humanSize(speed) }));
+      if (total > done) facts.push(t("{time} left", { time: humanSeconds((total - done) / speed) }));
     }
     return facts.join(" · ");
   }
@@ -30,7 +31,7 @@ let loadingRate = new TransferRate();
 
 export function startLoading(name) {
   loadingRate = new TransferRate();
-  byId("loading-name").textContent = `Loading ${name}`;
+  byId("loading-name").textContent = t("Loading {name}", { name });
   byId("loading-facts").textContent = "";
   byId("loading-bar").removeAttribute("value"); // the progress is not known yet
   byId("loading").hidden = false;

@@ -1,9 +1,10 @@
 // The dialog to choose one of the server's models.
 
 import { byId, element, humanSize } from "./dom.js";
+import { t } from "./language.js";
 import { modelButton } from "./model_button.js";
 
-const NO_MODELS = "The server offers no models.";
+const NO_MODELS = t("The server offers no models.");
 
 /** The dialog; calls `choose(name)`, and `refresh()`, which reads the list and calls `show`. */
 export class ServedModels {

@@ -2,11 +2,12 @@
 // or, if the person wants that, in this browser, and is sent in a header only.
 
 import { byId } from "./dom.js";
+import { t } from "./language.js";
 
 const STORED = "webgemma.key";
-const NO_ANSWER = "The server does not respond: check that it is running and that this device reaches it, then try again.";
-const WRONG_KEY = "That is not one of the server’s API keys.";
-const NO_KEY = "An API key has letters, digits and signs, without spaces.";
+const NO_ANSWER = t("The server does not respond: check that it is running and that this device reaches it, then try again.");
+const WRONG_KEY = t("That is not one of the server’s API keys.");
+const NO_KEY = t("An API key has letters, digits and signs, without spaces.");
 
 /** The storages that a key may be in: of this tab, and of this browser; a browser may forbid both. */
 function storages() {
@@ -95,6 +96,6 @@ export async function problemOf(response) {
     const { error } = await response.json();
     return error.message ?? error;
   } catch {
-    return `The server responded with status ${response.status}: try again later.`; // perhaps a proxy before it
+    return t("The server responded with status {status}: try again later.", { status: response.status }); // perhaps a proxy before it
   }
 }

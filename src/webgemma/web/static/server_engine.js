@@ -3,11 +3,12 @@
 
 import { asDataUrl, samplesOf } from "./attachments.js";
 import { humanSize } from "./dom.js";
+import { t } from "./language.js";
 import { problemOf, request } from "./server_access.js";
 import { wavOf } from "./wav.js";
 
 const CHAT_URL = "../v1/chat/completions";
-const LOST = "The connection to the server was lost while it wrote this reply.";
+const LOST = t("The connection to the server was lost while it wrote this reply.");
 const RATE = 16000; // samples per second of the audio encoders
 
 // Files that the server reads as they are; what else this browser can decode is sent in another form.
@@ -168,7 +169,9 @@ export class ServerEngine extends EventTarget {
     const body = JSON.stringify({ model, messages, ...given, ...options });
     const { size } = new Blob([body]);
     if (size > this.maxNbytes) {
-      throw new Error(`This conversation has ${humanSize(size)} with its images and audio, but the server takes ${humanSize(this.maxNbytes)} at a time: begin another one, or attach less.`);
+      throw new Error(t("This conversation has {size} with its images and audio, but the server takes {most} at a time: begin another one, or attach less.", {
+        size: humanSize(size), most: humanSize(this.maxNbytes),
+      }));
     }
     return request(CHAT_URL, { method: "POST", body, headers: { "Content-Type": "application/json" }, signal });
   }

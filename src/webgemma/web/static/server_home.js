@@ -2,6 +2,7 @@
 
 import { byId } from "./dom.js";
 import { handleDrops } from "./files.js";
+import { t } from "./language.js";
 import { hideNotice, noticeText, showNotice } from "./notice.js";
 import { problemOf, request } from "./server_access.js";
 import { ServerEngine } from "./server_engine.js";
@@ -10,8 +11,8 @@ import { ServedModels } from "./served_models.js";
 export const FIELDS = []; // the server chooses the context
 
 const LAST_MODEL = "webgemma.server-model"; // in localStorage: a name
-const DEVICE_TITLE = "Whether the server has the model in memory; if not, it loads it for the first reply.";
-const NOT_HERE = "Here the server writes the replies: it loads models, and trains none. `webgemma web` has a page that does both in a tab.";
+const DEVICE_TITLE = t("Whether the server has the model in memory; if not, it loads it for the first reply.");
+const NOT_HERE = t("Here the server writes the replies: it loads models, and trains none. `webgemma web` has a page that does both in a tab.");
 
 async function readJson(path, mayAsk) {
   const response = await request(path, {}, mayAsk);
@@ -25,7 +26,7 @@ async function readModels(mayAsk) {
   const [{ models }, status] = await Promise.all(paths.map((path) => readJson(path, mayAsk)));
   const listed = models.map(({ name, size, details }) => {
     const loaded = status.models.find((model) => model.name === name);
-    const state = loaded ? "in memory" : status.loading.includes(name) ? "is being loaded" : "";
+    const state = loaded ? t("in memory") : status.loading.includes(name) ? t("is being loaded") : "";
     return { name, nbytes: size, details, state, context: loaded?.context ?? null };
   });
   return { listed, used: status.models.map(({ name }) => name) };
@@ -74,8 +75,8 @@ export class Home {
   }
 
   explain() {
-    const message = this.problem || "No model is chosen: the list of the server’s models is being read.";
-    if (byId("notice").hidden) showNotice(message, this.problem ? { name: "Try again", act: () => this.start() } : null);
+    const message = this.problem || t("No model is chosen: the list of the server’s models is being read.");
+    if (byId("notice").hidden) showNotice(message, this.problem ? { name: t("Try again"), act: () => this.start() } : null);
   }
 
   settingsChanged() {} // they are sent with every message
@@ -108,7 +109,7 @@ export class Home {
 
   show() {
     const { model } = this.engine;
-    byId("model-name").textContent = model ?? "no model";
+    byId("model-name").textContent = model ?? t("no model");
     byId("device").textContent = this.models.find(({ name }) => name === model)?.state ?? "";
     this.dialog.show(this.models, model, this.problem);
     this.page.changed();
@@ -128,7 +129,7 @@ export class Home {
   onError({ message }) {
     this.failure = message;
     this.page.endReply("error");
-    showNotice(message, { name: "Try again", act: this.page.retry });
+    showNotice(message, { name: t("Try again"), act: this.page.retry });
     this.follow(false);
   }
 }

@@ -3,6 +3,7 @@
 
 import { byId, element } from "./dom.js";
 import { schemaProblem } from "./json.js";
+import { t } from "./language.js";
 
 const KEY = "webgemma.settings";
 
@@ -17,9 +18,9 @@ export async function loadFields(ofHome) {
   } catch { /* the server does not respond, and nothing is cached */ }
 }
 
-function field({ name, min, max, integer, help, random }) {
-  const label = name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
-  return { name, label, min, max: Math.min(max ?? Infinity, Number.MAX_SAFE_INTEGER), integer, help, empty: random ? "random" : "default" };
+/** Return a field of the server's list; its English label and help are keys of their translations. */
+function field({ name, label, min, max, integer, help, random }) {
+  return { name, label: t(label), min, max: Math.min(max ?? Infinity, Number.MAX_SAFE_INTEGER), integer, help: t(help), empty: random ? t("random") : t("default") };
 }
 
 const defaults = () => ({
@@ -63,7 +64,7 @@ export function chatSettings(settings) {
   return schema.trim() ? { ...chat, schema: JSON.parse(schema) } : chat;
 }
 
-function numberField({ name, label, min, max, integer, help, empty = "default" }) {
+function numberField({ name, label, min, max, integer, help, empty = t("default") }) {
   const input = element("input");
   Object.assign(input, { type: "number", name, min, max, step: integer ? 1 : "any", placeholder: empty });
   return element("label", "", label, input, element("small", "", help));
@@ -160,7 +161,9 @@ export class SettingsDialog {
       if (!(field.name in changes) && !input.validity.badInput) continue;
       const value = input.value === "" ? null : input.valueAsNumber;
       if (input.validity.badInput || !isAllowed(field, value)) {
-        this.showProblem(`${field.label} must be a ${field.integer ? "whole " : ""}number from ${field.min} to ${field.max}, or empty.`);
+        this.showProblem(field.integer
+          ? t("{field} must be a whole number from {min} to {max}, or empty.", { field: field.label, min: field.min, max: field.max })
+          : t("{field} must be a number from {min} to {max}, or empty.", { field: field.label, min: field.min, max: field.max }));
         input.focus();
         return;
       }

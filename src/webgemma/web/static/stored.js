@@ -1,10 +1,11 @@
 // Models stored in this browser: their list, and the copy that is in progress.
 
 import { button, byId, element, humanSize } from "./dom.js";
+import { t } from "./language.js";
 import { TransferRate } from "./progress.js";
 
-const RESUMABLE = "What was copied stays: resume from the list of models.";
-const STAGES = { copying: "Storing", checking: "Checking" };
+const RESUMABLE = t("What was copied stays: resume from the list of models.");
+const STAGES = { copying: (name) => t("Storing {name}", { name }), checking: (name) => t("Checking {name}", { name }) };
 
 /** The stored models as the worker last reported them. Dispatches "change". */
 export class StoredModels extends EventTarget {
@@ -49,8 +50,9 @@ export class StoredModels extends EventTarget {
   shortage(name, nbytes, storedNbytes) {
     const missing = nbytes - storedNbytes;
     if (this.freeNbytes === null || missing <= this.freeNbytes) return "";
-    return `${name} needs ${humanSize(missing)}, but this browser lets the page store only `
-      + `${humanSize(this.freeNbytes)} more: delete a stored model, or free disk space.`;
+    return t("{name} needs {size}, but this browser lets the page store only {free} more: delete a stored model, or free disk space.", {
+      name, size: humanSize(missing), free: humanSize(this.freeNbytes),
+    });
   }
 }
 
@@ -58,8 +60,8 @@ export class StoredModels extends EventTarget {
 class CopyBox {
   constructor(cancel) {
     this.name = element("span", "name");
-    this.cancel = button("Stop", "quiet", cancel);
-    this.cancel.setAttribute("aria-label", "Stop storing");
+    this.cancel = button(t("Stop"), "quiet", cancel);
+    this.cancel.setAttribute("aria-label", t("Stop storing"));
     this.bar = element("progress");
     this.facts = element("p", "transfer");
     this.box = element("div", "storing", element("div", "row", this.name, this.cancel), this.bar, this.facts);
@@ -77,7 +79,7 @@ class CopyBox {
     if (total) Object.assign(this.bar, { max: total, value: Math.min(done, total) });
     else this.bar.removeAttribute("value");
     const quarters = total ? Math.floor((4 * done) / total) : 0;
-    const announcement = quarters ? `${title}: ${25 * quarters} %` : title;
+    const announcement = quarters ? t("{title}: {percent} %", { title, percent: 25 * quarters }) : title;
     if (this.announcement.textContent !== announcement) this.announcement.textContent = announcement;
   }
 
@@ -105,7 +107,7 @@ export class ModelCopy extends EventTarget {
     engine.addEventListener("store_cancelled", () => this.end());
     engine.addEventListener("stored", ({ detail }) => {
       this.end();
-      notify(`${detail.name} is stored in this browser: it loads from here, also offline.`);
+      notify(t("{name} is stored in this browser: it loads from here, also offline.", { name: detail.name }));
     });
     engine.addEventListener("error", ({ detail }) => {
       if (detail.store === undefined) return;
@@ -143,7 +145,7 @@ export class ModelCopy extends EventTarget {
     if (copy.stage !== this.current?.stage) this.rate = new TransferRate();
     this.current = copy;
     const facts = copy.total ? this.rate.facts(copy.done, copy.total) : "";
-    this.box.show(`${STAGES[copy.stage]} ${copy.name}`, copy, facts);
+    this.box.show(STAGES[copy.stage](copy.name), copy, facts);
     if (isOther) this.dispatchEvent(new Event("change"));
   }
 

@@ -63,12 +63,13 @@
 
 import { samplesOf } from "./attachments.js";
 import { randomId } from "./dom.js";
+import { t } from "./language.js";
 
 const WORKER_URL = "/worker.js";
 
-const NO_SERVER = "The engine of this page did not start, because `webgemma web` does not respond. Start it again, then reload the page.";
-const NO_START = "The engine of this page did not start. Reload the page; if that does not help, free memory or disk space on this device.";
-const FAILED = "The engine of this page has failed. Your conversation is saved.";
+const NO_SERVER = t("The engine of this page did not start, because `webgemma web` does not respond. Start it again, then reload the page.");
+const NO_START = t("The engine of this page did not start. Reload the page; if that does not help, free memory or disk space on this device.");
+const FAILED = t("The engine of this page has failed. Your conversation is saved.");
 
 /** Return why the worker did not start; the server is to blame only if it does not respond. */
 const startProblem = () => fetch("/api/about", { cache: "no-store" }).then(

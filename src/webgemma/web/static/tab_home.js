@@ -4,6 +4,7 @@
 import { byId, humanSize } from "./dom.js";
 import { handleDrops } from "./files.js";
 import { keptHandles } from "./handles.js";
+import { t } from "./language.js";
 import { BUNDLED, lastModel, ModelDialog, rememberModel } from "./models.js";
 import { errorMessage, hideNotice, noticeText, showNotice } from "./notice.js";
 import { endLoading, showLoading, startLoading } from "./progress.js";
@@ -11,13 +12,14 @@ import { TabEngine } from "./tab_engine.js";
 import { TuneDialog } from "./tune.js";
 
 export const FIELDS = [
-  { name: "context", label: "Context", min: 16, max: 1048576, integer: true, help: "Tokens of prompt and reply together." },
+  { name: "context", label: t("Context"), min: 16, max: 1048576, integer: true, help: t("Tokens of prompt and reply together.") },
 ];
 
 const isChromium = Boolean(navigator.userAgentData?.brands.some(({ brand }) => brand === "Chromium"));
 const DEVICE_TITLE = byId("device").title;
-const MATRICES_OFF = ". Its matrix units (tensor cores), if it has any, are off: with chrome://flags/#enable-unsafe-webgpu "
-  + "enabled, this page reads prompts faster.";
+const MATRICES_OFF = t("The GPU, and the memory that the model takes. Its matrix units (tensor cores), if it has any, are off: with {flag} enabled, this page reads prompts faster.", {
+  flag: "chrome://flags/#enable-unsafe-webgpu",
+});
 
 /** The loaded model, and how it is chosen. */
 export class Home {
@@ -34,10 +36,10 @@ export class Home {
     this.models = new ModelDialog(this.engine, (model) => this.choose(model));
     this.tune = new TuneDialog(this.engine, page.changed, showNotice);
     this.actions = {
-      reload: { name: "Load the model again", act: () => this.reload() },
-      choose: { name: "Choose a model", act: () => this.models.open() },
-      tune: { name: "Show fine-tuning", act: () => this.tune.open() },
-      adapters: { name: "Show the adapters", act: () => this.tune.open() },
+      reload: { name: t("Load the model again"), act: () => this.reload() },
+      choose: { name: t("Choose a model"), act: () => this.models.open() },
+      tune: { name: t("Show fine-tuning"), act: () => this.tune.open() },
+      adapters: { name: t("Show the adapters"), act: () => this.tune.open() },
     };
     handleDrops({
       models: (files) => this.models.files.add(files),
@@ -54,7 +56,7 @@ export class Home {
     engine.addEventListener("loaded", ({ detail }) => this.onLoaded(detail));
     engine.addEventListener("loaded", storePage, { once: true });
     engine.addEventListener("adapter_added", ({ detail }) => {
-      showNotice(`${detail.name} is an adapter, not a model: it is in the list of adapters now, where it can be applied.`, this.actions.adapters);
+      showNotice(t("{name} is an adapter, not a model: it is in the list of adapters now, where it can be applied.", { name: detail.name }), this.actions.adapters);
     });
     engine.addEventListener("stored", ({ detail }) => this.onStored(detail));
     engine.addEventListener("adapter_applied", ({ detail }) => {
@@ -69,13 +71,13 @@ export class Home {
   }
 
   explain() {
-    if (this.engine.state === "empty" && byId("notice").hidden) showNotice("No model is loaded.", this.actions.reload);
-    if (this.engine.isTuning) showNotice("The model is being fine-tuned: it can reply again afterwards.", this.actions.tune);
+    if (this.engine.state === "empty" && byId("notice").hidden) showNotice(t("No model is loaded."), this.actions.reload);
+    if (this.engine.isTuning) showNotice(t("The model is being fine-tuned: it can reply again afterwards."), this.actions.tune);
   }
 
   settingsChanged(now, before) {
     if (now.context === before.context || this.engine.state === "empty") return;
-    showNotice("The new context applies when the model is loaded again.", this.actions.reload);
+    showNotice(t("The new context applies when the model is loaded again."), this.actions.reload);
   }
 
   /** Load a model that the user has chosen if its file is one, and return whether it is; else the loaded one stays. */
@@ -101,7 +103,7 @@ export class Home {
     }
     if (engine.state !== "loading") endLoading();
     if (problem) {
-      const stays = engine.state === "loaded" ? `${this.selected.name} stays loaded.` : "";
+      const stays = engine.state === "loaded" ? t("{name} stays loaded.", { name: this.selected.name }) : "";
       showNotice(`${errorMessage(problem)} ${stays}`.trim(), this.actions.choose);
     } else if (inspected?.kind === "adapter") {
       engine.addAdapter(source);
@@ -130,7 +132,7 @@ export class Home {
     this.context = null;
     page.endReply("stopped");
     hideNotice();
-    this.showModel("no model", "");
+    this.showModel(t("no model"), "");
     startLoading(selected.name);
     const { context } = page.settings();
     this.requestedContext = context;
@@ -152,9 +154,9 @@ export class Home {
   }
 
   onReady({ device, software, matrix_units: hasMatrixUnits }) {
-    this.deviceName = device + (software ? " (software, slow)" : "");
+    this.deviceName = software ? t("{device} (software, slow)", { device }) : device;
     const mayBeOff = !software && !hasMatrixUnits && isChromium;
-    byId("device").title = DEVICE_TITLE + (mayBeOff ? MATRICES_OFF : "");
+    byId("device").title = mayBeOff ? MATRICES_OFF : DEVICE_TITLE;
   }
 
   onLoaded({ name, context, device, nbytes }) {
@@ -163,9 +165,11 @@ export class Home {
     if (!this.isSubstitute) rememberModel(selected, true);
     this.context = context;
     if (requestedContext > context && byId("notice").hidden) {
-      showNotice(`${selected.name} has a context of at most ${context} tokens: it is loaded with that, not with the ${requestedContext} of the settings.`);
+      showNotice(t("{name} has a context of at most {context} tokens: it is loaded with that, not with the {requested} of the settings.", {
+        name: selected.name, context, requested: requestedContext,
+      }));
     }
-    const hint = `${name}: context of ${context} tokens, ${humanSize(nbytes)} of memory`;
+    const hint = t("{name}: context of {context} tokens, {size} of memory", { name, context, size: humanSize(nbytes) });
     this.showModel(selected.name, `${this.deviceName || device} · ${humanSize(nbytes)}`, hint);
     this.page.changed();
   }
@@ -181,7 +185,7 @@ export class Home {
     if (detail.tune !== undefined && this.engine.state !== "empty") return; // tune.js shows it
     if (this.engine.state === "empty") {
       endLoading();
-      this.showModel("no model", "");
+      this.showModel(t("no model"), "");
       const isOfModel = ["file", "storage", "memory"].includes(detail.kind);
       showNotice(errorMessage(detail), isOfModel ? this.actions.choose : this.actions.reload);
       if (detail.kind === "memory") this.suggestModels(errorMessage(detail));
@@ -195,7 +199,7 @@ export class Home {
   /** Add the models that fit the GPU to a notice, once they are known. */
   async suggestModels(message) {
     const names = (await this.models.fittingNames()).filter((name) => name !== this.selected.name);
-    if (noticeText() === message) showNotice(`${message} These would fit: ${names.join(", ")}.`, this.actions.choose);
+    if (noticeText() === message) showNotice(t("{problem} These would fit: {names}.", { problem: message, names: names.join(", ") }), this.actions.choose);
   }
 
   cancelLoading() {
@@ -208,7 +212,7 @@ export class Home {
     }
     this.engine.restart();
     endLoading();
-    showNotice(`Loading ${this.selected.name} was cancelled.`, this.actions.choose);
+    showNotice(t("Loading {name} was cancelled.", { name: this.selected.name }), this.actions.choose);
   }
 
   /** Load the model of the last visit, or, if that is not possible at once, the bundled one, and offer the other. */
@@ -226,14 +230,20 @@ export class Home {
     this.isSubstitute = true;
     this.startLoad();
     const { name, source } = model;
-    const why = wasLoading ? `${name} was still loading when the last visit ended.` : `${name} was the model of the last visit.`;
-    const now = "The bundled model is loaded instead.";
-    if (source.kind !== "file") showNotice(`${why} ${now}`, { name: `Load ${name}`, act: () => this.choose(model) });
-    else if (handles) showNotice(`${why} ${now} The browser asks before this page may read the file again.`, { name: `Load ${name}`, act: () => this.openAgain(handles) });
-    else {
+    const why = wasLoading
+      ? t("{name} was still loading when the last visit ended. The bundled model is loaded instead.", { name })
+      : t("{name} was the model of the last visit. The bundled model is loaded instead.", { name });
+    const load = t("Load {name}", { name });
+    if (source.kind !== "file") showNotice(why, { name: load, act: () => this.choose(model) });
+    else if (handles) {
       showNotice(
-        `${why} ${now} Choose or drop the file again, and store it in this browser to have it at every visit.`,
-        { name: `Choose ${name} …`, act: () => this.models.files.choose() },
+        `${why} ${t("The browser asks before this page may read the file again.")}`,
+        { name: load, act: () => this.openAgain(handles) },
+      );
+    } else {
+      showNotice(
+        `${why} ${t("Choose or drop the file again, and store it in this browser to have it at every visit.")}`,
+        { name: t("Choose {name} …", { name }), act: () => this.models.files.choose() },
       );
     }
   }
@@ -243,7 +253,7 @@ export class Home {
     try {
       if (await this.models.files.use(...await handles.open()) || this.engine.state !== "empty") return;
     } catch (error) {
-      showNotice(`${lastModel().model.name} cannot be read again (${error.message}): choose it again.`);
+      showNotice(t("{name} cannot be read again ({problem}): choose it again.", { name: lastModel().model.name, problem: error.message }));
     }
     const message = noticeText();
     if (this.engine.state === "empty") {

@@ -3,28 +3,27 @@
 import { AdapterList } from "./adapters.js";
 import { lossChart } from "./chart.js";
 import { byId, element, humanSize } from "./dom.js";
+import { plural, t } from "./language.js";
 
 const MAX_NBYTES = 100_000_000; // of a file of examples: Python parses it in memory
 const NUMBERS = [
-  { name: "rank", label: "Rank", min: 1, max: 256, value: 16, hint: "size of the adapter" },
-  { name: "epochs", label: "Epochs", min: 1, max: 1000, value: 3, hint: "passes over the data" },
-  { name: "learning_rate", label: "Learning rate", min: 1e-7, max: 0.5, value: 0.0002, hint: "the maximum", decimal: true },
+  { name: "rank", label: t("Rank"), min: 1, max: 256, value: 16, hint: t("size of the adapter") },
+  { name: "epochs", label: t("Epochs"), min: 1, max: 1000, value: 3, hint: t("passes over the data") },
+  { name: "learning_rate", label: t("Learning rate"), min: 1e-7, max: 0.5, value: 0.0002, hint: t("the maximum"), decimal: true },
 ];
 const MORE_NUMBERS = [
-  { name: "steps", label: "Steps", min: 1, max: 100000, value: null, hint: "the exact number, if set" },
-  { name: "batch", label: "Batch size", min: 1, max: 64, value: 4, hint: "examples per step" },
-  { name: "max_length", label: "Max length", min: 16, max: 8192, value: 512, hint: "tokens; longer ones are cut" },
-  { name: "held_out", label: "Held out", min: 0, max: 50, value: 0, hint: "% of the rows, for testing", decimal: true },
+  { name: "steps", label: t("Steps"), min: 1, max: 100000, value: null, hint: t("the exact number, if set") },
+  { name: "batch", label: t("Batch size"), min: 1, max: 64, value: 4, hint: t("examples per step") },
+  { name: "max_length", label: t("Max length"), min: 16, max: 8192, value: 512, hint: t("tokens; longer ones are cut") },
+  { name: "held_out", label: t("Held out"), min: 0, max: 50, value: 0, hint: t("% of the rows, for testing"), decimal: true },
 ];
 
 function numberField({ name, label, min, max, value, hint, decimal }) {
   const input = element("input");
   Object.assign(input, { type: "number", name, min, max, step: decimal ? "any" : 1, value: value ?? "" });
-  if (value === null) input.placeholder = "by epochs";
+  if (value === null) input.placeholder = t("by epochs");
   return element("label", "", label, input, element("small", "", hint));
 }
-
-const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
 /** Calls `changed()` when training starts or ends, and `notify(message, action)` while the dialog is closed. */
 export class TuneDialog {
@@ -62,7 +61,7 @@ export class TuneDialog {
     });
     byId("tune-stop").addEventListener("click", () => {
       engine.stopTuning();
-      byId("tune-state").textContent = "Stopping after this step …";
+      byId("tune-state").textContent = t("Stopping after this step …");
     });
     engine.addEventListener("loaded", () => {
       this.isExamining = false; // an examination was of the previous model
@@ -89,11 +88,19 @@ export class TuneDialog {
     this.showData("");
     this.showProblem("");
     try {
-      if (file.size > MAX_NBYTES) throw new Error(`it has ${humanSize(file.size)}, more than ${humanSize(MAX_NBYTES)}`);
+      if (file.size > MAX_NBYTES) {
+        this.showProblem(t("{file} cannot be used: it has {size}, more than {most}.", {
+          file: file.name, size: humanSize(file.size), most: humanSize(MAX_NBYTES),
+        }));
+        this.show();
+        return;
+      }
       const data = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
       this.examples = { name: file.name, data };
     } catch (error) {
-      this.showProblem(`${file.name} cannot be used: ${error instanceof TypeError ? "it is not UTF-8 text" : error.message}.`);
+      this.showProblem(error instanceof TypeError
+        ? t("{file} cannot be used: it is not UTF-8 text.", { file: file.name })
+        : t("{file} cannot be used ({problem}).", { file: file.name, problem: error.message }));
     }
     this.show();
     this.examine();
@@ -108,7 +115,9 @@ export class TuneDialog {
       const number = input.value === "" ? value : input.valueAsNumber;
       const isValid = number === null || (number >= min && number <= max && (decimal || Number.isInteger(number)));
       if (input.validity.badInput || !isValid) {
-        this.showProblem(`${label} must be a ${decimal ? "" : "whole "}number from ${min} to ${max}.`);
+        this.showProblem(decimal
+          ? t("{field} must be a number from {min} to {max}.", { field: label, min, max })
+          : t("{field} must be a whole number from {min} to {max}.", { field: label, min, max }));
         return null;
       }
       options[name] = name === "held_out" ? number / 100 : number;
@@ -126,7 +135,7 @@ export class TuneDialog {
       const options = this.isExamining ? null : this.options();
       if (options) {
         this.isExamining = true;
-        byId("tune-fit").textContent = "Checking the examples …";
+        byId("tune-fit").textContent = t("Checking the examples …");
         this.engine.examine(this.examples.data, options);
       }
     }
@@ -139,20 +148,27 @@ export class TuneDialog {
       this.examine();
       return;
     }
-    const truncated = facts.truncated ? ` ${counted(facts.truncated, "row")} cut to the maximum length.` : "";
-    const skipped = facts.skipped_count ? ` ${counted(facts.skipped_count, "row")} cannot be used:` : "";
-    this.showData(`${this.examples.name}: ${counted(facts.examples, "example")} from ${counted(facts.rows, "row")}, `
-      + `${facts.tokens} tokens, ${facts.targets} of them to learn.${truncated}${skipped}`, facts.skipped);
+    this.showData([
+      t("{file}: {examples} from {rows}, {tokens} tokens, {targets} of them to learn.", {
+        file: this.examples.name, tokens: facts.tokens, targets: facts.targets,
+        examples: plural(facts.examples, "{count} example", "{count} examples"), rows: plural(facts.rows, "{count} row", "{count} rows"),
+      }),
+      facts.truncated && plural(facts.truncated, "{count} row cut to the maximum length.", "{count} rows cut to the maximum length."),
+      facts.skipped_count && plural(facts.skipped_count, "{count} row cannot be used:", "{count} rows cannot be used:"),
+    ].filter(Boolean).join(" "), facts.skipped);
     this.fits = facts.free_nbytes >= facts.nbytes;
-    const needs = `${counted(facts.steps, "step")}; training needs ${humanSize(facts.nbytes)} of GPU memory in addition to the model`;
-    byId("tune-fit").textContent = this.fits ? `${needs}. It fits.`
-      : `${needs}, but ${humanSize(facts.free_nbytes)} is free: use a smaller batch, shorter examples or a lower rank.`;
+    const needs = {
+      steps: plural(facts.steps, "{count} step", "{count} steps"), size: humanSize(facts.nbytes), free: humanSize(facts.free_nbytes),
+    };
+    byId("tune-fit").textContent = this.fits
+      ? t("{steps}; training needs {size} of GPU memory in addition to the model. It fits.", needs)
+      : t("{steps}; training needs {size} of GPU memory in addition to the model, but {free} is free: use a smaller batch, shorter examples or a lower rank.", needs);
     this.show();
   }
 
   showData(message, skipped = []) {
     byId("tune-data").textContent = message;
-    byId("tune-skipped").replaceChildren(...skipped.map(([line, reason]) => element("li", "", `Line ${line}: ${reason}`)));
+    byId("tune-skipped").replaceChildren(...skipped.map(([line, reason]) => element("li", "", t("Line {line}: {reason}", { line, reason }))));
   }
 
   showProblem(message) {
@@ -166,7 +182,7 @@ export class TuneDialog {
     this.losses = [];
     this.heldOutLosses = [];
     byId("tune-chart").hidden = true;
-    byId("tune-state").textContent = "Starting …";
+    byId("tune-state").textContent = t("Starting …");
     this.engine.tune(this.examples.data, options);
     this.show();
     byId("tune-stop").focus();
@@ -176,18 +192,22 @@ export class TuneDialog {
   onStep({ step, steps, loss, held_out_loss, tokens_per_second }) {
     this.losses.push(loss);
     if (held_out_loss !== null) this.heldOutLosses.push({ step, loss: held_out_loss });
-    const speed = tokens_per_second ? ` · ${Math.round(tokens_per_second)} tokens/s` : "";
-    byId("tune-state").textContent = `Step ${step} of ${steps} · loss ${loss.toFixed(2)}${speed}`;
-    byId("tune-button").textContent = `Training ${Math.floor((100 * step) / steps)} %`;
+    byId("tune-state").textContent = [
+      t("Step {step} of {steps}", { step, steps }), t("loss {loss}", { loss: loss.toFixed(2) }),
+      tokens_per_second && t("{speed} tokens/s", { speed: Math.round(tokens_per_second) }),
+    ].filter(Boolean).join(" · ");
+    byId("tune-button").textContent = t("Training {percent} %", { percent: Math.floor((100 * step) / steps) });
     byId("tune-chart").hidden = false;
     byId("tune-chart").replaceChildren(...lossChart(this.losses, this.heldOutLosses, steps));
   }
 
   onTuned({ id, name, steps, loss, stopped }) {
-    const outcome = `${stopped ? "Stopped" : "Done"} after ${counted(steps, "step")}`;
-    const message = id ? `${outcome}, loss ${loss.toFixed(2)}: the adapter ${name} is ready to apply.` : `${outcome}: no adapter was trained.`;
+    const ended = stopped ? plural(steps, "Stopped after {count} step.", "Stopped after {count} steps.")
+      : plural(steps, "Done after {count} step.", "Done after {count} steps.");
+    const outcome = id ? t("Loss {loss}: the adapter {name} is ready to apply.", { loss: loss.toFixed(2), name }) : t("No adapter was trained.");
+    const message = `${ended} ${outcome}`;
     this.end(message);
-    if (!this.dialog.open) this.notify(message, id && { name: `Apply ${name}`, act: () => this.engine.applyAdapter(id) });
+    if (!this.dialog.open) this.notify(message, id && { name: t("Apply {name}", { name }), act: () => this.engine.applyAdapter(id) });
   }
 
   onError({ tune, message }) {
@@ -223,7 +243,7 @@ export class TuneDialog {
     byId("tune-stop").hidden = !isTuning;
     byId("tune-choose").disabled = isTuning;
     for (const control of this.form.querySelectorAll("input, select")) control.disabled = isTuning;
-    if (!isTuning) byId("tune-button").textContent = "Fine-tune";
+    if (!isTuning) byId("tune-button").textContent = t("Fine-tune");
     this.list.show();
   }
 }
