@@ -164,8 +164,9 @@ class Gemma:
 
     def __reduce__(self) -> NoReturn:
         raise InputError(
-            f"{self.name} is loaded and cannot be pickled or copied: load it in each process, with "
-            "Gemma.load(…); in the same one, fork() gives a second conversation."
+            f"{self.name} is loaded and cannot be pickled or copied",
+            "load it in each process, with Gemma.load(…); in the same one, fork() gives a second "
+            "conversation",
         )
 
     # Loading
@@ -322,8 +323,8 @@ class Gemma:
         checked = self._replies.check_prompt(ids)
         if self.config.diffusion:
             raise InputError(
-                f"{self.name} denoises whole canvases: it has no logits of a next token; "
-                "generate with watch=True to see each step."
+                f"{self.name} denoises whole canvases: it has no logits of a next token",
+                "generate with watch=True to see each step",
             )
         values = await self._engine.logits(checked)
         return self._finite_rows(values, self.config.vocab, self.config.suppressed)

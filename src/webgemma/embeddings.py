@@ -214,7 +214,7 @@ def prefix_of(task: str | None) -> str:
 def titled(titles: Iterable[Any], task: str | None, count: int) -> list[str]:
     """Return what stands before each document that has a title, or None or "" for none."""
     if task != "document":
-        raise InputError("Only documents have titles: give them with task='document'.")
+        raise InputError("Only documents have titles", "give them with task='document'")
     if isinstance(titles, str | bytes | Mapping) or not isinstance(titles, Iterable):
         raise wrong_type(titles, "titles", "a list with the title of each text, or None")
     given = list(titles)

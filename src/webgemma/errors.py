@@ -2,7 +2,14 @@
 
 
 class WebgemmaError(Exception):
-    """Base of every error that webgemma raises on purpose."""
+    """Base of every error that webgemma raises on purpose: a sentence, and `advice` for programs.
+
+    `reason` is the sentence alone: whoever has no Python at hand, as on the chat page, is told
+    that, and what to do there."""
+
+    def __init__(self, sentence: str, advice: str = "") -> None:
+        super().__init__(f"{sentence}; {advice}." if advice else sentence)
+        self.reason = f"{sentence}." if advice else sentence
 
 
 class GgufError(WebgemmaError):
@@ -17,16 +24,16 @@ class InputError(WebgemmaError):
     """A prompt, a message, a token id or an option cannot be used."""
 
 
+class PromptLengthError(InputError):
+    """A prompt does not fit the context."""
+
+
 class MissingPackageError(InputError):
     """What was asked for needs a package that is not installed."""
 
 
 class MissingEncoderError(InputError):
-    """A model has no encoder for images or for audio: `reason`, without what to do in Python."""
-
-    def __init__(self, reason: str, advice: str = "") -> None:
-        super().__init__(f"{reason}; {advice}." if advice else f"{reason}.")
-        self.reason = f"{reason}."
+    """A model has no encoder for images or for audio."""
 
 
 class StorageError(WebgemmaError):
@@ -44,8 +51,8 @@ class DeviceLostError(DeviceError):
 class DeviceMemoryError(DeviceError):
     """The GPU has no memory left; `held_nbytes` of it were in use then."""
 
-    def __init__(self, sentence: str, held_nbytes: int) -> None:
-        super().__init__(sentence)
+    def __init__(self, sentence: str, held_nbytes: int, advice: str = "") -> None:
+        super().__init__(sentence, advice)
         self.held_nbytes = held_nbytes
 
 

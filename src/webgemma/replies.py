@@ -11,7 +11,7 @@ from webgemma.denoising import Canvas, Denoising, canvas_capacity, tokens_of
 from webgemma.engine.constraints import Constraint
 from webgemma.engine.interface import Engine, Started
 from webgemma.engine.speculation import DraftCounts
-from webgemma.errors import InputError
+from webgemma.errors import InputError, PromptLengthError
 from webgemma.gemma.config import Config
 from webgemma.gemma.lora_weights import NO_CHOICE, Choice
 from webgemma.media.encoders import MediaSpan
@@ -197,11 +197,12 @@ class Replies:
         return Denoising(**(schedule | changed))
 
 
-def too_long(length: int, context: int, *, at_least: bool = False) -> InputError:
+def too_long(length: int, context: int, *, at_least: bool = False) -> PromptLengthError:
     """Return the error for a prompt that the context does not hold."""
-    return InputError(
+    return PromptLengthError(
         f"The prompt has {'at least ' * at_least}{length} tokens, but the context holds {context} "
-        "for prompt and reply together; shorten it or load the model with a larger context."
+        "for prompt and reply together",
+        "shorten it or load the model with a larger context",
     )
 
 

@@ -216,7 +216,7 @@ def test_round_trip(metadata, shapes, alignment):
         ({"k": Typed(2, "BOOL")}, "true or false"),
         ({"k": Typed(1, "ARRAY")}, "'ARRAY' is not a valid type"),
         ({"k": Typed(1, "INT")}, "'INT' is not a valid type"),
-        ({"general.alignment": 64}, "alignment=32"),
+        ({"general.alignment": 64}, "an alignment of 32"),
     ],
 )
 def test_invalid_values_are_rejected(metadata, message):

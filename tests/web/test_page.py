@@ -292,7 +292,7 @@ def test_matrix_units_that_are_off_are_mentioned(
 
 def test_a_lost_device_keeps_the_conversation_and_offers_a_reload(visitor: Visitor) -> None:
     visitor.say("lose the device")
-    assert visitor.notice().startswith("The GPU was lost. Your conversation is saved")
+    assert visitor.notice().startswith("The GPU was lost: its driver was reset")
     assert visitor.texts(".message .body") == ["lose the device", "Half a"]
     assert visitor.button("Send").is_disabled()
     visitor.button("Load the model again").click()
@@ -302,7 +302,10 @@ def test_a_lost_device_keeps_the_conversation_and_offers_a_reload(visitor: Visit
 
 def test_a_lost_device_is_reported_at_once(visitor: Visitor) -> None:
     visitor.ask("lose the device afterwards")
-    assert visitor.notice() == "The GPU was lost. Your conversation is saved."
+    assert visitor.notice() == (
+        "The GPU was lost: its driver was reset, or the browser has removed it. "
+        "Your conversation is saved."
+    )
     assert visitor.texts("#model-name") == ["no model"]
     visitor.button("Load the model again").click()
     visitor.page.locator("#model-name", has_text="Bundled model").wait_for()
@@ -328,7 +331,7 @@ def test_a_failed_reply_is_reported_and_the_model_stays(visitor: Visitor) -> Non
     [
         (
             'postMessage({type: "error", kind: "no-webgpu", message: "There is no WebGPU."});',
-            "There is no WebGPU.",
+            "This browser offers no GPU: use a browser with WebGPU (a current Chrome, ",
         ),
         ("throw new Error('no start')", "The engine of this page did not start."),
         (None, "The engine of this page did not start."),

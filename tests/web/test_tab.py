@@ -31,7 +31,7 @@ from webgemma.lora.gguf_file import gguf_adapter_bytes
 from webgemma.models import BUNDLED_PATH
 from webgemma.replies import Piece
 from webgemma.text.calls import ToolCall
-from webgemma.web.tab import BUNDLED_URL, NO_XGRAMMAR, Tab
+from webgemma.web.tab import BUNDLED_URL, Tab
 
 DATA = standin_gguf()
 GREEDY = json.dumps({"temperature": 0, "max_tokens": 5, "seed": None, "think": False})
@@ -442,9 +442,9 @@ def test_a_reply_keeps_to_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     messages = messages_of(act)
     text = "".join(m["text"] for m in messages if m["type"] == "piece" and m["id"] == 1)
     assert json.loads(text) in ("*one*", 2)
-    unsupported, gone = (m["message"] for m in messages if m["type"] == "error")
-    assert "circle" in unsupported
-    assert gone == f"{NO_XGRAMMAR} (it is not here)"
+    unsupported, gone = (m for m in messages if m["type"] == "error")
+    assert "circle" in unsupported["message"]
+    assert gone["kind"] == "no-schemas"
 
 
 def test_an_mmproj_is_stored_and_deleted_with_its_model() -> None:

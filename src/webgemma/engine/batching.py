@@ -209,8 +209,8 @@ class Batch:
         drafters = self.slots.plans.drafters
         if settings["speculate"] == MTP and MTP not in drafters:
             raise InputError(
-                f"speculate is {MTP}, but {self.slots.model.name} was loaded without a drafter: "
-                "load it with draft=FILE, or use auto, lookup or off."
+                f"speculate is {MTP}, but {self.slots.model.name} was loaded without a drafter",
+                "load it with draft=FILE, or use auto, lookup or off",
             )
         self._began += 1
         session.used = self._began
@@ -544,7 +544,8 @@ def not_finite(name: str, device: str) -> GgufError:
     """Return the error for a model whose logits are not finite."""
     return GgufError(
         f"{name} computes NaN or infinity on {device}: its weights are damaged, or the arithmetic "
-        "of this GPU is broken; `webgemma check` with this model shows which."
+        "of this GPU is broken",
+        "`webgemma check` with this model shows which",
     )
 
 

@@ -30,8 +30,9 @@ DEFAULT_SLOTS = 4  # conversations that may be computed at once
 FEWEST_COPIED = 32  # tokens of another conversation that are worth a copy
 BUSY = (
     "Every slot of this model has a conversation that is being written, and there is no memory for "
-    "another: finish one first, or load the model with a shorter context."
+    "another"
 )
+BUSY_ADVICE = "finish one first, or load the model with a shorter context"
 
 OpenedDrafter = tuple[Gguf, Config]
 
@@ -115,7 +116,7 @@ class GpuEngine:
         idle = [each for each in self._sessions if not batch.is_busy(each)]
         if not idle:
             if batch.worker is None:  # nobody's turn would come later
-                raise InputError(BUSY)
+                raise InputError(BUSY, BUSY_ADVICE)
             return None
         marks = marked(ids, soft)
         best = max(self._sessions, key=lambda each: each.reusable(marks, soft, choice))

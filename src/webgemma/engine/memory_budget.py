@@ -66,10 +66,10 @@ class MemoryBudget:
         in_file = f" (and {gigabytes(self.table_nbytes)} left in the file)"
         return DeviceMemoryError(
             f"{self.name} needs {gigabytes(self.weights_nbytes)} for weights"
-            f"{in_file if self.table_nbytes else ''} and {self._caches()}, but {available}; use a "
-            f"smaller model or quantisation, {'fewer slots, ' * (self.slots > 1)}or a shorter "
-            "context.",
+            f"{in_file if self.table_nbytes else ''} and {self._caches()}, but {available}",
             self.nbytes("host"),
+            f"use a smaller model or quantisation, {'fewer slots, ' * (self.slots > 1)}or a "
+            "shorter context",
         )
 
     def described(self, table: TableLocation = "device", *, most: bool = False) -> str:

@@ -16,7 +16,7 @@ async def open_engine(gguf: Gguf, config: Config, context: int, options: EngineO
     A browser has no reference, because it has no numpy."""
     options.check()
     if options.device == "cpu" and IN_BROWSER:
-        raise DeviceError("A browser computes on its GPU only: load the model with device='gpu'.")
+        raise DeviceError("A browser computes on its GPU only", "load the model with device='gpu'")
     if options.device != "cpu":
         required = options.device == "gpu" or options.gpu is not None or IN_BROWSER
         try:

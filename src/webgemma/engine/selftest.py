@@ -85,7 +85,8 @@ def _judge(name: str, probe: _Probe, values: Sequence[float]) -> None:
         if not abs(value - expected) <= probe.tolerance * scale:  # NaN is wrong, too
             raise DeviceError(
                 f"{name} computes wrong values ({probe.what}: {value:.6g} instead of "
-                f"{expected:.6g}): update its driver or use --device cpu."
+                f"{expected:.6g})",
+                "update its driver or use --device cpu",
             )
 
 

@@ -387,7 +387,8 @@ def _check_kernels_fit(gguf: Gguf, audio: AudioConfig) -> None:
         if count % 4:
             raise DeviceError(
                 f"{gguf.name}: its audio encoder has {what} of {count}, but the GPU kernels read "
-                "four at a time; use device='cpu'."
+                "four at a time",
+                "use device='cpu'",
             )
 
 

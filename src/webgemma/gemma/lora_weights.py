@@ -186,7 +186,7 @@ class LoraWeights:
             left.remove(EMBEDDING)
         if left:
             raise InputError(
-                f"An adapter changes {min(left)}, which the GPU cannot adapt; use device='cpu'."
+                f"An adapter changes {min(left)}, which the GPU cannot adapt", "use device='cpu'"
             )
 
     def _matrix(

@@ -305,13 +305,15 @@ def _check_kernels_fit(gguf: Gguf, vision: VisionConfig) -> None:
     if size not in HEAD_DIMS:
         raise DeviceError(
             f"{gguf.name}: its vision encoder has heads of {size} dimensions, for which there is "
-            "no GPU kernel; use device='cpu'."
+            "no GPU kernel",
+            "use device='cpu'",
         )
     for what, count in (("patches", vision.patch), ("feed-forward layers", vision.ffn)):
         if count % 4:
             raise DeviceError(
                 f"{gguf.name}: its vision encoder has {what} of {count}, but the GPU kernels read "
-                "four at a time; use device='cpu'."
+                "four at a time",
+                "use device='cpu'",
             )
 
 

@@ -323,18 +323,21 @@ def check_kernels_fit(gguf: Gguf, config: Config, device: Device) -> None:
         if layer.head_dim not in HEAD_DIMS:
             raise DeviceError(
                 f"{gguf.name}: the GPU kernels support heads of {HEAD_DIMS[0]} to {HEAD_DIMS[-1]} "
-                f"dimensions, not {layer.head_dim}; use device='cpu'."
+                f"dimensions, not {layer.head_dim}",
+                "use device='cpu'",
             )
     for name, tensor in used_tensors(gguf, config).items():
         if len(tensor.shape) > 1 and tensor.width % 4:
             raise DeviceError(
                 f"{gguf.name}: the rows of {name} have {tensor.width} weights, but the GPU kernels "
-                "read four at a time; use device='cpu'."
+                "read four at a time",
+                "use device='cpu'",
             )
         if len(tensor.shape) > 1 and tensor.width > MAX_ROW and device.software:
             raise DeviceError(
                 f"{gguf.name}: the rows of {name} have {tensor.width} weights, but {device.name} "
-                f"is a software GPU that sums at most {MAX_ROW}; use device='cpu'."
+                f"is a software GPU that sums at most {MAX_ROW}",
+                "use device='cpu'",
             )
 
 

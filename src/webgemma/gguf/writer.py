@@ -161,10 +161,12 @@ def _data_chunks(
 def _with_alignment(metadata: Mapping[str, object], alignment: int) -> dict[str, object]:
     key = "general.alignment"
     if not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise InputError(f"alignment={alignment} is not a power of two up to {MAX_ALIGNMENT}.")
+        raise InputError(f"The alignment {alignment} is not a power of two up to {MAX_ALIGNMENT}.")
     stated = metadata.get(key, alignment)
     if alignment != (stated.value if isinstance(stated, Typed) else stated):
-        raise InputError(f"{key} is {stated} but the file is written with alignment={alignment}.")
+        raise InputError(
+            f"{key} is {stated} but the file is written with an alignment of {alignment}."
+        )
     values = dict(metadata)
     if key in metadata or alignment != DEFAULT_ALIGNMENT:
         values[key] = Typed(alignment, "UINT32")

@@ -130,7 +130,7 @@ class Linker:
         complete: bool = False,
     ) -> None:
         if op not in names_in("ops"):
-            raise KernelError(f"There is no op {op!r}; `webgemma kernels` lists them.")
+            raise KernelError(f"There is no op {op!r}", "`webgemma kernels` lists them")
         self.op = op
         self.features = features
         self.constants = dict(constants or {})

@@ -96,7 +96,8 @@ async def _pair(gguf: Gguf, name: str, a: TensorInfo, b: TensorInfo, alpha: floa
         if half.format.name not in ELEMENT_NBYTES:
             raise GgufError(
                 f"{gguf.name}: {half.name} is stored as {half.format}; webgemma reads adapters "
-                f"in {', '.join(ELEMENT_NBYTES)}: convert it with --outtype f16."
+                f"in {', '.join(ELEMENT_NBYTES)}",
+                "convert it with --outtype f16",
             )
     first, second = [to_float32(await gguf.read(half), half.format.name) for half in (a, b)]
     scale = alpha / rank if alpha else 1.0

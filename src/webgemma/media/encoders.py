@@ -100,7 +100,7 @@ class EncoderFiles:
         medium = "images" if kind == "vision" else "audio"
         if is_of_gemma3(self.gguf):
             raise MissingEncoderError(
-                f"{self.name} cannot read {medium}: webgemma runs only the text model of Gemma 3"
+                f"{self.name} cannot read {medium}: webgemma runs only the text model of Gemma 3."
             )
         files = self.projectors()
         for file in files:
@@ -122,7 +122,7 @@ class EncoderFiles:
             gguf.close()
         refusal = f"{self.name} cannot read {medium}: there is no {kind} encoder in"
         if files:
-            raise MissingEncoderError(f"{refusal} {', '.join(file.label for file in files)}")
+            raise MissingEncoderError(f"{refusal} {', '.join(file.label for file in files)}.")
         config = getattr(EncoderConfigs.from_gguf(self.gguf), kind)
         if config is None:
             raise MissingEncoderError(
@@ -315,9 +315,9 @@ def gpu_encoders(
         if memory_gb is not None and device.nbytes + nbytes > memory_gb * 1e9:
             raise DeviceMemoryError(
                 f"{files.name} needs {nbytes / 1e9:.2g} GB more for its {kind} encoder, but "
-                f"{device.nbytes / 1e9:.2g} GB are in use and memory_gb={memory_gb:g}; "
-                "allow more, or load it with a shorter context.",
+                f"{device.nbytes / 1e9:.2g} GB are in use of the {memory_gb:g} GB that it may take",
                 device.nbytes + nbytes,
+                "allow more by memory_gb, or load it with a shorter context",
             )
 
     async def load_vision(file: Gguf, config: VisionConfig) -> GpuVisionEncoder:

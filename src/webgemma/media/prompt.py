@@ -273,7 +273,7 @@ async def read_image(source: Any, where: str) -> RgbImage:
         from webgemma.media.image_files import decode
     except ImportError:
         raise InputError(
-            "Images are decoded by Pillow, which is not installed: run `pip install pillow`."
+            "Images are decoded by Pillow, which is not installed", "run `pip install pillow`"
         ) from None
     if isinstance(source, str | os.PathLike):
         return decode(source)

@@ -65,8 +65,8 @@ def _text(message: Message, *, trim: bool = True, keep_end: bool = False) -> str
     for part in message.content:
         if isinstance(part, Markup):
             raise MissingEncoderError(
-                f"{message.where} has an image, audio or video, and webgemma runs only the text "
-                "model of Gemma 3"
+                "webgemma runs only the text model of Gemma 3, which reads text only",
+                f"leave it out of {message.where}",
             )
     texts = list(message.content)
     if keep_end:

@@ -14,12 +14,14 @@ from webgemma.api import Gemma
 from webgemma.denoising import Canvas
 from webgemma.device import aopen_device
 from webgemma.errors import (
+    DeviceError,
     DeviceLostError,
     DeviceMemoryError,
     GgufError,
     MissingEncoderError,
     MissingPackageError,
     ModelNotFoundError,
+    PromptLengthError,
     StorageError,
     WebgemmaError,
 )
@@ -44,10 +46,6 @@ BUNDLED_URL = f"/package/demo/{BUNDLED_PATH.name}"  # the page's wheel leaves it
 SERVER = ServerAdvice(
     "`webgemma web` does not respond; check that it is still running",
     "open the address that `webgemma web` printed",
-)
-NO_XGRAMMAR = (
-    "A reply by a schema needs web-xgrammar, which `webgemma web` serves: check that it is still "
-    "running, and what it printed when it started."
 )
 
 # Keys in the notes of stored models. Browsers hold models stored under these names: do not rename.
@@ -393,7 +391,7 @@ class Tab:
 
         Settings may have `think`, and a `schema` that the reply keeps to."""
         if self._model is None:
-            self._report("error", id=id, kind="other", message="No model is loaded: choose one.")
+            self._report("error", id=id, kind="no-model", message="No model is loaded: choose one.")
             return
         think, schema = bool(settings.pop("think", False)), settings.pop("schema", None)
         diffusion = self._model.config.diffusion is not None
@@ -453,12 +451,8 @@ class Tab:
         self._post(json.dumps({"type": type, **facts}))
 
     def _report_error(self, error: WebgemmaError, kind: str, **facts: Any) -> None:
-        message = str(error)
-        if isinstance(error, MissingEncoderError):  # the page adds what to do about it
-            message = error.reason
-        elif isinstance(error, MissingPackageError):
-            message = f"{NO_XGRAMMAR} ({error.__cause__})" if error.__cause__ else NO_XGRAMMAR
-        self._report("error", message=message, kind=kind, **facts)
+        # The page, which has neither Python nor a command line, adds what to do there.
+        self._report("error", message=error.reason, kind=kind, **facts)
 
 
 class _ThrottledProgress:
@@ -540,10 +534,16 @@ def _kind(error: WebgemmaError) -> str:
     """Return the kind of an error, by which the page chooses its advice."""
     if isinstance(error, StorageError):
         return "storage"
+    if isinstance(error, PromptLengthError):
+        return "prompt"
     if isinstance(error, DeviceMemoryError):
         return "memory"
     if isinstance(error, GgufError | ModelNotFoundError):
         return "file"
     if isinstance(error, MissingEncoderError):
         return "no-encoder"
-    return "device-lost" if isinstance(error, DeviceLostError) else "other"
+    if isinstance(error, MissingPackageError):
+        return "no-schemas"
+    if isinstance(error, DeviceLostError):
+        return "device-lost"
+    return "device" if isinstance(error, DeviceError) else "other"

@@ -56,7 +56,9 @@
 //   adapter_added  id, name           from a file
 //   adapter_file  id, blob            a GGUF file
 //   error     id?, inspect?, store?, tune?, message,
-//             kind: "no-webgpu" | "device-lost" | "memory" | "storage" | "file" | "no-encoder" | "other"
+//             kind: "no-webgpu" | "device-lost" | "device" | "memory" | "storage" | "file" | "no-encoder" | "prompt"
+//             | "no-model" | "no-schemas" | "no-server" | "no-pyodide" | "other"; message: what is wrong, to which notice.js
+//             adds what to do, or which it replaces
 //             with an id a reply has failed, with inspect (its id) an inspection, with store (the id of a copy, or null) storing has failed, with tune
 //             (the name of the request) fine-tuning has failed, and the model stays loaded unless the device was
 //             lost; with none of them no model is loaded

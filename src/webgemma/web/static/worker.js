@@ -6,18 +6,16 @@ import "/package/media/browser.js"; // for images and audio,
 import "/package/constraints/xgrammar.js"; // and for replies that keep to a schema
 import { startPython } from "./python.js";
 
-const NO_PYODIDE = "This server has no Pyodide, which runs Python in the browser: see what `webgemma web` printed when it started.";
-
-const NO_SERVER = "`webgemma web` does not respond: start it again, then reload the page.";
+const failure = (kind, message = kind) => Object.assign(new Error(message), { kind });
 
 const post = (json) => self.postMessage(JSON.parse(json));
 
 const started = (async () => {
   navigator.gpu?.requestAdapter().catch(() => {}); // starts the GPU process while Python starts
-  const response = await fetch("/api/about").catch(() => { throw new Error(NO_SERVER); });
+  const response = await fetch("/api/about").catch(() => { throw failure("no-server"); });
   if (!response.ok) throw new Error(await response.text());
   const about = await response.json();
-  if (!about.pyodide) throw new Error(NO_PYODIDE);
+  if (!about.pyodide) throw failure("no-pyodide");
   globalThis.webgemmaXgrammarUrl = about.xgrammar; // which is loaded when a reply needs it
   const python = await startPython(about);
   const tab = python.pyimport("webgemma.web.tab").Tab(post);
@@ -83,7 +81,7 @@ const TUNING_REQUESTS = [
 ];
 
 let queue = started.catch((error) => {
-  self.postMessage({ type: "error", kind: "other", message: String(error.message ?? error) });
+  self.postMessage({ type: "error", kind: error.kind ?? "other", message: String(error.message ?? error) });
 });
 
 /** Return the fields of an error that name the request it belongs to. */
