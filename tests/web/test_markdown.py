@@ -21,8 +21,8 @@ RENDER = """async (text) => {
     if (button.tagName === "FIGCAPTION") button.lastChild.remove();
     for (const name of ["aria-label", "role", "tabindex"]) button.removeAttribute(name);
   }
-  for (const link of box.querySelectorAll("a")) {
-    for (const name of ["rel", "target", "title"]) link.removeAttribute(name);
+  for (const node of box.querySelectorAll("*")) {
+    for (const name of ["dir", "rel", "target", "title"]) node.removeAttribute(name);
   }
   const html = box.innerHTML;
   box.remove();
@@ -53,7 +53,7 @@ def code(text: str, language: str = "code") -> str:
         ("# One\n### Three ##\n#none", "<h3>One</h3><h5 aria-level=\"4\">Three</h5><p>#none</p>"),
         ("*a* **b** _c_ __d__ ~~e~~", "<p><em>a</em> <strong>b</strong> <em>c</em> "
          "<strong>d</strong> <del>e</del></p>"),
-        ("***both*** **a *b* c**", "<p><strong><em>both</em></strong> "
+        ("***both*** **a *b* c**", "<p><em><strong>both</strong></em> "
          "<strong>a <em>b</em> c</strong></p>"),
         ("2 * 3 * 4, snake_case_name, *open", "<p>2 * 3 * 4, snake_case_name, *open</p>"),
         (r"\*not\* \# \\", r"<p>*not* # \</p>"),
@@ -62,9 +62,9 @@ def code(text: str, language: str = "code") -> str:
         ("~~~\n```\n~~~", code("```")),
         ("```\nstill coming", code("still coming")),
         ("- a\n- b\n  - c\n- d", "<ul><li>a</li><li>b<ul><li>c</li></ul></li><li>d</li></ul>"),
-        ("* a\n    * b\n\n* c", "<ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>"),
+        ("* a\n    * b\n\n* c", "<ul><li><p>a</p><ul><li>b</li></ul></li><li><p>c</p></li></ul>"),
         ("3. a\n4. b\n\ntext", '<ol start="3"><li>a</li><li>b</li></ol><p>text</p>'),
-        ("1. a\n   ```\n   x\n   ```\n2. b", f'<ol start="1"><li>a{code("x")}</li><li>b</li></ol>'),
+        ("1. a\n   ```\n   x\n   ```\n2. b", f'<ol><li>a{code("x")}</li><li>b</li></ol>'),
         ("> a\n> - b", "<blockquote><p>a</p><ul><li>b</li></ul></blockquote>"),
         ("a\n\n---\n***", "<p>a</p><hr><hr>"),
         ("| a | b |\n|:-:|--:|\n| `c` | d\\|e |\n| f |",
@@ -81,7 +81,7 @@ def code(text: str, language: str = "code") -> str:
         ("<https://a.example>", '<p><a href="https://a.example/">https://a.example</a></p>'),
         ("![a cat](https://a.example/cat.png)",
          '<p><a href="https://a.example/cat.png">a cat</a></p>'),
-        ("<b>x</b> &amp; &lt;", "<p>&lt;b&gt;x&lt;/b&gt; &amp;amp; &amp;lt;</p>"),
+        ("<b>x</b> &amp; &lt;", "<p>&lt;b&gt;x&lt;/b&gt; &amp; &lt;</p>"),
     ],
 )  # fmt: skip
 def test_markdown_becomes_nodes(page: Any, text: str, html: str) -> None:
@@ -158,7 +158,7 @@ TAGS = {
 }
 ATTRIBUTES = {
     *("href", "title", "rel", "target", "class", "type", "data-copy", "tabindex"),
-    *("aria-label", "role", "start"),
+    *("aria-label", "role", "start", "dir"),
 }
 
 
@@ -208,5 +208,5 @@ STREAM = """async (text) => {
 def test_a_growing_text_ends_as_the_complete_one_and_keeps_its_nodes(page: Any) -> None:
     text = "# T\n\na **b** `c`\n\n- x\n  - y\n\n```py\ncode\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |"
     grown, complete, is_same_node = page.evaluate(STREAM, text)
-    assert grown + "<p>more</p>" == complete
+    assert grown + '<p dir="auto">more</p>' == complete
     assert is_same_node

@@ -9,6 +9,7 @@ from pathlib import Path
 
 PACKAGED = Path(__file__).parent / "lib"
 CHECKOUT = Path(__file__).parents[3] / "node_modules"
+# Texts of licences that other packages lack; of DOMPurify, nothing else is used.
 MPL, APACHE, PSF = "dompurify/LICENSE-MPL", "dompurify/LICENSE", "argparse/LICENSE"
 
 
@@ -22,6 +23,14 @@ class Library:
     # Texts of licences by the names that they get in a wheel, where the package has no LICENSE.
     licences: Mapping[str, str] = field(default_factory=dict)
 
+
+# Languages of highlight.js that highlight.min.js does not have, loaded when they are first shown.
+_RARER = (
+    "ada apache awk clojure cmake crystal d dart delphi dockerfile dos elixir elm erlang fortran "
+    "fsharp glsl gradle groovy haskell http julia latex lisp llvm matlab nginx nim nix ocaml "
+    "powershell prolog properties protobuf scala scheme tcl verilog vhdl vim x86asm"
+)
+_LANGUAGES = tuple(f"languages/{name}.min.js" for name in _RARER.split())
 
 # By the folder below /lib/; scripts of the page import them as "./lib/FOLDER/FILE".
 LIBRARIES = {
@@ -41,11 +50,8 @@ LIBRARIES = {
     ),
     "markdown-it": Library("markdown-it", ("markdown-it.esm.min.mjs",), "dist/browser"),
     "markdown-it-footnote": Library("markdown-it-footnote", ("index.mjs",)),
-    "markdown-it-sub": Library("markdown-it-sub", ("index.mjs",)),
-    "markdown-it-sup": Library("markdown-it-sup", ("index.mjs",)),
-    "temml": Library("temml", ("temml.mjs",), "dist"),
-    "highlight": Library("@highlightjs/cdn-assets", ("highlight.min.js",), "es"),
-    "dompurify": Library("dompurify", ("purify.es.mjs",), "dist"),
+    "temml": Library("temml", ("temml.min.js", "Temml-Local.css", "Temml.woff2"), "dist"),
+    "highlight": Library("@highlightjs/cdn-assets", ("highlight.min.js", *_LANGUAGES), "es"),
     "pdfjs": Library(  # PDF.js for workers, in one file
         "unpdf", ("pdfjs.mjs",), "dist", {"LICENSE": "unpdf/LICENSE", "LICENSE-PDFJS": APACHE}
     ),
