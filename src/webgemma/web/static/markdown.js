@@ -20,7 +20,7 @@ let scopes = 0;
 /** Show `text` in `container`; blocks that are unchanged keep their nodes. A growing text may be shown a little later. */
 export function showMarkdown(container, text, { isGrowing = false } = {}) {
   let rendering = renderings.get(container);
-  if (!rendering) {
+  if (!(rendering instanceof Rendering)) {
     rendering = new Rendering(container);
     renderings.set(container, rendering);
   }

@@ -114,7 +114,7 @@ export class Block {
   }
 
   link_open(token) {
-    const link = element("a");
+    const link = element("a", token.markup ? "bare" : ""); // its text is the URL
     link.href = token.attrGet("href"); // absolute, of an allowed protocol: see markdown_blocks.js
     link.title = link.href; // its text may look like another URL
     link.rel = "noopener noreferrer";

@@ -125,14 +125,15 @@ export class MessageList {
       item.body.hidden = !message.content || item.isEditing;
       return;
     }
-    if (message.format === "json" && message.content) showCode(item.body, indented(message.content), "json");
-    else showMarkdown(item.body, message.content);
+    const isElsewhere = this.actions.isElsewhere(message);
+    const growth = { isGrowing: isReplying || isElsewhere };
+    if (message.format === "json" && message.content) showCode(item.body, indented(message.content), "json", growth);
+    else showMarkdown(item.body, message.content, growth);
     item.thinking.hidden = !message.thinking;
     item.thoughts.textContent = message.thinking ?? "";
     item.summary.textContent = isReplying && !message.content ? "Thinking …" : "Thoughts";
     const calls = message.tool_calls ?? [];
     if (item.calls.childElementCount !== calls.length) item.calls.replaceChildren(...calls.map(callElement));
-    const isElsewhere = this.actions.isElsewhere(message);
     item.facts.textContent = isReplying ? "" : isElsewhere ? "being written in another tab" : replyFacts(message);
     item.facts.title = isReplying ? "" : draftFacts(message);
     item.author.textContent = isReplying ? "" : message.model ?? "";
