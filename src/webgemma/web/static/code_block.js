@@ -3,9 +3,9 @@
 import { element } from "./dom.js";
 import { coloured } from "./highlighting.js";
 import { t } from "./language.js";
-import { soon, soonAfter } from "./later.js";
+import { soonAfter } from "./later.js";
 
-const PAUSES = 20; // code that grows is coloured again after this many times as long as it took
+const PAUSES = 3; // code that grows is coloured again after this many times as long as it took
 
 /** A block of code that may grow; `figure` is its element. */
 export class CodeBlock {
@@ -25,6 +25,7 @@ export class CodeBlock {
     this.tail = null; // the text that has no colours yet
     this.isShown = true;
     this.isColoured = false; // completely
+    this.isWaiting = false; // for its colours
     this.nextTime = 0;
     this.timer = 0;
   }
@@ -38,7 +39,7 @@ export class CodeBlock {
     }
     if (this.isColoured) return;
     if (!isGrowing) this.nextTime = 0;
-    soon(() => this.colour());
+    this.colour();
   }
 
   append(text) {
@@ -52,24 +53,36 @@ export class CodeBlock {
   }
 
   colour() {
-    if (!this.isShown || this.isColoured) return;
+    if (!this.isShown || this.isColoured || this.isWaiting) return;
     const start = performance.now();
     if (start < this.nextTime) {
       this.timer ||= setTimeout(() => {
         this.timer = 0;
-        soon(() => this.colour());
+        this.colour();
       }, this.nextTime - start);
       return;
     }
-    const nodes = coloured(this.text, this.language);
+    const { text } = this;
+    const nodes = coloured(text, this.language);
     if (nodes instanceof Promise) {
-      soonAfter(nodes, () => this.colour());
-      return;
+      this.isWaiting = true;
+      soonAfter(nodes, (found) => {
+        this.isWaiting = false;
+        this.put(text, found);
+        this.nextTime = performance.now() + PAUSES * (performance.now() - start);
+        if (!this.isColoured) this.colour();
+      });
+    } else this.put(text, nodes);
+  }
+
+  /** Show the colours of a text, from which the code may have grown. */
+  put(text, nodes) {
+    if (!this.text.startsWith(text)) return;
+    if (nodes) {
+      this.fill(nodes);
+      if (text.length < this.text.length) this.append(this.text.slice(text.length));
     }
-    if (nodes) this.fill(nodes);
-    this.isColoured = true;
-    const end = performance.now();
-    this.nextTime = end + PAUSES * (end - start);
+    this.isColoured = text === this.text;
   }
 
   /** The block has been removed. */

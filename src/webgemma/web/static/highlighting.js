@@ -1,59 +1,46 @@
-// Colours of code, by highlight.js: loaded with the first code in a language, rarer languages one by one.
+// Colours of code, by highlight.js in a worker that starts with the first code.
 
 import { element } from "./dom.js";
 
-const FOLDER = "./lib/highlight/";
 const MAX_LENGTH = 30_000; // of code that is coloured
-const MAX_LINE = 2_000; // some grammars are slow on long lines
 const MAX_KEPT = 100;
-// Languages that are not in highlight.min.js, with their other names.
-const MORE = {
-  ada: [], apache: ["apacheconf"], awk: [], clojure: ["clj"], cmake: [], crystal: ["cr"], d: [], dart: [],
-  delphi: ["pascal", "pas"], dockerfile: ["docker"], dos: ["bat", "batch", "cmd"], elixir: ["ex", "exs"], elm: [],
-  erlang: ["erl"], fortran: ["f90", "f95"], fsharp: ["fs", "f#"], glsl: ["wgsl", "hlsl"], gradle: [], groovy: [], haskell: ["hs"],
-  http: [], julia: ["jl"], latex: ["tex"], lisp: [], llvm: [], matlab: [], nginx: [], nim: [], nix: [], ocaml: ["ml"],
-  powershell: ["ps1", "pwsh"], prolog: [], properties: [], protobuf: ["proto"], scala: [], scheme: ["scm"], tcl: [],
-  verilog: ["v", "sv"], vhdl: [], vim: [], x86asm: ["asm", "nasm"],
-};
+const LIMIT_MILLISECONDS = 5000; // for one text: then the worker is ended, and the code has no colours
 const PLAIN = ["", "text", "txt", "plain", "plaintext", "code", "output", "none"];
-const FILES = new Map(Object.entries(MORE).flatMap(([name, others]) => [name, ...others].map((other) => [other, name])));
 
-let highlighter = null;
-let loading = null;
-const languages = new Map(); // by label: the name of a loaded language, or null if there is none
-const loadingLanguages = new Map();
-const kept = new Map(); // by label and code
+const kept = new Map(); // by label and code: nodes, or null
+const asked = new Map(); // by id: what to do with the answer
+let worker = null;
+let requests = 0;
 
-async function load(label) {
-  loading ??= import(`${FOLDER}highlight.min.js`);
-  highlighter = (await loading).default;
-  const file = FILES.get(label);
-  if (!highlighter.getLanguage(label) && file) {
-    const { default: grammar } = await import(`${FOLDER}languages/${file}.min.js`);
-    highlighter.registerLanguage(file, grammar);
-    languages.set(label, file);
-  } else languages.set(label, highlighter.getLanguage(label) ? label : null);
+function start() {
+  worker = new Worker(new URL("./highlight_worker.js", import.meta.url), { type: "module" });
+  worker.addEventListener("message", ({ data: { id, html } }) => asked.get(id)?.(html));
+  worker.addEventListener("error", () => end());
 }
 
-/**
- * Return the nodes of code with colours, null if there are none for its language or so long a text, or a promise: then
- * ask again after it.
- */
-export function coloured(code, language) {
-  const label = language.toLowerCase();
-  if (PLAIN.includes(label) || code.length > MAX_LENGTH || languages.get(label) === null) return null;
-  if (!languages.has(label)) {
-    if (!loadingLanguages.has(label)) {
-      loadingLanguages.set(label, load(label).catch(() => languages.set(label, null))); // offline: no colours
-    }
-    return loadingLanguages.get(label);
-  }
-  const key = `${label} ${code}`;
-  if (!kept.has(key)) {
-    if (kept.size >= MAX_KEPT) kept.delete(kept.keys().next().value);
-    kept.set(key, withColours(code, languages.get(label)));
-  }
-  return kept.get(key)?.cloneNode(true) ?? null;
+/** End the worker; what it was asked has no colours. */
+function end() {
+  worker?.terminate();
+  worker = null;
+  for (const answer of [...asked.values()]) answer(null);
+}
+
+let queue = Promise.resolve(); // one text at a time: the limit is that of one
+
+function html(label, code) {
+  const answered = queue.then(() => new Promise((resolve) => {
+    if (!worker) start();
+    const id = requests += 1;
+    const timer = setTimeout(end, LIMIT_MILLISECONDS);
+    asked.set(id, (answer) => {
+      clearTimeout(timer);
+      asked.delete(id);
+      resolve(answer);
+    });
+    worker.postMessage({ id, label, code });
+  }));
+  queue = answered;
+  return answered;
 }
 
 /** Append copies of nodes: texts, and spans with a class. */
@@ -65,10 +52,24 @@ function copyColours(from, to) {
   return to;
 }
 
-function withColours(code, language) {
-  if (new RegExp(`.{${MAX_LINE}}`).test(code)) return null;
-  const { value } = highlighter.highlight(code, { language, ignoreIllegals: true });
-  const { body } = new DOMParser().parseFromString(`<body><pre>\n${value}</pre>`, "text/html");
+/** Return the nodes of highlight.js's HTML, or null if they are not the code, which never changes. */
+function nodesOf(coloured, code) {
+  if (coloured === null) return null;
+  const { body } = new DOMParser().parseFromString(`<body><pre>\n${coloured}</pre>`, "text/html");
   const nodes = copyColours(body.firstChild, document.createDocumentFragment());
-  return nodes.textContent === code ? nodes : null; // the code itself never changes
+  return nodes.textContent === code ? nodes : null;
+}
+
+/** Return the nodes of code with colours, or null if it gets none; or a promise of them. */
+export function coloured(code, language) {
+  const label = language.toLowerCase();
+  if (PLAIN.includes(label) || code.length > MAX_LENGTH) return null;
+  const key = `${label} ${code}`;
+  const known = () => kept.get(key)?.cloneNode(true) ?? null;
+  if (kept.has(key)) return known();
+  return html(label, code).then((answer) => {
+    if (kept.size >= MAX_KEPT) kept.delete(kept.keys().next().value);
+    kept.set(key, nodesOf(answer, code));
+    return known();
+  });
 }

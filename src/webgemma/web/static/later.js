@@ -39,9 +39,9 @@ export function soon(task) {
   timer ||= setTimeout(continueTasks);
 }
 
-/** Run a task soon after a promise is fulfilled. */
+/** Run a task with the value of a promise soon after it is fulfilled; if it is rejected (offline), not at all. */
 export function soonAfter(promise, task) {
-  const load = promise.then(() => soon(task)).finally(() => loads.delete(load));
+  const load = promise.then((value) => soon(() => task(value)), () => {}).finally(() => loads.delete(load));
   loads.add(load);
 }
 

@@ -35,7 +35,10 @@ export function loadMath() {
       ({ temml } = window);
       resolve();
     });
-    script.addEventListener("error", () => reject(new Error("Temml could not be loaded.")));
+    script.addEventListener("error", () => {
+      loading = null; // the next formula tries again
+      reject(new Error("Temml could not be loaded."));
+    });
     document.head.append(style, script);
   });
   return loading;

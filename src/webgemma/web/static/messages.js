@@ -4,43 +4,56 @@ import { attachmentElement, attachmentList } from "./attachments.js";
 import { canContinue } from "./chat.js";
 import { button, copyText, element } from "./dom.js";
 import { indented } from "./json.js";
+import { language, plural, t } from "./language.js";
 import { showCode, showMarkdown } from "./markdown.js";
 
-const FINISH = { length: "stopped at the token limit", stopped: "stopped", error: "ended with an error", unfinished: "not finished" };
-const WAITING = {
-  loading: (model) => `Loading ${model} …`,
-  queued: () => "Waiting for other replies of this server to end …",
-  reading: () => "Reading the conversation …",
+const FINISH = {
+  length: t("stopped at the token limit"),
+  stopped: t("stopped"),
+  error: t("ended with an error"),
+  unfinished: t("not finished"),
 };
-const ENCODING = { image: "Processing images …", audio: "Processing audio …", "image audio": "Processing images and audio …" };
+const WAITING = {
+  loading: (model) => t("Loading {model} …", { model }),
+  queued: () => t("Waiting for other replies of this server to end …"),
+  reading: () => t("Reading the conversation …"),
+};
+const ENCODING = {
+  image: t("Processing images …"),
+  audio: t("Processing audio …"),
+  "image audio": t("Processing images and audio …"),
+};
 const NEAR_PIXELS = 48; // from the end, where the view follows a growing reply
+
+const decimal = (value, digits) => value.toLocaleString(language, { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
 /** Return facts about a finished reply: "42 tokens · 18.3 tokens/s". */
 function replyFacts({ tokens, tokens_per_second: speed, finish }) {
   const facts = [];
-  if (tokens) facts.push(tokens === 1 ? "1 token" : `${tokens} tokens`);
-  if (speed) facts.push(`${speed.toFixed(speed < 100 ? 1 : 0)} tokens/s`);
+  if (tokens) facts.push(plural(tokens, "{count} token", "{count} tokens"));
+  if (speed) facts.push(t("{speed} tokens/s", { speed: decimal(speed, speed < 100 ? 1 : 0) }));
   if (FINISH[finish]) facts.push(FINISH[finish]);
   return facts.join(" · ");
 }
 
 /** Return how many of a reply's tokens were drafted, which made it faster: "12 of 20 drafted tokens were accepted"; or "". */
-const draftFacts = ({ usage }) => (usage?.drafted ? `${usage.accepted} of ${usage.drafted} drafted tokens were accepted` : "");
+const draftFacts = ({ usage }) => (usage?.drafted ? t("{accepted} of {drafted} drafted tokens were accepted", usage) : "");
 
 /** Return what a user copies of a message: its text, or the calls of tools that it consists of. */
 const textOf = ({ content, tool_calls: calls }) => content || (calls?.length ? JSON.stringify(calls, null, 1) : "");
 
 /** Return the element of a call of a tool, which the page does not run. */
 function callElement({ name, arguments: given }) {
-  const title = element("figcaption", "", element("span", "", "Tool call: ", element("strong", "", name)), element("span", "", "not run by this page"));
+  const title = element("figcaption", "", element("strong", "", t("Tool call: {name}", { name })), element("span", "", t("not run by this page")));
   return element("figure", "code call", title, element("pre", "", element("code", "", JSON.stringify(given, null, 2))));
 }
 
 /** Return the line below the messages that the model has not read. */
-function leftOutText(count) {
-  if (count === 1) return "The message above no longer fits the context; the model did not read it.";
-  return `The ${count} messages above no longer fit the context; the model did not read them.`;
-}
+const leftOutText = (count) => plural(
+  count,
+  "The message above no longer fits the context; the model did not read it.",
+  "The {count} messages above no longer fit the context; the model did not read them.",
+);
 
 /** Return what a reply without text waits for: "Loading gemma4:e2b …", "Processing audio … 40 %". */
 function stageText({ type, reason, media, done, total }, model) {
@@ -51,7 +64,17 @@ function stageText({ type, reason, media, done, total }, model) {
 /** Return the elements of a canvas: accepted text, noise, and how many tokens are accepted. */
 function canvasElements({ runs, number, step, accepted, size }) {
   const texts = runs.map(([text, isAccepted]) => element("span", isAccepted ? "accepted" : "noise", text));
-  return [...texts, element("small", "", `Canvas ${number}, step ${step}: ${accepted} of ${size} tokens accepted`)];
+  return [...texts, element("small", "", t("Canvas {number}, step {step}: {accepted} of {size} tokens accepted", { number, step, accepted, size }))];
+}
+
+/** Lead from a footnote's number to the footnote, or back. */
+function goToNote(event, link, list) {
+  event.preventDefault();
+  const target = list.querySelector(`#${CSS.escape(link.getAttribute("href").slice(1))}`);
+  if (!target) return;
+  if (target.localName !== "a") target.tabIndex = -1; // focusable by scripts
+  target.focus({ preventScroll: true });
+  target.scrollIntoView({ block: "nearest" });
 }
 
 /**
@@ -68,6 +91,8 @@ export class MessageList {
     list.addEventListener("click", (event) => {
       const copy = event.target.closest('[data-copy="code"]');
       if (copy) copyText(copy.closest("figure").querySelector("code").textContent, copy);
+      const note = event.target.closest('.body a[href^="#"]'); // of a footnote: the page's address stays as it is
+      if (note) goToNote(event, note, list);
     });
   }
 
@@ -111,8 +136,8 @@ export class MessageList {
       return item;
     };
     const count = element("span", "", text);
-    count.title = `Version ${at + 1} of ${versions.length}`;
-    node.replaceChildren(arrow("‹", "Previous version", versions[at - 1]), count, arrow("›", "Next version", versions[at + 1]));
+    count.title = t("Version {number} of {count}", { number: at + 1, count: versions.length });
+    node.replaceChildren(arrow("‹", t("Previous version"), versions[at - 1]), count, arrow("›", t("Next version"), versions[at + 1]));
   }
 
   /** Show the current state of a message. */
@@ -131,13 +156,13 @@ export class MessageList {
     else showMarkdown(item.body, message.content, growth);
     item.thinking.hidden = !message.thinking;
     item.thoughts.textContent = message.thinking ?? "";
-    item.summary.textContent = isReplying && !message.content ? "Thinking …" : "Thoughts";
+    item.summary.textContent = isReplying && !message.content ? t("Thinking …") : t("Thoughts");
     const calls = message.tool_calls ?? [];
     if (item.calls.childElementCount !== calls.length) item.calls.replaceChildren(...calls.map(callElement));
-    item.facts.textContent = isReplying ? "" : isElsewhere ? "being written in another tab" : replyFacts(message);
+    item.facts.textContent = isReplying ? "" : isElsewhere ? t("being written in another tab") : replyFacts(message);
     item.facts.title = isReplying ? "" : draftFacts(message);
     item.author.textContent = isReplying ? "" : message.model ?? "";
-    item.name.textContent = message.model ?? "Model";
+    item.name.textContent = message.model ?? t("Model");
     item.proceed.hidden = isElsewhere || !canContinue(message);
     const isEmpty = isReplying && !message.content && !message.thinking && !message.tool_calls;
     const stage = isEmpty ? this.actions.stage() : null;
@@ -148,23 +173,23 @@ export class MessageList {
 
   item(message) {
     const isUser = message.role === "user";
-    const name = element("h3", "visually-hidden", isUser ? "You" : "Model");
+    const name = element("h3", "visually-hidden", isUser ? t("You") : t("Model"));
     const body = element("div", "body");
-    const buttons = element("div", "actions", button("Copy", "quiet", ({ currentTarget }) =>
+    const buttons = element("div", "actions", button(t("Copy"), "quiet", ({ currentTarget }) =>
       copyText(textOf(message), currentTarget)));
     const versions = element("div", "versions");
     versions.role = "group";
-    versions.ariaLabel = "Versions";
+    versions.ariaLabel = t("Versions");
     if (isUser) {
       const media = element("div", "media", (message.attachments ?? []).map((each) => attachmentElement(each, { isPlayable: true })));
       const foot = element("div", "foot", buttons, versions);
       const item = { node: element("li", "message user", name, media, body, foot), media, body, foot, versions, isEditing: false };
-      const edit = button("Edit", "quiet", () => this.edit(message, item, edit));
+      const edit = button(t("Edit"), "quiet", () => this.edit(message, item, edit));
       buttons.append(edit);
       return item;
     }
-    const regenerate = button("Regenerate", "quiet regenerate", () => this.actions.regenerate());
-    const proceed = button("Continue", "quiet continue", () => this.actions.continueReply());
+    const regenerate = button(t("Regenerate"), "quiet regenerate", () => this.actions.regenerate());
+    const proceed = button(t("Continue"), "quiet continue", () => this.actions.continueReply());
     const facts = element("span", "facts");
     const author = element("span", "author");
     buttons.prepend(versions);
@@ -193,8 +218,9 @@ export class MessageList {
     }));
     showList();
     const box = element("textarea");
+    box.dir = "auto";
     box.value = message.content;
-    box.setAttribute("aria-label", "Edit your message; this version and what follows it are kept");
+    box.setAttribute("aria-label", t("Edit your message; this version and what follows it are kept"));
     const close = () => {
       form.remove();
       item.isEditing = false;
@@ -203,8 +229,8 @@ export class MessageList {
       foot.hidden = false;
       editButton.focus();
     };
-    const send = element("button", "", "Send");
-    const form = element("form", "edit", list, box, element("div", "row", button("Cancel", "quiet", close), send));
+    const send = element("button", "", t("Send"));
+    const form = element("form", "edit", list, box, element("div", "row", button(t("Cancel"), "quiet", close), send));
     const submit = () => {
       const text = box.value.trim();
       if (text || attachments.length) this.actions.edit(message, text, attachments);

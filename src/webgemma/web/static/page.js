@@ -16,12 +16,13 @@ import { Composer, Tray } from "./composer.js";
 import { Conversations } from "./conversations.js";
 import { Drafts } from "./drafts.js";
 import { byId, saveBlob } from "./dom.js";
-import "./language.js";
+import { t } from "./language.js";
 import { MessageList, Scroller } from "./messages.js";
 import { Microphone } from "./microphone.js";
 import { showNotice } from "./notice.js";
 import { loadFields, readSettings, SettingsDialog } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
+import { saveTranscript } from "./transcript.js";
 import { childrenOf, pathOf } from "./tree.js";
 
 if (location.search) history.replaceState(null, "", location.pathname); // a token stays if the page starts without its server
@@ -177,6 +178,15 @@ byId("export").addEventListener("click", async () => {
     showNotice(`Nothing was exported: ${error.message}`);
   }
 });
+for (const [id, format] of [["save-markdown", "md"], ["save-html", "html"]]) {
+  byId(id).addEventListener("click", async () => {
+    try {
+      await saveTranscript(chat.conversation, chat.path, format);
+    } catch (error) {
+      showNotice(t("Nothing was exported: {reason}", { reason: error.message }));
+    }
+  });
+}
 byId("import").addEventListener("click", () => byId("import-file").click());
 byId("import-file").addEventListener("change", async ({ target }) => {
   const [file] = target.files;
