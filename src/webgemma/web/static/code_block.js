@@ -26,7 +26,8 @@ export class CodeBlock {
     this.isShown = true;
     this.isColoured = false; // completely
     this.isWaiting = false; // for its colours
-    this.nextTime = 0;
+    this.isGrowing = false;
+    this.nextTime = 0; // at which code that grows is coloured again
     this.timer = 0;
   }
 
@@ -38,7 +39,7 @@ export class CodeBlock {
       this.isColoured = false;
     }
     if (this.isColoured) return;
-    if (!isGrowing) this.nextTime = 0;
+    this.isGrowing = isGrowing;
     this.colour();
   }
 
@@ -55,7 +56,7 @@ export class CodeBlock {
   colour() {
     if (!this.isShown || this.isColoured || this.isWaiting) return;
     const start = performance.now();
-    if (start < this.nextTime) {
+    if (this.isGrowing && start < this.nextTime) {
       this.timer ||= setTimeout(() => {
         this.timer = 0;
         this.colour();
@@ -78,8 +79,8 @@ export class CodeBlock {
   /** Show the colours of a text, from which the code may have grown. */
   put(text, nodes) {
     if (!this.text.startsWith(text)) return;
-    if (nodes) {
-      this.fill(nodes);
+    if (nodes || this.code.childElementCount) {
+      this.fill(nodes ?? document.createTextNode(text));
       if (text.length < this.text.length) this.append(this.text.slice(text.length));
     }
     this.isColoured = text === this.text;

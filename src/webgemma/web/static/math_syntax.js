@@ -65,6 +65,8 @@ function blockRule(state, startLine, endLine, silent) {
   const found = fences(state.src, start);
   if (!found) return false;
   const [open, close] = found;
+  const isAtEnd = state.env.isGrowing && state.src.length - start <= MAX_TEX;
+  if (!isAtEnd && !state.src.slice(start + open.length, start + MAX_TEX).includes(close)) return false;
   const lines = [];
   let isClosed = false;
   let line = startLine;
