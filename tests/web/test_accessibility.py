@@ -7,6 +7,40 @@ from browser.axe import AXE, violations
 from browser.chromium import CHROMIUM
 from web.page import Visitor
 
+MARKDOWN = """echo # One
+
+### Two[^1]
+
+```python
+@decorated
+class A(B):  # comment
+    def f(self, x: int = 0x1F) -> str:
+        return f"a{x}" if None else print(True)
+```
+```diff
++ a
+- b
+```
+```html
+<a href="x">&lt;</a>
+```
+```css
+a.b > #c:hover { color: red; }
+```
+
+| a | b |
+|---|---|
+| 1 | $x$ |
+
+- [ ] Task
+- [x] Done
+    - https://a.example
+
+> quote $$y$$ and $\\error$
+
+[^1]: Note.
+"""
+
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM, reason="needs chromium"),
@@ -21,7 +55,9 @@ def test_the_page_breaks_no_rule(visitor: Visitor, tmp_path: Path, scheme: str, 
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     page.set_viewport_size({"width": width, "height": 800})
     assert violations(page) == []
-    visitor.ask("echo # One\n\n### Two\n\n```\ncode\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
+    visitor.ask(MARKDOWN)
+    page.locator(".hljs-addition").wait_for()
+    page.locator("math").first.wait_for()
     assert violations(page) == []
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF")
