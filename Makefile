@@ -90,9 +90,10 @@ bench: $(VENV)/ready-dev  ## times beside other libraries; of the tokenizer with
 	$(BIN)/python bench/open_gguf.py
 	$(if $(MODEL),$(BIN)/python bench/tokenizer.py $(MODEL) $(TEXT))
 
-wheel: $(VENV)/ready-dev  ## dist/webgemma-*-py3-none-any.whl
+# With the page's libraries, and byte for byte the same from the same sources.
+wheel: node_modules/.package-lock.json | $(VENV)/created  ## dist/webgemma-*-py3-none-any.whl
 	$(PIP) install build
-	$(BIN)/python -m build --wheel
+	WEBGEMMA_LIBRARIES=required SOURCE_DATE_EPOCH=1580601600 $(BIN)/python -m build --wheel
 
 clean:
 	rm -rf $(VENV) node_modules dist build

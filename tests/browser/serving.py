@@ -5,8 +5,10 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 PAGE = Path(__file__).resolve().parent / "page"
 HEADERS = {
@@ -51,7 +53,25 @@ def serving(
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with _running(Handler) as origin:
+        yield origin
+
+
+@contextmanager
+def folder_server(folder: Path) -> Iterator[str]:
+    """Serve a folder as `python -m http.server` does, without ranges; the value is the origin."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with _running(partial(Handler, directory=str(folder))) as origin:
+        yield origin
+
+
+@contextmanager
+def _running(handler: Any) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:

@@ -76,7 +76,7 @@ def test_an_interrupted_download_is_reported(visit: Visit, tmp_path: Path) -> No
     visit.person.button(f"Resume {NAME}").click()
     visit.person.page.locator("#storing-in-dialog .transfer", has_text="MB of 43.1 MB").wait_for()
     message = visit.person.status("cannot be fetched")
-    assert "`webgemma web` does not respond" in message
+    assert "its server does not respond; if that is `webgemma web`" in message
     assert message.endswith("What was copied stays: resume from the list of models.")
     assert "16.8 MB of 43.1 MB stored" in visit.person.rows("stored")[1]
     visit.site.truncated = None

@@ -74,7 +74,7 @@ def test_another_user_of_the_machine_lists_and_reads_nothing(store: Path, tmp_pa
     with command(store, tmp_path / "state") as url:
         port, token = urlsplit(url).port, url.partition("token=")[2]
         file = tmp_path / "state" / "webgemma" / TOKEN_FILE
-        given = json.dumps([port, str(file), [model["url"]], NOBODY])
+        given = json.dumps([port, str(file), [f"/{model['url']}"], NOBODY])
         intruder = subprocess.run(
             [sys.executable, "-c", INTRUDER, given], capture_output=True, text=True, check=True
         )

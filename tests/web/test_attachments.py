@@ -266,7 +266,7 @@ def test_a_model_and_its_mmproj_are_dropped_together_or_in_turn(visitor: Sender)
 def test_a_model_of_ollama_is_loaded_with_its_projector_and_drafter(visitor: Sender) -> None:
     visitor.page.locator("#model-button").click()
     visitor.page.locator("#ollama .model", has_text="vision:e2b").click()
-    both = re.compile("vision:e2b with /models/sha256-.* and /models/sha256-")
+    both = re.compile("vision:e2b with models/sha256-.* and models/sha256-")
     wait_for_hint(visitor, "vision:e2b with ")
     assert both.match(visitor.page.locator("#model-button").get_attribute("title"))
     visitor.open("vision:e2b")
@@ -275,14 +275,14 @@ def test_a_model_of_ollama_is_loaded_with_its_projector_and_drafter(visitor: Sen
 
 
 def test_a_last_model_that_names_its_mmproj_eyes_is_loaded(visitor: Sender) -> None:
-    mmproj = {"kind": "url", "url": "/models/mmproj"}
-    source = {"kind": "url", "url": "/models/x", "name": "vision", "eyes": mmproj}
+    mmproj = {"kind": "url", "url": "models/mmproj"}
+    source = {"kind": "url", "url": "models/x", "name": "vision", "eyes": mmproj}
     entry = {"model": {"name": "vision", "source": source}, "isLoaded": True}
     visitor.page.evaluate(
         "(entry) => localStorage.setItem('webgemma-model', JSON.stringify(entry))", entry
     )
     visitor.open("vision")
-    wait_for_hint(visitor, "vision with /models/mmproj")
+    wait_for_hint(visitor, "vision with models/mmproj")
 
 
 @pytest.mark.parametrize("width", [360, 390])

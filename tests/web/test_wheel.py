@@ -89,10 +89,10 @@ def test_equal_files_give_an_equal_wheel(tmp_path: Path) -> None:
 def test_the_wheel_is_served_under_its_name(data: bytes, tmp_path: Path) -> None:
     with serving(Site(tmp_path)) as client:
         url = json.loads(client.get("/api/about").body)["wheel"]
-        assert url == f"/wheel/{NAME}"
-        reply = client.get(url)
+        assert url == f"wheel/{NAME}"
+        reply = client.get(f"/{url}")
         assert reply.body == data
         assert reply.headers["ETag"] == f'"{hashlib.sha256(data).hexdigest()}"'
-        assert client.get(url, If_None_Match=reply.headers["ETag"]).status == 304
+        assert client.get(f"/{url}", If_None_Match=reply.headers["ETag"]).status == 304
         assert client.get("/wheel/other-1.0-py3-none-any.whl").status == 404
         assert client.get("/wheel/").status == 404

@@ -1,18 +1,22 @@
-"""`webgemma web`: serve the page to this machine only, and open it in the browser."""
+"""`webgemma web`: serve the page to this machine only, or write it as a folder to host."""
 
 import json
+import shlex
 import threading
 import webbrowser
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from webgemma.cli.options import JsonOption
 from webgemma.cli.state import state_folder
-from webgemma.cli.terminal import err, out, reported_errors
+from webgemma.cli.terminal import bytes_bar, err, format_nbytes, out, reported_errors, write_json
 from webgemma.errors import InputError
+from webgemma.models import find_model
 from webgemma.web.access import kept_token, opening_page
+from webgemma.web.export import export
 from webgemma.web.libraries import missing_message
 from webgemma.web.server import DEFAULT_PORT, Server
 from webgemma.web.site import Site
@@ -30,6 +34,25 @@ def web(
     open_page: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the page in the browser.")
     ] = True,
+    export_to: Annotated[
+        Path | None,
+        typer.Option(
+            "--export",
+            metavar="DIR",
+            help="Write the page as a folder that any web server can host, instead of serving it.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --export: a model that the page offers beside the bundled one, a path to "
+            "a .gguf or an Ollama name.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --export: write to a folder with other files.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Serve the page on this machine, for its user only, and open it in the browser.
@@ -37,9 +60,14 @@ def web(
     The address has a token, without which nothing is served: other users of the machine can reach
     the port too. It stays the same from start to start; a browser needs it once.
 
-    Example: webgemma web
+    Examples: webgemma web; webgemma web --export site/ --model gemma.gguf
     """
     with reported_errors():
+        if export_to is not None:
+            _export(export_to, model, force, as_json)
+            return
+        if model is not None or force:
+            raise InputError("--model and --force are options of --export: name a folder, too.")
         notes = []
         try:
             token = kept_token(state_folder())
@@ -55,6 +83,24 @@ def web(
             server.run()
         except KeyboardInterrupt:  # the usual end
             err.print("stopped")
+
+
+def _export(folder: Path, name: str | None, force: bool, as_json: bool) -> None:
+    with bytes_bar("reading the model") as bar:
+        found = find_model(name) if name is not None else None
+        made = export(Site(), folder, found, force=force, progress=lambda _, *done: bar(*done))
+    if as_json:
+        facts = {"files": made.files, "nbytes": made.nbytes, "models": made.models}
+        write_json({"folder": str(made.folder), **facts})
+        return
+    models = "".join(f", with {model}" for model in made.models)
+    out.print(
+        f"{made.folder}: {made.files} files, {format_nbytes(made.nbytes)}{models} · "
+        "put it on any web server; to try it: "
+        f"python -m http.server --directory {shlex.quote(str(made.folder))}",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _announce(

@@ -108,7 +108,7 @@ class Catalogue:
     def _address(self, layer: Layer) -> dict[str, Any]:
         """Return digest, size and URL of a blob; GgufError if it cannot be served."""
         self._checked_path(layer)
-        url = f"/models/{layer.digest.replace(':', '-')}"
+        url = f"models/{layer.digest.replace(':', '-')}"
         return {"digest": layer.digest, "nbytes": layer.nbytes, "url": url}
 
     def _checked_path(self, layer: Layer) -> Path:

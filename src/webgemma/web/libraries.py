@@ -68,13 +68,15 @@ def library_files() -> dict[str, Path]:
     return {name: path for name, path in files.items() if path.is_file()}
 
 
-def licence_files(node_modules: Path = CHECKOUT) -> dict[str, Path]:
-    """Return the texts of the libraries' licences, by the paths below /lib/ that a wheel has."""
-    return {
-        f"{name}/{file}": node_modules / path
-        for name, library in LIBRARIES.items()
-        for file, path in (library.licences or {"LICENSE": f"{library.package}/LICENSE"}).items()
-    }
+def licence_files() -> dict[str, Path]:
+    """Return the texts of the libraries' licences that are there, by their paths below /lib/."""
+    files: dict[str, Path] = {}
+    for name, library in LIBRARIES.items():
+        packaged = PACKAGED / name
+        texts = library.licences or {"LICENSE": f"{library.package}/LICENSE"}
+        for file, path in texts.items():
+            files[f"{name}/{file}"] = packaged / file if packaged.is_dir() else CHECKOUT / path
+    return {name: path for name, path in files.items() if path.is_file()}
 
 
 def missing_message(files: Mapping[str, Path]) -> str:

@@ -9,26 +9,33 @@ from urllib.parse import quote, unquote
 from webgemma.web.http import Content, RefusalError
 from webgemma.web.wheel import PACKAGE
 
-# The first is served as "/"; browsers store the second; the third is what a server without the
+# The first is served as "./"; browsers store the second; the third is what a server without the
 # cookie responds.
 _UNLISTED = ("index.html", "sw.js", "locked.html")
 
 
 def page_urls(static: Path, libraries: Mapping[str, Path], wheel: str) -> list[str]:
-    """Return the URLs of the page, its scripts, its libraries, the wheel and the bundled model."""
-    page = [f"/{name}" for name in file_names(static, "*") if name not in _UNLISTED]
+    """Return the URLs of the page, its scripts, its libraries, the wheel and the bundled model.
+
+    They are relative to where the page is."""
+    page = [name for name in file_names(static, "*") if name not in _UNLISTED]
     scripts = file_names(PACKAGE, "*.js")
     package = [name for name in scripts if not name.startswith(("web/static/", "web/lib/"))]
     package += file_names(PACKAGE, "*.gguf")
     return [
-        "/",
-        "/api/about",
-        "/api/settings",
-        f"/wheel/{wheel}",
+        "./",
+        "api/about",
+        "api/settings",
+        f"wheel/{wheel}",
         *map(quote, page),
-        *(f"/lib/{quote(name)}" for name in libraries),
-        *(f"/package/{quote(name)}" for name in package),
+        *(f"lib/{quote(name)}" for name in libraries),
+        *(f"package/{quote(name)}" for name in package),
     ]
+
+
+def segments(url: str) -> tuple[str, ...]:
+    """Return the segments by which a request for this URL of the listing is served."""
+    return () if url == "./" else tuple(unquote(url).split("/"))
 
 
 def listing(
@@ -38,7 +45,7 @@ def listing(
     files, version = [], hashlib.sha256()
     for url in urls:
         try:
-            content = content_of(tuple(unquote(url).split("/")[1:]) if url != "/" else ())
+            content = content_of(segments(url))
         except RefusalError:  # a link to outside the folder
             continue
         tag = content.tag

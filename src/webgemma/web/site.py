@@ -64,16 +64,20 @@ class Site:
         """Return the response to a request received on `port`; RefusalError or OSError if none."""
         guard(request, port)
         answer = self.access.answer(request, port)
-        return answer or self._content(request.segments).respond(request)
+        return answer or self.content(request.segments).respond(request)
+
+    def page_urls(self) -> list[str]:
+        """Return the URLs of what the page needs without its server, relative to the page."""
+        return offline.page_urls(self._static, self.libraries, wheel.NAME)
 
     def _about(self) -> dict[str, str | None]:
         has_pyodide = "pyodide/pyodide.mjs" in self.libraries
         return {
             "version": __version__,
-            "wheel": f"/wheel/{wheel.NAME}",
-            "pyodide": "/lib/pyodide/" if has_pyodide else None,
+            "wheel": f"wheel/{wheel.NAME}",
+            "pyodide": "lib/pyodide/" if has_pyodide else None,
             "build": self._build() if has_pyodide else None,
-            "xgrammar": f"/lib/{XGRAMMAR}" if XGRAMMAR in self.libraries else None,
+            "xgrammar": f"lib/{XGRAMMAR}" if XGRAMMAR in self.libraries else None,
         }
 
     def _build(self) -> str:
@@ -83,7 +87,7 @@ class Site:
         tags = " ".join(f"{stat.st_mtime_ns:x}-{stat.st_size:x}" for stat in stats).encode()
         return hashlib.sha256(self._wheel.data() + tags).hexdigest()[:16]
 
-    def _content(self, segments: tuple[str, ...]) -> Content:
+    def content(self, segments: tuple[str, ...]) -> Content:
         """Return what is served at a path; RefusalError if nothing is."""
         match segments:
             case ():
@@ -91,8 +95,7 @@ class Site:
             case ("api", "about"):
                 return json_content(self._about())
             case ("api", "offline"):
-                urls = offline.page_urls(self._static, self.libraries, wheel.NAME)
-                return json_content(offline.listing(urls, self._content))
+                return json_content(offline.listing(self.page_urls(), self.content))
             case ("api", "settings"):
                 return json_content({"settings": page_settings()})
             case ("api", "models"):

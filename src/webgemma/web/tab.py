@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 FRAME_SECONDS = 1 / 60  # minimum time between two messages with text of a reply
 PROGRESS_SECONDS = 0.1  # minimum time between two messages of progress
-BUNDLED_URL = f"/package/demo/{BUNDLED_PATH.name}"  # the page's wheel leaves it out
+BUNDLED_URL = f"package/demo/{BUNDLED_PATH.name}"  # the page's wheel leaves it out
 SERVER = ServerAdvice(
-    "`webgemma web` does not respond; check that it is still running",
+    "its server does not respond; if that is `webgemma web`, check that it is still running",
     "open the address that `webgemma web` printed",
 )
 

@@ -2,9 +2,10 @@
 
 import { ALL, DRAFTS, FILES, HEADS, MESSAGES, completed, messagesOf, openDatabase, resultOf } from "./database.js";
 import { randomId } from "./dom.js";
+import { scoped } from "./scope.js";
 import { attachmentsOf, emptyConversation } from "./tree.js";
 
-const CHANNEL = "webgemma.conversations";
+const CHANNEL = scoped("webgemma.conversations");
 const TEXTS = [HEADS, MESSAGES];
 const RETRY_MILLISECONDS = 3000; // between two attempts to write what could not be written
 

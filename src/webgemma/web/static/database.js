@@ -2,9 +2,10 @@
 // reply streams in. Every message is a record of its own, so that tabs do not overwrite each other's. Names of the
 // database, its stores and fields are in users' browsers: they stay.
 
+import { scoped } from "./scope.js";
 import { fromList } from "./tree.js";
 
-const NAME = "webgemma";
+const NAME = scoped("webgemma");
 const VERSION = 3;
 export const HEADS = "conversations"; // {id, title, created, updated, titled, leaf}
 export const MESSAGES = "messages"; // {conversation, id, parent, created, revision, role, content, …}

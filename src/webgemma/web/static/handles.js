@@ -1,7 +1,9 @@
 // The handles of the files of the last visit's model, in IndexedDB: with them the next visit can read the files
 // again. Only Chromium has them, and only of files that are dropped.
 
-const DATABASE = "webgemma-handles";
+import { scoped } from "./scope.js";
+
+const DATABASE = scoped("webgemma-handles");
 const STORE = "handles";
 const KEY = "model";
 

@@ -11,11 +11,14 @@ import { t } from "./language.js";
 import { modelButton } from "./model_button.js";
 import { showNotice } from "./notice.js";
 import { confirmed } from "./question.js";
+import { isHosted, scoped } from "./scope.js";
 import { ModelCopy, StoredModels } from "./stored.js";
 
 export const BUNDLED = { name: t("Bundled model"), source: { kind: "bundled" } };
 
-const NO_SERVER = t("Ollama’s models are not available, because `webgemma web` is not running. The models in this browser work without it.");
+const NO_SERVER = isHosted
+  ? t("The models of this page are not available, because its server does not respond. The models in this browser work without it.")
+  : t("Ollama’s models are not available, because `webgemma web` is not running. The models in this browser work without it.");
 const NO_MODELS = t("Ollama has no models on this machine. Get one with: {command}", { command: "ollama pull gemma4:e2b" });
 const TOO_LARGE = t("too large for this GPU");
 
@@ -82,6 +85,7 @@ export class ModelDialog {
       notify,
     });
     for (const part of [this.stored, this.copy]) part.addEventListener("change", () => this.render());
+    if (isHosted) byId("ollama-title").textContent = t("On this page");
     byId("model-button").addEventListener("click", () => this.open());
     this.dialog.addEventListener("close", () => this.copy.moveTo(byId("storing")));
   }
@@ -115,7 +119,7 @@ export class ModelDialog {
     if (!this.dialog.open) this.dialog.showModal();
     this.copy.moveTo(byId("storing-in-dialog"));
     byId("models-status").textContent = "";
-    byId("ollama-state").textContent = this.ollama.length ? "" : t("Reading Ollama’s models …");
+    byId("ollama-state").textContent = this.ollama.length || isHosted ? "" : t("Reading Ollama’s models …");
     this.render();
     await this.refresh();
   }
@@ -130,15 +134,23 @@ export class ModelDialog {
   async refreshOllama() {
     let [models, problems, state] = [[], [], NO_SERVER];
     try {
-      const response = await fetch("/api/models");
+      const response = await fetch("api/models");
       if (response.ok) ({ models, problems } = await response.json());
       else problems = [await response.text()];
-      state = models.length || problems.length ? "" : NO_MODELS;
+      state = models.length || problems.length || isHosted ? "" : NO_MODELS;
     } catch { /* the server is not running */ }
     this.ollama = models;
     byId("problems").replaceChildren(...problems.map((text) => element("li", "", text)));
     byId("ollama-state").textContent = state;
+    if (isHosted) byId("ollama-title").hidden = !models.length && !state;
     this.render();
+  }
+
+  /** Return the model that a hosted page offers, or undefined. */
+  async offered() {
+    await this.refreshOllama();
+    const model = this.ollama.find(({ problem }) => !problem);
+    return model && { ...fromOllama(model), size: humanSize(model.nbytes) };
   }
 
   /** Return the names of the models that fit the GPU. */
@@ -264,7 +276,7 @@ export class ModelDialog {
 
 // The model of the last visit, in localStorage: {model, isLoaded}.
 
-const LAST_MODEL_KEY = "webgemma-model";
+const LAST_MODEL_KEY = scoped("webgemma-model");
 
 function writeLastModel(value) {
   try {
@@ -278,7 +290,8 @@ function writeLastModel(value) {
  */
 export function lastModel() {
   try {
-    const { model, isLoaded } = JSON.parse(localStorage.getItem(LAST_MODEL_KEY)) ?? {};
+    const text = localStorage.getItem(LAST_MODEL_KEY)?.replaceAll('"/models/', '"models/'); // older entries
+    const { model, isLoaded } = JSON.parse(text ?? null) ?? {};
     const isKnown = typeof model?.name === "string" && ["url", "stored", "file"].includes(model.source?.kind);
     if (!isKnown) return null;
     const { eyes, mmproj = eyes, ...source } = model.source; // entries in a browser may name it `eyes`

@@ -2,6 +2,7 @@
 
 import { byId } from "./dom.js";
 import { t } from "./language.js";
+import { isHosted } from "./scope.js";
 
 /** What is wrong, by the kind of an error, where the page says it better than the engine. */
 const SENTENCES = {
@@ -9,7 +10,9 @@ const SENTENCES = {
   "device-lost": t("The GPU was lost: its driver was reset, or the browser has removed it. Your conversation is saved."),
   "no-model": t("No model is loaded: choose one."),
   "no-schemas": t("Replies by a schema need a part of this page that cannot be loaded: check that the page’s server is running, then reload the page."),
-  "no-server": t("`webgemma web` does not respond: start it again, then reload the page."),
+  "no-server": isHosted
+    ? t("The server of this page does not respond. Check the connection, then reload the page.")
+    : t("`webgemma web` does not respond: start it again, then reload the page."),
   "no-pyodide": t("This server has no Pyodide, which runs Python in the browser: see what `webgemma web` printed when it started."),
 };
 

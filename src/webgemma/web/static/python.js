@@ -1,11 +1,12 @@
 // Pyodide with webgemma's wheel. The first visit stores a snapshot of Python's memory after all imports; later
 // visits start from the snapshot, which takes a tenth of the time.
 
-const SNAPSHOTS = "webgemma-python"; // a cache with one entry, named after its build
+const FOLDER = new URL("./", import.meta.url).pathname; // pages in other folders of this address have snapshots, too
+const SNAPSHOTS = FOLDER === "/" ? "webgemma-python" : `webgemma-python${FOLDER}`; // a cache with one entry, named after its build
 // The modules in a snapshot: imported before it is taken, so they must not use JavaScript on import.
 const MODULES = ["webgemma.web.tab", "webgemma.device.browser", "webgemma.javascript"];
 
-const snapshotUrl = (build) => `/python-${build}`;
+const snapshotUrl = (build) => `${FOLDER}python-${build}`;
 
 async function readSnapshot(build) {
   try {
@@ -24,7 +25,7 @@ async function storeSnapshot(build, snapshot) {
   } catch { /* the storage is full: the next visit starts without a snapshot */ }
 }
 
-/** Start Python, ready to import the wheel; `build` identifies the wheel and Pyodide. */
+/** Start Python, ready to import the wheel; `build` identifies the wheel and Pyodide, which are at whole addresses. */
 export async function startPython({ build, pyodide, wheel }) {
   const wheelBytes = fetch(wheel).then((response) => response.arrayBuffer());
   wheelBytes.catch(() => {}); // the error is thrown where it is awaited

@@ -4,8 +4,9 @@
 import { byId, element } from "./dom.js";
 import { schemaProblem } from "./json.js";
 import { t } from "./language.js";
+import { scoped } from "./scope.js";
 
-const KEY = "webgemma.settings";
+const KEY = scoped("webgemma.settings");
 
 let fields = [];
 

@@ -1,22 +1,31 @@
 // The service worker: serves the page without its server, and never serves an outdated page while the server runs.
 //
-// One cache holds one version of all files that /api/offline lists. Each visit first requests the server's version.
+// One cache holds one version of all files that api/offline lists. Each visit first requests the server's version.
 // If it is the cached one, or the server does not respond, all files come from the cache. Otherwise they come from
 // the server until the page, after its model is loaded, requests a refresh, which caches that version as a whole.
+//
+// Addresses are relative to the folder of this file, which is the page's. Caches belong to a whole origin: their names
+// carry the folder, as pages in other folders have caches, too.
 
-const PREFIX = "webgemma-page-";
+const FOLDER = new URL("./", location.href).pathname;
+const PREFIX = FOLDER === "/" ? "webgemma-page-" : `webgemma-page${FOLDER}`;
 const TIMEOUT_MILLISECONDS = 2000; // for a server that accepts connections and does not respond
-const UNCACHED = /^\/(models\/|api\/(models|offline)$)/;
+const UNCACHED = /^(models\/|api\/(models|offline)$)/;
 
 let cacheChoice = null; // a promise of the cache to serve from, or of null: the server
 let refreshing = null;
 
-const fetchListing = (signal) => fetch("/api/offline", { cache: "no-store", signal });
+const fetchListing = (signal) => fetch("api/offline", { cache: "no-store", signal });
+
+/** Return the names of this page's caches. */
+const ownNames = async () => (await caches.keys()).filter(
+  (name) => name.startsWith(PREFIX) && !name.slice(PREFIX.length).includes("/"), // those are of a folder in this one
+);
 
 /** Return the names of the complete caches, the latest last. */
 async function completeNames() {
-  const names = (await caches.keys()).filter((name) => name.startsWith(PREFIX));
-  const pages = await Promise.all(names.map((name) => caches.match("/", { cacheName: name })));
+  const names = await ownNames();
+  const pages = await Promise.all(names.map((name) => caches.match(FOLDER, { cacheName: name })));
   return names.filter((_, at) => pages[at]);
 }
 
@@ -43,8 +52,8 @@ async function refresh() {
     const cache = await caches.open(name);
     await cache.addAll(files.map((url) => new Request(url, { cache: "no-cache" })));
   }
-  for (const other of await caches.keys()) {
-    if (other.startsWith(PREFIX) && other !== name) await caches.delete(other);
+  for (const other of await ownNames()) {
+    if (other !== name) await caches.delete(other);
   }
   cacheChoice = null;
 }
@@ -83,11 +92,12 @@ addEventListener("fetch", (event) => {
   const { request } = event;
   const { origin, pathname, searchParams } = new URL(request.url);
   if (request.method !== "GET" || origin !== location.origin || request.headers.has("Range")) return;
-  if (UNCACHED.test(pathname)) return;
+  if (!pathname.startsWith(FOLDER) || UNCACHED.test(pathname.slice(FOLDER.length))) return;
+  const path = pathname === `${FOLDER}index.html` ? FOLDER : pathname; // hosts serve the page as both
   if (request.mode === "navigate" && searchParams.has("token")) {
-    event.respondWith(respondToToken(request, pathname));
+    event.respondWith(respondToToken(request, path));
     return;
   }
   if (request.mode === "navigate" || cacheChoice === null) cacheChoice = chooseCache();
-  event.respondWith(respond(request, pathname, cacheChoice));
+  event.respondWith(respond(request, path, cacheChoice));
 });

@@ -66,15 +66,18 @@
 import { samplesOf } from "./attachments.js";
 import { randomId } from "./dom.js";
 import { t } from "./language.js";
+import { isHosted } from "./scope.js";
 
-const WORKER_URL = "/worker.js";
+const WORKER_URL = new URL("worker.js", import.meta.url);
 
-const NO_SERVER = t("The engine of this page did not start, because `webgemma web` does not respond. Start it again, then reload the page.");
+const NO_SERVER = isHosted
+  ? t("The engine of this page did not start, because its server does not respond. Check the connection, then reload the page.")
+  : t("The engine of this page did not start, because `webgemma web` does not respond. Start it again, then reload the page.");
 const NO_START = t("The engine of this page did not start. Reload the page; if that does not help, free memory or disk space on this device.");
 const FAILED = t("The engine of this page has failed. Your conversation is saved.");
 
 /** Return why the worker did not start; the server is to blame only if it does not respond. */
-const startProblem = () => fetch("/api/about", { cache: "no-store" }).then(
+const startProblem = () => fetch("api/about", { cache: "no-store" }).then(
   async (response) => (response.status === 403 ? response.text() : NO_START),
   () => NO_SERVER,
 );

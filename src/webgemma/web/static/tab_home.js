@@ -8,6 +8,7 @@ import { t } from "./language.js";
 import { BUNDLED, lastModel, ModelDialog, rememberModel } from "./models.js";
 import { errorMessage, hideNotice, noticeText, showNotice } from "./notice.js";
 import { endLoading, showLoading, startLoading } from "./progress.js";
+import { isHosted } from "./scope.js";
 import { TabEngine } from "./tab_engine.js";
 import { TuneDialog } from "./tune.js";
 
@@ -220,9 +221,18 @@ export class Home {
     const last = lastModel();
     const { name, source } = last?.model ?? BUNDLED;
     const handles = source.kind === "file" ? await keptHandles(name) : null;
+    if (!last && isHosted) this.offerModel();
     if (source.kind !== "file" && !last?.wasLoading) this.load(last?.model ?? BUNDLED);
     else if (handles?.isAllowed && !last.wasLoading) this.openAgain(handles);
     else this.loadInstead(last, handles);
+  }
+
+  /** Offer the model that this page was exported with: it may be large, and the visitor decides. */
+  async offerModel() {
+    const model = await this.models.offered();
+    if (!model || !byId("notice").hidden || this.selected !== BUNDLED) return;
+    const { name, size } = model;
+    showNotice(t("This page offers {name} ({size}).", { name, size }), { name: t("Load {name}", { name }), act: () => this.choose(model) });
   }
 
   /** Load the bundled model, and say why it is not the model of the last visit: that one may have crashed the page. */
@@ -268,7 +278,7 @@ export class Home {
 async function storePage() {
   if (!navigator.serviceWorker) return;
   try {
-    await navigator.serviceWorker.register("/sw.js");
+    await navigator.serviceWorker.register("sw.js");
     const { active } = await navigator.serviceWorker.ready;
     active.postMessage("refresh");
   } catch { /* forbidden, or the storage is full: the page works while its server runs */ }

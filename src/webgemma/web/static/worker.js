@@ -1,9 +1,9 @@
 // The page's worker: Python with webgemma's wheel, which computes on this browser's GPU. tab_engine.js lists
 // the requests that it handles and the messages that it sends.
-import "/package/device/replay.js"; // defines the GPU functions that Python uses,
-import "/package/gguf/files.js"; // those for files,
-import "/package/media/browser.js"; // for images and audio,
-import "/package/constraints/xgrammar.js"; // and for replies that keep to a schema
+import "./package/device/replay.js"; // defines the GPU functions that Python uses,
+import "./package/gguf/files.js"; // those for files,
+import "./package/media/browser.js"; // for images and audio,
+import "./package/constraints/xgrammar.js"; // and for replies that keep to a schema
 import { startPython } from "./python.js";
 
 const failure = (kind, message = kind) => Object.assign(new Error(message), { kind });
@@ -12,12 +12,13 @@ const post = (json) => self.postMessage(JSON.parse(json));
 
 const started = (async () => {
   navigator.gpu?.requestAdapter().catch(() => {}); // starts the GPU process while Python starts
-  const response = await fetch("/api/about").catch(() => { throw failure("no-server"); });
+  const response = await fetch("api/about").catch(() => { throw failure("no-server"); });
   if (!response.ok) throw new Error(await response.text());
   const about = await response.json();
   if (!about.pyodide) throw failure("no-pyodide");
-  globalThis.webgemmaXgrammarUrl = about.xgrammar; // which is loaded when a reply needs it
-  const python = await startPython(about);
+  const here = (address) => address && new URL(address, import.meta.url).href;
+  globalThis.webgemmaXgrammarUrl = here(about.xgrammar); // which is loaded when a reply needs it
+  const python = await startPython({ build: about.build, pyodide: here(about.pyodide), wheel: here(about.wheel) });
   const tab = python.pyimport("webgemma.web.tab").Tab(post);
   await tab.report_device();
   return tab;
