@@ -51,7 +51,8 @@ async function load({ source, options }) {
   context = Math.min(options.context ?? 32768, name.startsWith("short") ? SHORT_CONTEXT : Infinity);
   const mmproj = source.mmproj ? ` with ${source.mmproj.file?.name ?? source.mmproj.url}` : "";
   const draft = source.draft ? ` and ${source.draft.url}` : "";
-  postMessage({ type: "loaded", name: name + mmproj + draft, context, device, nbytes: NBYTES });
+  const abilities = { images: Boolean(source.mmproj), audio: false, thinking: true };
+  postMessage({ type: "loaded", name: name + mmproj + draft, context, device, nbytes: NBYTES, ...abilities });
 }
 
 /** Describe images and audio in JSON. */

@@ -46,6 +46,17 @@ def give_access(context: Any, url: str) -> None:
     context.add_cookies([{"name": name, "value": value, "url": url}])
 
 
+TRASH_IS_EMPTY = """() => new Promise((resolve) => {
+  indexedDB.open("webgemma").onsuccess = ({ target: { result: database } }) => {
+    const heads = database.transaction("conversations").objectStore("conversations").getAll();
+    heads.onsuccess = () => {
+      database.close();
+      resolve(heads.result.every(({ deleted, restored }) => deleted <= restored));
+    };
+  };
+})"""
+
+
 class Visitor:
     """A person at the page; records errors and requests."""
 
@@ -98,6 +109,27 @@ class Visitor:
         """Return the button with this name."""
         return self.page.get_by_role("button", name=name, exact=True)
 
+    def act(self, entry: str, title: str = "") -> None:
+        """Choose an entry of the menu of a conversation: the one that is shown, or another."""
+        item = self.page.locator("#conversations li" if title else "#conversations .current")
+        item = item.filter(has_text=title).first
+        item.hover()
+        item.locator(".more").click()
+        self.page.get_by_role("menuitem", name=entry, exact=True).click()
+
+    def rename(self, new: str, title: str = "") -> None:
+        """Rename a conversation in the list."""
+        self.act("Rename", title)
+        self.page.get_by_label("Title of this conversation").fill(new)
+        self.page.keyboard.press("Enter")
+
+    def pass_undo(self) -> None:
+        """Let the time pass in which deleting is undone, and wait until all is deleted for good.
+
+        The page's clock has to be installed before."""
+        self.page.clock.fast_forward(16_000)
+        self.page.wait_for_function(TRASH_IS_EMPTY)
+
     def notice(self) -> str:
         """Wait for a notice and return its text."""
         shown = self.page.locator("#notice:not([hidden]) #notice-text")
@@ -107,7 +139,7 @@ class Visitor:
     def exported(self) -> str:
         """Return the file that Export saves."""
         with self.page.expect_download() as download:
-            self.button("Export").click()
+            self.page.locator("#export").click()
         return str(download.value.path().read_text(encoding="utf-8"))
 
     def import_text(self, text: str) -> str:

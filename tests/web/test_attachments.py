@@ -140,9 +140,11 @@ def test_editing_keeps_or_removes_attachments(visitor: Sender) -> None:
     assert visitor.images() == ["blue.png"]
     visitor.open()
     assert visitor.page.evaluate(STORED_FILES) == 2  # the earlier version has both
-    visitor.button("Delete").click()
-    visitor.page.locator("#question").get_by_role("button", name="Delete").click()
+    visitor.page.clock.install()
+    visitor.act("Delete")
     visitor.page.locator("#welcome").wait_for()
+    assert visitor.page.evaluate(STORED_FILES) == 2  # it could be restored
+    visitor.pass_undo()
     assert visitor.page.evaluate(STORED_FILES) == 0
 
 

@@ -29,15 +29,9 @@ def test_conversations_are_listed_renamed_and_deleted(visitor: Visitor) -> None:
     visitor.ask("a rather long question whose title cannot hold all of its many words")
     cut = "a rather long question whose title cannot hold …"
     assert visitor.texts(".conversation") == [cut, "the first of them"]
-    visitor.button("Rename").click()
-    visitor.page.get_by_label("Title", exact=True).fill("<i>renamed</i>")
-    visitor.page.keyboard.press("Enter")
+    visitor.rename("<i>renamed</i>")
     visitor.page.locator(".conversation", has_text="<i>renamed</i>").wait_for()
-    visitor.button("Delete").click()
-    visitor.page.locator("#question").get_by_role("button", name="Cancel").click()
-    assert len(visitor.texts(".conversation")) == 2
-    visitor.button("Delete").click()
-    visitor.page.locator("#question").get_by_role("button", name="Delete").click()
+    visitor.act("Delete")
     visitor.page.locator(".user .body", has_text="the first of them").wait_for()
     assert visitor.texts(".conversation") == ["the first of them"]
     visitor.open()

@@ -135,17 +135,16 @@ def test_a_reply_continued_on_a_full_disk_gets_no_second_version(visitor: Sender
     assert visitor.page.locator(".message:last-child .versions").is_hidden()
 
 
-def test_a_conversation_that_cannot_be_deleted_is_written_when_there_is_room(
-    visitor: Sender,
-) -> None:
+def test_a_deletion_on_a_full_disk_is_undone_with_all_messages(visitor: Sender) -> None:
     visitor.ask("hello")
     for method in ("put", "delete"):
         visitor.page.evaluate(FAIL, [method, "messages"])
     visitor.ask("more")
     visitor.page.locator("#unsaved", has_text="Not saved").wait_for()
-    visitor.button("Delete").click()
-    visitor.page.locator("#question").get_by_role("button", name="Delete").click()
-    visitor.page.locator("#notice-text", has_text="could not be deleted").wait_for()
+    visitor.act("Delete")
+    visitor.page.locator("#welcome").wait_for()
+    visitor.button("Undo").click()
+    visitor.page.locator(".body", has_text="You said more.").wait_for()
     visitor.page.evaluate("globalThis.hasRoom = true")
     visitor.page.locator("#notice-text", has_text="Everything is saved again.").wait_for()
     visitor.open()
@@ -180,8 +179,7 @@ def test_without_storage_the_page_works_and_says_so(context: Any, url: str) -> N
         visitor.button("New conversation").click()
         visitor.ask("two")
         assert visitor.texts(".conversation") == ["two", "one"]
-        visitor.button("Delete").click()
-        visitor.page.locator("#question").get_by_role("button", name="Delete").click()
+        visitor.act("Delete")
         visitor.page.locator(".user .body", has_text="one").wait_for()
 
 

@@ -137,9 +137,7 @@ def test_the_list_and_titles_follow(visitor: Visitor, other: Visitor) -> None:
     visitor.ask("another")
     wait_for_texts(other, ".conversation", ["another", "hello"])
     assert other.texts(".user .body") == ["hello"]
-    other.button("Rename").click()
-    other.page.get_by_label("Title", exact=True).fill("renamed")
-    other.page.keyboard.press("Enter")
+    other.rename("renamed")
     wait_for_texts(visitor, ".conversation", ["another", "renamed"])
     visitor.page.locator(".conversation", has_text="renamed").click()
     visitor.ask("more")  # and does not bring the old title back
@@ -148,8 +146,7 @@ def test_the_list_and_titles_follow(visitor: Visitor, other: Visitor) -> None:
 
 
 def delete_shown(visitor: Visitor) -> None:
-    visitor.button("Delete").click()
-    visitor.page.locator("#question").get_by_role("button", name="Delete").click()
+    visitor.act("Delete")
 
 
 def test_a_conversation_deleted_in_the_other_tab_can_be_kept(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from webgemma.gguf.sources import Source
 from webgemma.models import BUNDLED, BUNDLED_PATH, gpu_nbytes
 from webgemma.replies import Usage, canvas_facts
 from webgemma.settings import applicable
+from webgemma.text.markup import CHANNEL_OPEN
 from webgemma.web.gpu_memory import free_nbytes
 
 if TYPE_CHECKING:
@@ -124,6 +126,7 @@ class Tab:
             gguf: Any = self._take_inspected(inspected) or await Gguf.aopen(await self._open(spec))
             if context is not None:
                 context = min(context, Config.from_gguf(gguf).context)
+            abilities = await self._abilities(gguf, spec)
             model = await Gemma.aload(
                 gguf,
                 "gpu",
@@ -141,7 +144,7 @@ class Tab:
         self._model = model
         self._watch = asyncio.ensure_future(self._watch_device(model))
         facts = {"name": model.name, "context": model.context, "device": model.device}
-        self._report("loaded", nbytes=model.memory_nbytes, **facts)
+        self._report("loaded", nbytes=model.memory_nbytes, **facts, **abilities)
 
     async def chat(
         self,
@@ -363,6 +366,19 @@ class Tab:
         if source := await self._open_part(spec, "draft"):
             with await Gguf.aopen(source) as gguf:
                 drafter_config(gguf, config)
+
+    async def _abilities(self, gguf: Gguf, spec: Any) -> dict[str, bool]:
+        """Return whether a model reads images and audio, and whether it may think, by its files."""
+        encoders = [EncoderConfigs.from_gguf(gguf)]
+        with suppress(WebgemmaError):  # the first image says what is wrong with a file of encoders
+            if source := await self._open_part(spec, "mmproj"):
+                with await Gguf.aopen(source) as part:
+                    encoders.append(EncoderConfigs.from_gguf(part))
+        return {
+            "images": any(each.vision is not None for each in encoders),
+            "audio": any(each.audio is not None for each in encoders),
+            "thinking": CHANNEL_OPEN in gguf.metadata.get("tokenizer.ggml.tokens", ()),
+        }
 
     async def _open(self, spec: Any) -> Source:
         """Open the source that the page describes."""

@@ -2,7 +2,8 @@
 
 import { exportFileData, fileBlob, isAttachment } from "./attachments.js";
 import { randomId } from "./dom.js";
-import { attachmentsOf, fromList, inOrder } from "./tree.js";
+import { t } from "./language.js";
+import { attachmentsOf, emptyConversation, fromList, inOrder, isPinned } from "./tree.js";
 
 const FORMAT = "webgemma-conversations";
 const VERSION = 2; // in version 1, messages are a list without versions, with the files inside
@@ -10,7 +11,7 @@ const MAX_NBYTES = 500e6; // about what browsers can hold in one string
 const ROLES = ["user", "assistant"];
 const FINISHES = ["stop", "length", "stopped", "error", "unfinished"];
 const USAGE = ["prompt", "reply", "context", "left_out"];
-const UNREADABLE_FILE = "has an image or audio that cannot be read";
+const MAX_TIME = 8.64e15; // of JavaScript's dates
 
 /** Return all conversations as a file; throw an Error with a message for the user. */
 export async function exportFile(conversations) {
@@ -18,11 +19,12 @@ export async function exportFile(conversations) {
   let nbytes = 0;
   for (const conversation of conversations) {
     const { id, title, created, updated, leaf } = conversation;
+    const pinned = isPinned(conversation) || undefined; // and then JSON has no such field
     const files = [];
     for (const file of attachmentsOf(conversation)) files.push(await exportFileData(file));
-    texts.push(JSON.stringify({ id, title, created, updated, leaf, messages: inOrder(conversation).map(messageFields), files }, null, 1));
+    texts.push(JSON.stringify({ id, title, created, updated, pinned, leaf, messages: inOrder(conversation).map(messageFields), files }, null, 1));
     nbytes += texts.at(-1).length;
-    if (nbytes > MAX_NBYTES) throw new Error("These conversations have more images and audio than one file can hold: delete some first.");
+    if (nbytes > MAX_NBYTES) throw new Error(t("These conversations have more images and audio than one file can hold: delete some first."));
   }
   const head = { format: FORMAT, version: VERSION, exported: new Date().toISOString() };
   const opening = JSON.stringify(head).slice(0, -1);
@@ -30,47 +32,53 @@ export async function exportFile(conversations) {
 }
 
 /**
- * Return those conversations of an exported file that are not in `known` (a map by id); throw an Error
- * with a message for the user.
+ * Return those conversations of an exported file that are not in `known` (a map by id), with other ids than those in
+ * `known` and `trash`; throw an Error with a message for the user.
  */
-export async function importFile(file, known) {
+export async function importFile(file, known, trash = new Map()) {
   const refuse = (reason) => {
-    throw new Error(`${file.name} was not imported: ${reason} Your conversations are unchanged.`);
+    throw new Error(t("{file} was not imported: {reason} Your conversations are unchanged.", { file: file.name, reason }));
   };
-  if (file.size > MAX_NBYTES) refuse("it is too large to be an export of this page.");
+  if (file.size > MAX_NBYTES) refuse(t("it is too large to be an export of this page."));
   let data;
   try {
     data = JSON.parse(await file.text());
   } catch {
-    refuse("it is not JSON. Choose a file that Export has saved.");
+    refuse(t("it is not JSON. Choose a file that Export has saved."));
   }
   if (data?.format !== FORMAT || !Array.isArray(data.conversations)) {
-    refuse("it holds no conversations of this page. Choose a file that Export has saved.");
+    refuse(t("it holds no conversations of this page. Choose a file that Export has saved."));
   }
-  if (![1, VERSION].includes(data.version)) refuse("it comes from another version of this page.");
+  if (![1, VERSION].includes(data.version)) refuse(t("it comes from another version of this page."));
   const checked = data.conversations.map((entry, i) => {
-    const problem = conversationProblem(entry) ?? (data.version === 1 ? null : treeProblem(entry));
-    if (problem) refuse(`conversation ${i + 1} ${problem}.`);
+    const number = i + 1;
+    const problem = conversationProblem(entry, number) ?? (data.version === 1 ? null : treeProblem(entry, number));
+    if (problem) refuse(problem);
     const conversation = data.version === 1 ? withInnerFiles(entry) : withFiles(entry);
-    if (!conversation) refuse(`conversation ${i + 1} ${UNREADABLE_FILE}.`);
+    if (!conversation) refuse(t("conversation {number} has an image or audio that cannot be read.", { number }));
+    const now = Date.now();
+    conversation.updated = Math.min(conversation.updated, now); // else it would stay the first for ever
+    if (entry.pinned === true) conversation.pinned = now;
     return conversation;
   });
-  return withoutKnown(checked, known);
+  return withoutKnown(checked, known, trash);
 }
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const isTextOrNone = (value) => ["string", "undefined"].includes(typeof value);
 const isCount = (value) => Number.isSafeInteger(value) && value >= 0;
 
+const isTime = (value) => Number.isFinite(value) && Math.abs(value) <= MAX_TIME;
+
 /** Return what is wrong with a conversation of a file, or null. */
-function conversationProblem(entry) {
-  if (!isObject(entry)) return "is not a JSON object";
-  if (typeof entry.id !== "string" || !entry.id) return "has no id";
-  if (typeof entry.title !== "string" || !entry.title.trim()) return "has no title";
-  if (![entry.created, entry.updated].every(Number.isFinite)) return "has no dates";
-  if (!Array.isArray(entry.messages)) return "has no messages";
+function conversationProblem(entry, number) {
+  if (!isObject(entry)) return t("conversation {number} is not a JSON object.", { number });
+  if (typeof entry.id !== "string" || !entry.id) return t("conversation {number} has no id.", { number });
+  if (typeof entry.title !== "string" || !entry.title.trim()) return t("conversation {number} has no title.", { number });
+  if (![entry.created, entry.updated].every(isTime)) return t("conversation {number} has no dates.", { number });
+  if (!Array.isArray(entry.messages)) return t("conversation {number} has no messages.", { number });
   const wrong = entry.messages.findIndex((message) => !isMessage(message));
-  return wrong >= 0 ? `has a message (number ${wrong + 1}) that cannot be read` : null;
+  return wrong >= 0 ? t("conversation {number} has a message (number {message}) that cannot be read.", { number, message: wrong + 1 }) : null;
 }
 
 function isMessage(message) {
@@ -81,13 +89,13 @@ function isMessage(message) {
 }
 
 /** Return what is wrong with the versions of a conversation's messages, or null. */
-function treeProblem({ messages }) {
+function treeProblem({ messages }, number) {
   const ids = new Set([null]);
   for (const [i, { id, parent, created }] of messages.entries()) {
-    const where = `has a message (number ${i + 1})`;
-    if (typeof id !== "string" || !id || ids.has(id)) return `${where} without an id of its own`;
-    if (!ids.has(parent)) return `${where} that follows none before it`;
-    if (!Number.isFinite(created)) return `${where} without a date`;
+    const at = { number, message: i + 1 };
+    if (typeof id !== "string" || !id || ids.has(id)) return t("conversation {number} has a message (number {message}) without an id of its own.", at);
+    if (!ids.has(parent)) return t("conversation {number} has a message (number {message}) that follows none before it.", at);
+    if (!isTime(created)) return t("conversation {number} has a message (number {message}) without a date.", at);
     ids.add(id);
   }
   return null;
@@ -117,7 +125,7 @@ function withFiles({ id, title, created, updated, leaf, messages, files = [] }) 
     if (fields.attachments) fields.attachments = fields.attachments.map((file) => attachments.get(file) ?? null);
     return [fields.id, fields];
   });
-  const conversation = { id, title, created, updated, titled: 0, leaf: null, messages: new Map(entries) };
+  const conversation = { ...emptyConversation(id), title, created, updated, messages: new Map(entries) };
   if (conversation.messages.has(leaf)) conversation.leaf = leaf;
   return hasAllFiles(conversation) ? conversation : null;
 }
@@ -153,8 +161,8 @@ const textOf = ({ parent, role, content, thinking = "", attachments = [] }) =>
   JSON.stringify([parent, role, content, thinking, attachments.map(({ id }) => id)]);
 
 /** Leave out conversations that are known; others with a known id get another id, so that nothing is overwritten. */
-function withoutKnown(conversations, known) {
-  const taken = new Set([...known.values()].flatMap((conversation) => [conversation, ...attachmentsOf(conversation)]).map(({ id }) => id));
+function withoutKnown(conversations, known, trash) {
+  const taken = new Set([...known.values(), ...trash.values()].flatMap((conversation) => [conversation, ...attachmentsOf(conversation)]).map(({ id }) => id));
   const withFreeId = (item) => {
     const id = taken.has(item.id) ? randomId() : item.id;
     taken.add(id);

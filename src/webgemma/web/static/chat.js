@@ -23,7 +23,7 @@ import { contentOf } from "./attachments.js";
 import { randomId } from "./dom.js";
 import { newId, rememberShown, shownId } from "./drafts.js";
 import { chatSettings } from "./settings.js";
-import { emptyConversation, pathOf, pathTo, titleOf } from "./tree.js";
+import { emptyConversation, isPinned, mark, pathOf, pathTo, titleOf } from "./tree.js";
 
 const SAVE_MILLISECONDS = 500; // between two writes of a reply while it grows
 const CUT = ["length", "stopped", "error", "unfinished"]; // ends of a reply that can be continued
@@ -38,7 +38,8 @@ export const canContinue = ({ role, content, thinking, tool_calls: calls, format
 /**
  * Holds the conversation that is shown and at most one reply in progress, which may belong to another
  * conversation. `view` has model(), which names the loaded model; opened(), when another conversation is shown;
- * changed(), grown(message), finished(message), notSent(error), removed(conversation) and notRemoved(error).
+ * changed(), grown(message), finished(message), notSent(error), removed(conversation), which another tab has deleted,
+ * and notRead(error).
  */
 export class Chat {
   constructor(engine, conversations, drafts, view) {
@@ -49,8 +50,8 @@ export class Chat {
     this.reply = null; // {id, conversation, message, indices, isSent, before, stage, canvas}; the last two: details of events
     this.failed = null; // the latest reply that ended with an error: {conversation, message}
     this.saveTimer = null;
-    const id = shownId();
-    this.show(conversations.get(id) ?? (id === this.newId() && drafts.has(id) ? null : conversations.list()[0]));
+    this.shownBefore = shownId(); // a reload
+    this.opening = 0; // the number of the latest request to show a conversation
     for (const type of ["waiting", "encoding"]) engine.addEventListener(type, ({ detail }) => this.onState("stage", detail));
     engine.addEventListener("canvas", ({ detail }) => this.onState("canvas", detail));
     engine.addEventListener("piece", ({ detail }) => this.onPiece(detail));
@@ -58,6 +59,15 @@ export class Chat {
     engine.addEventListener("done", ({ detail }) => this.onDone(detail));
     conversations.addEventListener("changed", () => view.changed());
     conversations.addEventListener("removed", ({ detail }) => this.onRemoved(detail));
+    conversations.addEventListener("purged", ({ detail }) => drafts.remove(detail.id));
+    this.show(null);
+  }
+
+  /** Show what this tab has shown before a reload, else the latest conversation. */
+  async start() {
+    const { conversations, drafts, shownBefore: id } = this;
+    const shown = conversations.get(id) ?? (id === this.newId() && drafts.has(id) ? null : conversations.list()[0]);
+    await this.open(shown?.id);
   }
 
   /** The message in progress, if it belongs to the conversation that is shown. */
@@ -76,14 +86,35 @@ export class Chat {
 
   /** Show a conversation, or the next one of this tab, which is stored with its first message. */
   show(conversation) {
+    this.opening += 1;
     this.conversation = conversation ?? emptyConversation(this.newId());
     this.conversations.shown = this.conversation;
     rememberShown(this.conversation.id);
   }
 
-  open(id) {
+  /** Show a conversation once it is read; return whether it is shown. */
+  async open(id) {
+    this.opening += 1;
+    const number = this.opening;
+    const conversation = this.conversations.get(id);
+    try {
+      if (conversation) await this.conversations.complete(conversation);
+    } catch (error) {
+      this.view.notRead(error);
+      return false;
+    }
+    if (number !== this.opening) return false; // another one was chosen meanwhile
     this.show(this.conversations.get(id));
     this.view.opened();
+    return true;
+  }
+
+  /** Show a message of a conversation, also one of another version; return it. */
+  async openAt(id, messageId) {
+    if (!await this.open(id)) return null;
+    const message = this.conversation.messages.get(messageId);
+    if (message && !this.path.includes(message)) this.showVersion(message);
+    return message ?? null;
   }
 
   startNew() {
@@ -292,47 +323,51 @@ export class Chat {
     this.view.changed();
   }
 
-  async remove(id) {
-    this.endReplyIn(id);
-    try {
-      await this.conversations.remove(id);
-    } catch (error) {
-      this.view.notRemoved(error);
-      return;
-    }
-    this.drafts.remove(id);
-    if (this.conversation.id === id) this.show(this.conversations.list()[0]);
-    this.view.opened();
+  /** Pin a conversation, or do so no longer. */
+  pin(id) {
+    const conversation = this.conversations.get(id);
+    if (!conversation) return;
+    if (isPinned(conversation)) mark(conversation, "unpinned", "pinned");
+    else mark(conversation, "pinned", "unpinned");
+    this.save(conversation);
+    this.view.changed();
+  }
+
+  /** Delete a conversation; it can be restored for a while. */
+  remove(id) {
+    const conversation = this.conversations.get(id);
+    if (!conversation) return;
+    this.endReplyIn(conversation);
+    this.conversations.remove(conversation);
+    if (this.conversation === conversation) this.open(this.conversations.list()[0]?.id);
+    else this.view.changed();
   }
 
   /** Another tab has deleted a conversation: say so if it was in use here. */
-  onRemoved(conversation) {
-    const wasReplying = this.endReplyIn(conversation.id);
-    if (this.conversation === conversation) this.show(this.conversations.list()[0]);
-    else if (!wasReplying) {
-      this.view.changed();
-      return;
-    }
-    this.view.opened();
-    this.view.removed(conversation);
+  async onRemoved(conversation) {
+    const wasReplying = this.endReplyIn(conversation);
+    const wasShown = this.conversation === conversation;
+    if (wasShown) await this.open(this.conversations.list()[0]?.id);
+    else this.view.changed();
+    if (wasShown || wasReplying) this.view.removed(conversation);
   }
 
-  /** Store a conversation again that another tab has deleted, and show it. */
-  restore(conversation) {
+  /** Restore a deleted conversation, and show it if that is wanted. */
+  restore(conversation, isShown) {
     this.conversations.restore(conversation);
-    this.open(conversation.id);
+    if (isShown) this.open(conversation.id);
+    else this.view.changed();
   }
 
-  /** Stop a reply without keeping it; return whether there was one in this conversation. */
-  endReplyIn(id) {
-    if (this.reply?.conversation.id !== id) return false;
+  /** Stop a reply in a conversation that is deleted; return whether there was one. */
+  endReplyIn(conversation) {
+    if (this.reply?.conversation !== conversation) return false;
     const { message } = this.reply;
     if (this.reply.isSent) this.engine.stop(this.reply.id);
     message.finish = "stopped";
     this.reply = null;
+    this.save(conversation, message); // it may be restored
     this.conversations.held.delete(message);
-    clearTimeout(this.saveTimer);
-    this.saveTimer = null;
     return true;
   }
 }

@@ -1,15 +1,20 @@
 // The conversations, in the database and in step with other tabs: what a tab has written it tells the others.
 
-import { ALL, DRAFTS, FILES, HEADS, MESSAGES, completed, messagesOf, openDatabase, resultOf } from "./database.js";
+import {
+  ALL, DRAFTS, FILES, HEADS, MESSAGES, completed, deleteUnreachable, fileIds, messagesOf, openDatabase, readMessages, resultOf,
+} from "./database.js";
 import { randomId } from "./dom.js";
+import { t } from "./language.js";
 import { scoped } from "./scope.js";
-import { attachmentsOf, emptyConversation } from "./tree.js";
+import { NEVER, attachmentsOf, emptyConversation, isDeleted, mark } from "./tree.js";
 
 const CHANNEL = scoped("webgemma.conversations");
 const TEXTS = [HEADS, MESSAGES];
 const RETRY_MILLISECONDS = 3000; // between two attempts to write what could not be written
+const PURGE_RETRY_MILLISECONDS = 60_000; // between two attempts to delete for good what could not be
+export const KEEP_MILLISECONDS = 15_000; // how long a deleted conversation can be restored, also after a reload
 
-const headOf = ({ id, title, created, updated, titled, leaf }) => ({ id, title, created, updated, titled, leaf });
+const headOf = ({ messages, ...facts }) => facts;
 
 /** Return a message without the blobs of its attachments. */
 const withoutBlobs = (message) => (message.attachments
@@ -24,14 +29,21 @@ function withKnownBlobs(message, { attachments = [] }) {
 }
 
 /**
- * All conversations; without a database they last until the page is closed. Events: "changed" (another tab has
- * changed some), "removed" (detail: a conversation that another tab has deleted), "unsaved" (detail: the error; it
- * will be tried again) and "saved" (everything is written again).
+ * All conversations; without a database they last until the page is closed. Those that were deleted are in the trash
+ * for a while. Opening reads what they are called; their messages are read when they are needed (`complete`), and in
+ * the background. Events: "changed" (another tab has changed some), "removed" (detail: a conversation that another tab
+ * has deleted), "purged" (detail: one that is deleted for good), "unsaved" (detail: the error; it will be tried again)
+ * and "saved" (everything is written again).
  */
 export class Conversations extends EventTarget {
   constructor() {
     super();
     this.byId = new Map();
+    this.trash = new Map(); // those that were deleted and can be restored, by id
+    this.unread = new Set(); // conversations whose messages are not read
+    this.reading = new Map(); // by conversation, the promise of its messages
+    this.heard = new WeakMap(); // by message, when another tab has told of it: reading may have begun before
+    this.heardCount = 0;
     this.shown = null; // the conversation that this tab shows: other tabs do not change its leaf
     this.held = new Set(); // messages that this tab is writing: other tabs do not change them
     this.elsewhere = new WeakSet(); // messages that another tab is writing
@@ -65,7 +77,7 @@ export class Conversations extends EventTarget {
       this.database = null;
       this.channel?.close();
       this.channel = null;
-      return `This browser does not store conversations (${error.message}): export those you need before you close the page.`;
+      return t("This browser does not store conversations ({reason}): export those you need before you close the page.", { reason: error.message });
     }
   }
 
@@ -75,27 +87,52 @@ export class Conversations extends EventTarget {
     this.database.onclose = () => this.connect().catch(() => {}); // the browser has closed it: `write` says so
   }
 
-  /** Read everything; delete messages without a conversation, and files that no message has any more. */
+  /** Read which conversations there are; the messages of each remain to be read. */
   async read() {
-    const transaction = this.database.transaction(ALL, "readwrite");
-    const [heads, records, files] = await Promise.all([HEADS, MESSAGES, FILES].map((name) => resultOf(transaction.objectStore(name).getAll())));
-    const blobs = new Map(files.map(({ id, blob }) => [id, blob]));
-    const messages = new Map(heads.map(({ id }) => [id, []]));
-    const needed = new Set();
-    for (const { conversation, ...message } of records) {
-      for (const each of message.attachments ?? []) {
-        needed.add(each.id);
-        each.blob = blobs.get(each.id) ?? null;
-      }
-      if (messages.has(conversation)) messages.get(conversation).push(message);
-      else transaction.objectStore(MESSAGES).delete([conversation, message.id]);
+    const heads = await resultOf(this.database.transaction(HEADS).objectStore(HEADS).getAll());
+    const ids = new Set(heads.map(({ id }) => id));
+    for (const head of heads) this.unread.add(this.merge(head, []));
+    for (const conversation of [...this.byId.values(), ...this.trash.values()]) {
+      if (this.stored.has(conversation) && !ids.has(conversation.id)) this.drop(conversation);
     }
-    for (const id of blobs.keys()) if (!needed.has(id)) transaction.objectStore(FILES).delete(id);
-    this.storedFiles = new Set([...blobs.keys()].filter((id) => needed.has(id)));
-    for (const head of heads) this.merge(head, messages.get(head.id));
-    for (const conversation of this.byId.values()) {
-      if (this.stored.has(conversation) && !messages.has(conversation.id)) this.drop(conversation);
+    this.schedulePurge();
+  }
+
+  /** Read the messages of a conversation, unless they are in memory; throws if they cannot be read. */
+  async complete(conversation) {
+    if (!this.unread.has(conversation)) return;
+    if (!this.reading.has(conversation)) {
+      const reading = this.readMessages(conversation).finally(() => this.reading.delete(conversation));
+      this.reading.set(conversation, reading);
     }
+    await this.reading.get(conversation);
+  }
+
+  async readMessages(conversation) {
+    const start = this.heardCount;
+    const { messages, fileIds: found } = await readMessages(this.database, conversation.id);
+    for (const { id } of messages.flatMap(({ attachments = [] }) => attachments)) this.storedFiles.delete(id);
+    for (const id of found) this.storedFiles.add(id);
+    this.mergeMessages(conversation, messages.filter(({ id }) => !(this.heard.get(conversation.messages.get(id)) > start)));
+    this.unread.delete(conversation);
+  }
+
+  /** Read the messages of all conversations; throws if they cannot be read. */
+  async completeAll() {
+    for (const conversation of [...this.list(), ...this.trash.values()]) await this.complete(conversation);
+  }
+
+  /** Read all messages while the page is in use; then delete what nothing leads to. */
+  async readInBackground() {
+    if (!this.database) return;
+    try {
+      const files = await fileIds(this.database); // those that are stored from now on are needed
+      await this.completeAll();
+      await deleteUnreachable(this.database, files, () => {
+        const all = [...this.byId.values(), ...this.trash.values()];
+        return new Set(all.flatMap((conversation) => attachmentsOf(conversation).map(({ id }) => id)));
+      });
+    } catch { /* the database is closed: `write` says so when there is something to write */ }
   }
 
   /** Read again what other tabs have written while this one was suspended. */
@@ -103,7 +140,9 @@ export class Conversations extends EventTarget {
     if (!this.database) return;
     try {
       await this.read();
+      if (this.shown) await this.complete(this.shown);
       this.dispatchEvent(new Event("changed"));
+      await this.completeAll();
     } catch { /* the database is closed: `write` says so when there is something to write */ }
   }
 
@@ -116,6 +155,14 @@ export class Conversations extends EventTarget {
     return this.byId.get(id);
   }
 
+  /** Put a conversation into the trash, or where the others are; return whether it was in the other place. */
+  place(conversation) {
+    const { id } = conversation;
+    const [from, to] = isDeleted(conversation) ? [this.byId, this.trash] : [this.trash, this.byId];
+    to.set(id, conversation);
+    return from.delete(id);
+  }
+
   /** Whether something waits to be written, which a closing page would lose. */
   get isUnsaved() {
     return this.error !== null && this.unsaved.size + this.unsavedFiles.size > 0;
@@ -123,9 +170,10 @@ export class Conversations extends EventTarget {
 
   // Writing
 
-  /** Store a conversation's facts and these of its messages. */
+  /** Store a conversation's facts and these of its messages, unless it is deleted for good. */
   save(conversation, ...messages) {
-    this.byId.set(conversation.id, conversation);
+    if (this.deleted.has(conversation.id)) return;
+    this.place(conversation);
     for (const message of messages) conversation.messages.set(message.id, message);
     if (!this.database) return;
     this.addUnsaved(conversation, messages);
@@ -189,10 +237,11 @@ export class Conversations extends EventTarget {
         for (const [message, revision] of revisions[i]) message.revision = revision;
         this.stored.add(conversation);
         this.tellSaved(conversation, revisions[i].keys());
+        this.placeMerged(conversation);
       });
       return null;
     } catch (error) {
-      for (const [conversation, messages] of jobs) if (this.byId.has(conversation.id)) this.addUnsaved(conversation, messages);
+      for (const [conversation, messages] of jobs) if (!this.deleted.has(conversation.id)) this.addUnsaved(conversation, messages);
       return error;
     }
   }
@@ -221,7 +270,7 @@ export class Conversations extends EventTarget {
 
   /**
    * Write a conversation and messages after looking what other tabs have written. Return the revisions of the
-   * messages, which they have once the transaction is on disk, or null if the conversation was deleted.
+   * messages, which they have once the transaction is on disk, or null if the conversation was deleted for good.
    */
   async put(transaction, conversation, messages) {
     const heads = transaction.objectStore(HEADS);
@@ -267,7 +316,7 @@ export class Conversations extends EventTarget {
     try {
       const texts = this.database.transaction(TEXTS, "readwrite");
       for (const [conversation, messages] of jobs) {
-        if (!this.stored.has(conversation)) texts.objectStore(HEADS).put(headOf(conversation));
+        if (!this.stored.has(conversation) || isDeleted(conversation)) texts.objectStore(HEADS).put(headOf(conversation));
         for (const message of messages) message.revision = this.putMessage(texts, conversation, message);
         this.tellSaved(conversation, messages);
       }
@@ -294,50 +343,86 @@ export class Conversations extends EventTarget {
     }
     for (const conversation of conversations) {
       this.byId.set(conversation.id, conversation);
+      this.deleted.delete(conversation.id);
       this.stored.add(conversation);
       for (const { id } of attachmentsOf(conversation)) this.storedFiles.add(id);
       this.tellSaved(conversation, conversation.messages.values());
     }
   }
 
-  /** Delete a conversation; throws, and keeps it, if that cannot be stored. */
-  async remove(id) {
-    const conversation = this.byId.get(id);
-    if (!conversation) return;
-    const unwritten = [...conversation.messages.values()].filter((message) => this.isUnwritten(conversation, message));
-    this.byId.delete(id);
-    this.deleted.add(id);
-    this.forget(conversation);
-    if (!this.database) return;
-    try {
-      const transaction = this.database.transaction(ALL, "readwrite");
-      const done = completed(transaction);
-      for (const store of [HEADS, DRAFTS]) transaction.objectStore(store).delete(id);
-      transaction.objectStore(MESSAGES).delete(messagesOf(id));
-      for (const file of attachmentsOf(conversation)) transaction.objectStore(FILES).delete(file.id);
-      await done;
-      this.channel.postMessage({ type: "removed", id });
-    } catch (error) {
-      this.byId.set(id, conversation);
-      this.deleted.delete(id);
-      if (unwritten.length) this.save(conversation, ...unwritten);
-      throw error;
-    }
+  // Deleting
+
+  /** Delete a conversation: it is in the trash for a while, in all tabs, and then deleted for good. */
+  remove(conversation) {
+    mark(conversation, "deleted", "restored");
+    this.save(conversation);
+    this.schedulePurge();
   }
 
-  /** Store a conversation again that another tab has deleted. */
+  /** Restore a conversation that was deleted here or in another tab, also if it is not stored any more. */
   restore(conversation) {
+    mark(conversation, "restored", "deleted");
+    if (this.trash.has(conversation.id)) {
+      this.save(conversation);
+      return;
+    }
     this.deleted.delete(conversation.id);
     this.stored.delete(conversation);
     for (const { id } of attachmentsOf(conversation)) this.storedFiles.delete(id);
     this.save(conversation, ...conversation.messages.values());
   }
 
+  /** Delete for good, when it is time, what is in the trash. */
+  schedulePurge(least = 0) {
+    clearTimeout(this.purgeTimer);
+    if (!this.trash.size) return;
+    const due = Math.min(...[...this.trash.values()].map(({ deleted }) => deleted)) + KEEP_MILLISECONDS;
+    this.purgeTimer = setTimeout(() => this.purgeDue(), Math.max(least, due - Date.now()));
+  }
+
+  async purgeDue() {
+    const due = [...this.trash.values()].filter(({ deleted }) => deleted + KEEP_MILLISECONDS <= Date.now());
+    let hasFailed = false;
+    for (const conversation of due) {
+      try {
+        await this.purge(conversation);
+      } catch {
+        hasFailed = true; // it stays in the trash
+      }
+    }
+    this.schedulePurge(hasFailed ? PURGE_RETRY_MILLISECONDS : 0);
+  }
+
+  /** Delete a conversation for good, unless another tab has restored it; throws, and keeps it, if that cannot be stored. */
+  async purge(conversation) {
+    const { id } = conversation;
+    if (this.database) {
+      await this.complete(conversation); // its files
+      const transaction = this.database.transaction(ALL, "readwrite");
+      const done = completed(transaction);
+      const existing = await resultOf(transaction.objectStore(HEADS).get(id));
+      if (existing) this.mergeHead(conversation, existing);
+      if (isDeleted(conversation)) {
+        for (const store of [HEADS, DRAFTS]) transaction.objectStore(store).delete(id);
+        transaction.objectStore(MESSAGES).delete(messagesOf(id));
+        for (const file of attachmentsOf(conversation)) transaction.objectStore(FILES).delete(file.id);
+      }
+      await done;
+    }
+    if (!isDeleted(conversation)) { // restored meanwhile, perhaps by another tab
+      if (this.place(conversation)) this.dispatchEvent(new Event("changed"));
+      return;
+    }
+    this.drop(conversation);
+    this.channel?.postMessage({ type: "removed", id });
+  }
+
   // Other tabs
 
   async receive({ type, id, tab, head, messages }) {
     if (type === "removed") {
-      if (this.byId.has(id)) this.drop(this.byId.get(id));
+      const removed = this.byId.get(id) ?? this.trash.get(id);
+      if (removed) this.drop(removed);
       return;
     }
     if (type === "closed") {
@@ -346,12 +431,15 @@ export class Conversations extends EventTarget {
     }
     if (this.deleted.has(head.id) && !await this.isStored(head.id)) return; // it was written before it was deleted
     const conversation = this.merge(head, messages);
+    this.heardCount += 1;
     for (const { id: each, finish } of messages) {
       const message = conversation.messages.get(each);
+      this.heard.set(message, this.heardCount);
       if (this.held.has(message)) continue;
       if (finish === "unfinished") this.elsewhere.add(message);
       else this.elsewhere.delete(message);
     }
+    this.schedulePurge();
     this.dispatchEvent(new Event("changed"));
   }
 
@@ -380,36 +468,39 @@ export class Conversations extends EventTarget {
   /** Take over what is stored of a conversation; return it. */
   merge(head, messages) {
     const isShownNew = this.shown?.id === head.id;
-    const conversation = this.byId.get(head.id) ?? (isShownNew ? this.shown : { ...emptyConversation(head.id), ...head });
-    this.byId.set(head.id, conversation);
+    const conversation = this.byId.get(head.id) ?? this.trash.get(head.id)
+      ?? (isShownNew ? this.shown : { ...emptyConversation(head.id), ...head });
     this.deleted.delete(head.id);
     this.stored.add(conversation);
     this.mergeHead(conversation, head);
     if (conversation !== this.shown) conversation.leaf = head.leaf;
+    this.mergeMessages(conversation, messages);
+    this.placeMerged(conversation);
+    return conversation;
+  }
+
+  mergeMessages(conversation, messages) {
     for (const message of messages) {
       const mine = conversation.messages.get(message.id);
       if (!mine) conversation.messages.set(message.id, message);
       else if (!this.isMine(conversation, mine)) Object.assign(mine, withKnownBlobs(message, mine));
     }
-    return conversation;
+  }
+
+  /** Put a conversation where it belongs by what another tab has stored of it. */
+  placeMerged(conversation) {
+    const wasMoved = this.place(conversation);
+    if (wasMoved && isDeleted(conversation)) this.dispatchEvent(new CustomEvent("removed", { detail: conversation }));
   }
 
   /** Whether this tab is writing a message: what another has written of it is then noticed by `put`. */
   isMine(conversation, message) {
-    return this.held.has(message) || this.isUnwrittenText(conversation, message);
+    return this.held.has(message) || [this.unsaved, this.inFlight].some((jobs) => jobs?.get(conversation)?.has(message));
   }
 
-  isUnwrittenText(conversation, message) {
-    return [this.unsaved, this.inFlight].some((jobs) => jobs?.get(conversation)?.has(message));
-  }
-
-  /** Whether a message or one of its files is not in the database. */
-  isUnwritten(conversation, message) {
-    return this.isUnwrittenText(conversation, message) || this.newFiles(message).length > 0;
-  }
-
-  mergeHead(conversation, { title, updated, titled = 0 }) {
+  mergeHead(conversation, { title, updated, titled = 0, ...times }) {
     conversation.updated = Math.max(conversation.updated, updated);
+    for (const name of Object.keys(NEVER)) conversation[name] = Math.max(conversation[name], times[name] ?? 0);
     if (titled > conversation.titled) Object.assign(conversation, { title, titled });
   }
 
@@ -419,11 +510,15 @@ export class Conversations extends EventTarget {
     for (const { id } of attachmentsOf(conversation)) this.unsavedFiles.delete(id);
   }
 
-  /** Forget a conversation that another tab has deleted. */
+  /** Forget a conversation that is deleted for good. */
   drop(conversation) {
-    this.byId.delete(conversation.id);
-    this.deleted.add(conversation.id);
+    const { id } = conversation;
+    const wasInUse = this.byId.delete(id);
+    this.trash.delete(id);
+    this.unread.delete(conversation);
+    this.deleted.add(id);
     this.forget(conversation);
-    this.dispatchEvent(new CustomEvent("removed", { detail: conversation }));
+    this.dispatchEvent(new CustomEvent("purged", { detail: conversation }));
+    if (wasInUse) this.dispatchEvent(new CustomEvent("removed", { detail: conversation }));
   }
 }

@@ -185,6 +185,7 @@ export class MessageList {
       const foot = element("div", "foot", buttons, versions);
       const item = { node: element("li", "message user", name, media, body, foot), media, body, foot, versions, isEditing: false };
       const edit = button(t("Edit"), "quiet", () => this.edit(message, item, edit));
+      item.startEdit = () => edit.click();
       buttons.append(edit);
       return item;
     }
@@ -204,6 +205,13 @@ export class MessageList {
     const calls = element("div", "calls");
     const node = element("li", "message assistant", name, stage, thinking, body, calls, canvas, buttons);
     return { node, name, body, calls, canvas, facts, author, proceed, versions, stage, summary, thinking, thoughts };
+  }
+
+  /** Edit the last message of the user; return whether there is one. */
+  editLast() {
+    const [item] = [...this.items.values()].filter(({ foot }) => foot).slice(-1);
+    if (item && !item.isEditing) item.startEdit();
+    return Boolean(item);
   }
 
   /** Replace a message of the user by a form to edit it. */
@@ -275,6 +283,11 @@ export class Scroller {
   toEnd() {
     this.isAtEnd = true;
     this.follow();
+  }
+
+  toStart() {
+    this.isAtEnd = false;
+    this.area.scrollTop = 0;
   }
 
   /** Scroll to the end if the user was there. */

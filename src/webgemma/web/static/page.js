@@ -4,6 +4,7 @@
 // one it is. Each exports a list of FIELDS, settings of its own as settings.js describes them, and a class Home with
 //   engine             writes the replies: see chat.js
 //   context            of the model in tokens, or null
+//   model              what is known of the model, see welcome.js, or null
 //   canReply           whether a message can be sent
 //   explain()          say why not, unless the page shows it already
 //   settingsChanged(now, before)
@@ -16,14 +17,18 @@ import { Composer, Tray } from "./composer.js";
 import { Conversations } from "./conversations.js";
 import { Drafts } from "./drafts.js";
 import { byId, saveBlob } from "./dom.js";
-import { t } from "./language.js";
+import { listenToKeys } from "./keys.js";
+import { plural, t } from "./language.js";
 import { MessageList, Scroller } from "./messages.js";
 import { Microphone } from "./microphone.js";
 import { showNotice } from "./notice.js";
+import { conceal, reveal, Search } from "./search.js";
 import { loadFields, readSettings, SettingsDialog } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { saveTranscript } from "./transcript.js";
 import { childrenOf, pathOf } from "./tree.js";
+import { UndoNotice } from "./undo.js";
+import { Welcome } from "./welcome.js";
 
 if (location.search) history.replaceState(null, "", location.pathname); // a token stays if the page starts without its server
 
@@ -83,7 +88,46 @@ const microphone = new Microphone((file) => tray.add([file]), showNotice);
 const sidebar = new Sidebar({
   open: (id) => chat.open(id),
   rename: (id, title) => chat.rename(id, title),
-  remove: (id) => chat.remove(id),
+  pin: (id) => chat.pin(id),
+  remove(id) {
+    const conversation = conversations.get(id);
+    if (!conversation) return;
+    shownWhenDeleted = conversation === chat.conversation ? conversation : null;
+    chat.remove(id);
+    undo.offer(conversation);
+  },
+  exports: (id) => [
+    { name: t("Export"), act: () => exportOne(conversations.get(id)) },
+    { name: t("Save as Markdown"), act: () => saveText(conversations.get(id), "md") },
+    { name: t("Save as a web page"), act: () => saveText(conversations.get(id), "html") },
+  ],
+});
+let shownWhenDeleted = null; // the conversation that was deleted last, if it was shown
+const undo = new UndoNotice((conversation) => chat.restore(conversation, conversation === shownWhenDeleted));
+const search = new Search(conversations, {
+  async open({ id }, message, words) {
+    sidebar.drawer(false);
+    const shown = await chat.openAt(id, message?.id);
+    if (!shown) return;
+    scroller.isAtEnd = false;
+    reveal(messages.items.get(shown).node, words);
+  },
+  leave() {
+    if (!sidebar.isOpen) byId("prompt").focus();
+    return !sidebar.isOpen;
+  },
+});
+const welcome = new Welcome({
+  suggest(text, needsPicture) {
+    const hasDraft = byId("prompt").value.trim() || tray.attachments.length;
+    composer.fill(hasDraft ? `${byId("prompt").value}\n${text}`.trim() : text);
+    tray.draft.text = byId("prompt").value;
+    drafts.save(tray.draft);
+    composer.focus();
+    if (needsPicture) byId("attach").click();
+    else if (!hasDraft) composer.send();
+  },
+  chooseModel: () => byId("model-button").click(),
 });
 
 let frame = 0; // the request of the next animation frame, which shows the grown reply
@@ -91,9 +135,11 @@ const chat = new Chat(home.engine, conversations, drafts, {
   model: () => byId("model-name").textContent,
   opened() {
     byId("announcer").textContent = ""; // so that an equal reply is announced again
+    conceal();
     showDraft();
     refresh();
-    scroller.toEnd();
+    if (chat.path.length) scroller.toEnd();
+    else scroller.toStart();
     composer.focus();
   },
   changed() {
@@ -109,15 +155,15 @@ const chat = new Chat(home.engine, conversations, drafts, {
     });
   },
   finished(message) {
-    byId("announcer").textContent = `The model replied: ${message.content}`;
+    byId("announcer").textContent = t("The model replied: {text}", { text: message.content });
     refresh();
     scroller.follow();
   },
   notSent: (error) => showNotice(error.message),
-  notRemoved: (error) => showNotice(`The conversation could not be deleted (${error.message}).`),
+  notRead: ({ message }) => showNotice(t("The conversation could not be read ({reason}): reload this page.", { reason: message })),
   removed(conversation) {
-    const keep = { name: "Keep it", act: () => chat.restore(conversation) };
-    showNotice(`“${conversation.title}” was deleted in another tab.`, keep);
+    const keep = { name: t("Keep it"), act: () => chat.restore(conversation, true) };
+    showNotice(t("“{title}” was deleted in another tab.", { title: conversation.title }), keep);
   },
 });
 
@@ -140,6 +186,7 @@ function refresh() {
   messages.show(path, { replying: chat.replying, children, leftOut: leftOut < path.length ? leftOut : 0 });
   showTokens();
   byId("welcome").hidden = path.length > 0;
+  welcome.show(home.model);
   sidebar.show(conversations.list(), conversation.id);
   composer.show(chat.reply !== null, canSend());
   document.title = path.length ? `${conversation.title} – webgemma` : "webgemma";
@@ -161,41 +208,63 @@ function showTokens() {
   const usage = usageOf(chat.path);
   const total = home.context ?? usage?.context;
   const used = usage ? Math.min(usage.prompt + usage.reply, total) : 0;
-  byId("tokens").textContent = total ? `${used} of ${total} tokens` : "";
-  byId("tokens").title = total ? `The conversation takes ${used} tokens of the context, ${total - used} are left. When it is full, the oldest messages are left out.` : "";
+  byId("tokens").textContent = total ? t("{used} of {total} tokens", { used, total }) : "";
+  byId("tokens").title = total ? t("The conversation takes {used} tokens of the context, {left} are left. When it is full, the oldest messages are left out.", { used, left: total - used }) : "";
 }
 
 // Conversations
 
-byId("new-conversation").addEventListener("click", () => {
+function startNew() {
   sidebar.drawer(false);
   chat.startNew();
-});
-byId("export").addEventListener("click", async () => {
-  try {
-    saveBlob(await exportFile(conversations.list()), "webgemma-conversations.json");
-  } catch (error) {
-    showNotice(`Nothing was exported: ${error.message}`);
-  }
-});
-for (const [id, format] of [["save-markdown", "md"], ["save-html", "html"]]) {
-  byId(id).addEventListener("click", async () => {
-    try {
-      await saveTranscript(chat.conversation, chat.path, format);
-    } catch (error) {
-      showNotice(t("Nothing was exported: {reason}", { reason: error.message }));
-    }
-  });
 }
+
+/** Save conversations as a file, after all of them are read. */
+async function saveConversations(list, name) {
+  try {
+    for (const conversation of list) await conversations.complete(conversation);
+    saveBlob(await exportFile(list), name);
+  } catch ({ message }) {
+    showNotice(t("Nothing was exported: {reason}", { reason: message }));
+  }
+}
+
+/** Save a conversation as a file that Import takes, named after it. */
+function exportOne(conversation) {
+  const name = conversation.title.replace(/[^\p{L}\p{M}\p{N}_-]+/gu, " ").trim().slice(0, 60).trim();
+  saveConversations([conversation], `${name || "webgemma"}.json`);
+}
+
+/** Save the messages of a conversation to read elsewhere: "md" or "html". */
+async function saveText(conversation, format) {
+  try {
+    await conversations.complete(conversation);
+    await saveTranscript(conversation, pathOf(conversation), format);
+  } catch ({ message }) {
+    showNotice(t("Nothing was exported: {reason}", { reason: message }));
+  }
+}
+
+byId("new-conversation").addEventListener("click", startNew);
+listenToKeys({
+  search() {
+    if (!sidebar.isVisible) sidebar.reveal();
+    byId("search").select();
+  },
+  startNew,
+  editLast: () => !chat.reply && messages.editLast(),
+});
+byId("export").addEventListener("click", () => saveConversations(conversations.list(), "webgemma-conversations.json"));
 byId("import").addEventListener("click", () => byId("import-file").click());
 byId("import-file").addEventListener("change", async ({ target }) => {
   const [file] = target.files;
   try {
-    const imported = await importFile(file, conversations.byId);
+    await conversations.completeAll();
+    const imported = await importFile(file, conversations.byId, conversations.trash);
     await conversations.add(imported).catch(({ message }) => {
-      throw new Error(`Nothing was imported: the conversations could not be stored (${message}).`);
+      throw new Error(t("Nothing was imported: the conversations could not be stored ({reason}).", { reason: message }));
     });
-    showNotice(imported.length === 1 ? "One conversation was imported." : `${imported.length} conversations were imported.`);
+    showNotice(plural(imported.length, "One conversation was imported.", "{count} conversations were imported."));
     refresh();
   } catch (error) {
     showNotice(error.message);
@@ -211,29 +280,29 @@ addEventListener("beforeunload", (event) => {
 
 /** What is wrong when conversations cannot be written, and what helps. */
 function unsavedMessage({ name, message }) {
-  if (name === "QuotaExceededError") return "The storage of this browser is full: the latest messages are not saved. Free disk space, or delete conversations or stored models; they are saved as soon as there is room.";
-  if (name === "InvalidStateError") return "The latest messages are not saved, because a newer version of this page was opened in another tab. Export your conversations and reload this page.";
-  return `The latest messages are not saved (${message}). This page tries again; until then, do not close it, or export your conversations.`;
+  if (name === "QuotaExceededError") return t("The storage of this browser is full: the latest messages are not saved. Free disk space, or delete conversations or stored models; they are saved as soon as there is room.");
+  if (name === "InvalidStateError") return t("The latest messages are not saved, because a newer version of this page was opened in another tab. Export your conversations and reload this page.");
+  return t("The latest messages are not saved ({reason}). This page tries again; until then, do not close it, or export your conversations.", { reason: message });
 }
 
 conversations.addEventListener("unsaved", ({ detail }) => {
-  byId("unsaved").textContent = "Not saved";
-  showNotice(unsavedMessage(detail), { name: "Try again", act: () => conversations.write() });
+  byId("unsaved").textContent = t("Not saved");
+  showNotice(unsavedMessage(detail), { name: t("Try again"), act: () => conversations.write() });
 });
 conversations.addEventListener("saved", () => {
   byId("unsaved").textContent = "";
-  showNotice("Everything is saved again.");
+  showNotice(t("Everything is saved again."));
 });
 
 for (const close of document.querySelectorAll("[data-close]")) {
   close.addEventListener("click", () => close.closest("dialog").close());
 }
 
+await chat.start();
 home.start();
 if (storageProblem) {
   showNotice(storageProblem);
-  byId("unsaved").textContent = "Conversations are not stored";
+  byId("unsaved").textContent = t("Conversations are not stored");
 }
-showDraft();
-scroller.toEnd();
-composer.focus();
+undo.offer(...conversations.trash.values()); // what was deleted just before a reload
+conversations.readInBackground();

@@ -70,6 +70,11 @@ export class Home {
     return this.engine.model !== null;
   }
 
+  get model() {
+    const { model: name } = this.engine;
+    return name === null ? null : { name, isBundled: false, isReady: true, context: this.context };
+  }
+
   get context() {
     return this.models.find(({ name }) => name === this.engine.model)?.context ?? null;
   }

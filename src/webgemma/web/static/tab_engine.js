@@ -32,7 +32,8 @@
 //   ready     device, software, matrix_units   the GPU was found; software: it is emulated and slow
 //   progress  loaded, total           bytes of the model that is loading
 //   inspected id, kind: "model" | "adapter" | "mmproj"
-//   loaded    name, context, device, nbytes                   context: as requested, or the model's if that is less
+//   loaded    name, context, device, nbytes, images, audio, thinking   context: as requested, or the model's if that is
+//             less; images, audio: whether it reads them; thinking: whether it may think
 //   encoding, canvas, piece, tool_call, done   of a reply
 //   storing   id, name, stage: "copying" | "checking", done, total         bytes; repeatedly
 //   stored    id, name                the copy is complete and checked

@@ -27,6 +27,7 @@ export class Home {
   constructor(page) {
     this.page = page;
     this.context = null; // of the loaded model, in tokens
+    this.abilities = {}; // of the loaded model
     this.selected = BUNDLED; // the model that was chosen last
     this.isSubstitute = false; // it is loaded because the model of the last visit cannot be
     this.requestedContext = null; // of the settings, when the model was loaded
@@ -65,6 +66,11 @@ export class Home {
     });
     engine.addEventListener("error", ({ detail }) => this.onError(detail));
     byId("loading-cancel").addEventListener("click", () => this.cancelLoading());
+  }
+
+  get model() {
+    const { name, source } = this.selected;
+    return { name, isBundled: source.kind === "bundled", isReady: this.engine.state === "loaded", context: this.context, ...this.abilities };
   }
 
   get canReply() {
@@ -131,6 +137,7 @@ export class Home {
   startLoad(inspected = null) {
     const { engine, page, selected } = this;
     this.context = null;
+    this.abilities = {};
     page.endReply("stopped");
     hideNotice();
     this.showModel(t("no model"), "");
@@ -160,11 +167,12 @@ export class Home {
     byId("device").title = mayBeOff ? MATRICES_OFF : DEVICE_TITLE;
   }
 
-  onLoaded({ name, context, device, nbytes }) {
+  onLoaded({ name, context, device, nbytes, images, audio, thinking }) {
     const { selected, requestedContext } = this;
     endLoading();
     if (!this.isSubstitute) rememberModel(selected, true);
     this.context = context;
+    this.abilities = { images, audio, thinking };
     if (requestedContext > context && byId("notice").hidden) {
       showNotice(t("{name} has a context of at most {context} tokens: it is loaded with that, not with the {requested} of the settings.", {
         name: selected.name, context, requested: requestedContext,

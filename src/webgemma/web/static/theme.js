@@ -1,18 +1,23 @@
-// The theme: applied before the first paint (so this is not a module), and chosen in the sidebar.
+// The theme, and whether the sidebar is hidden: applied before the first paint (so this is not a module). The theme is
+// chosen in the sidebar; sidebar.js hides that.
 "use strict";
 
 {
   const KEY = "webgemma.theme";
-  const chosen = () => {
+  const stored = (key) => {
     try {
-      const theme = localStorage.getItem(KEY);
-      return ["light", "dark"].includes(theme) ? theme : "system";
+      return localStorage.getItem(key);
     } catch {
-      return "system"; // storage is forbidden
+      return null; // storage is forbidden
     }
+  };
+  const chosen = () => {
+    const theme = stored(KEY);
+    return ["light", "dark"].includes(theme) ? theme : "system";
   };
   const apply = () => { document.documentElement.dataset.theme = chosen(); };
   apply();
+  document.documentElement.dataset.sidebar = stored("webgemma.sidebar") === "hidden" ? "hidden" : "";
   document.addEventListener("DOMContentLoaded", () => {
     const choice = document.getElementById("theme");
     choice.value = chosen();

@@ -1,6 +1,9 @@
-// A conversation is a tree of messages: {id, title, created, updated, titled, leaf, messages: Map by id}. Each message
-// {id, parent, created, role, content, …} names the one before it (null: none); messages with the same parent are
-// versions of each other. Nothing is ever replaced, so what several tabs write is merged by adding it.
+// A conversation is a tree of messages: {id, title, created, updated, titled, pinned, unpinned, deleted, restored, leaf,
+// messages: Map by id}; `titled` and the four after it are the times of what was done last, 0: never. Each message {id,
+// parent, created, role, content, …} names the one before it (null: none); messages with the same parent are versions
+// of each other. Nothing is ever replaced, so what several tabs write is merged by adding it.
+
+import { t } from "./language.js";
 
 const TITLE_LENGTH = 48;
 const byTime = (a, b) => a.created - b.created || (a.id < b.id ? -1 : 1);
@@ -8,15 +11,28 @@ const byTime = (a, b) => a.created - b.created || (a.id < b.id ? -1 : 1);
 /** Return a title: the first words of a text. */
 export function titleOf(text) {
   const line = text.trim().replace(/\s+/g, " ");
-  if (line.length <= TITLE_LENGTH) return line || "New conversation";
+  if (line.length <= TITLE_LENGTH) return line || t("New conversation");
   const cut = line.slice(0, TITLE_LENGTH);
   return `${cut.slice(0, Math.max(cut.lastIndexOf(" "), TITLE_LENGTH / 2)).trimEnd()} …`;
 }
 
+/** The times of a conversation that was never pinned or deleted; tabs merge theirs by taking the latest. */
+export const NEVER = { pinned: 0, unpinned: 0, deleted: 0, restored: 0 };
+
 /** Return an empty conversation. */
 export function emptyConversation(id) {
   const now = Date.now();
-  return { id, title: titleOf(""), created: now, updated: now, titled: 0, leaf: null, messages: new Map() };
+  return { id, title: titleOf(""), created: now, updated: now, titled: 0, ...NEVER, leaf: null, messages: new Map() };
+}
+
+export const isPinned = ({ pinned, unpinned }) => pinned > unpinned;
+
+/** Whether a conversation was deleted and not restored: for a while it is still stored. */
+export const isDeleted = ({ deleted, restored }) => deleted > restored;
+
+/** Note that something is done to a conversation now, which its opposite was done to before. */
+export function mark(conversation, done, opposite) {
+  conversation[done] = Math.max(Date.now(), conversation[opposite] + 1);
 }
 
 /** Return the messages that follow each message, by its id (null: those that open the conversation), the oldest first. */
@@ -60,7 +76,7 @@ export function inOrder(conversation) {
 export function fromList({ messages, ...facts }) {
   const entries = messages.map((message, i) =>
     [String(i), { id: String(i), parent: i ? String(i - 1) : null, created: facts.created + i, ...message }]);
-  return { ...facts, titled: 0, leaf: entries.at(-1)?.[0] ?? null, messages: new Map(entries) };
+  return { ...facts, titled: 0, ...NEVER, leaf: entries.at(-1)?.[0] ?? null, messages: new Map(entries) };
 }
 
 /** Return all attachments of a conversation; versions of a message may share some. */

@@ -196,7 +196,7 @@ export class TuneDialog {
       t("Step {step} of {steps}", { step, steps }), t("loss {loss}", { loss: loss.toFixed(2) }),
       tokens_per_second && t("{speed} tokens/s", { speed: Math.round(tokens_per_second) }),
     ].filter(Boolean).join(" · ");
-    byId("tune-button").textContent = t("Training {percent} %", { percent: Math.floor((100 * step) / steps) });
+    byId("tune-label").textContent = t("Training {percent} %", { percent: Math.floor((100 * step) / steps) });
     byId("tune-chart").hidden = false;
     byId("tune-chart").replaceChildren(...lossChart(this.losses, this.heldOutLosses, steps));
   }
@@ -243,7 +243,7 @@ export class TuneDialog {
     byId("tune-stop").hidden = !isTuning;
     byId("tune-choose").disabled = isTuning;
     for (const control of this.form.querySelectorAll("input, select")) control.disabled = isTuning;
-    if (!isTuning) byId("tune-button").textContent = t("Fine-tune");
+    if (!isTuning) byId("tune-label").textContent = t("Fine-tune");
     this.list.show();
   }
 }
