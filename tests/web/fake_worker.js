@@ -66,6 +66,8 @@ const textIn = ({ content }) => (typeof content === "string" ? content : content
 
 /** Return the reply to a request. */
 function replyTo(request) {
+  const results = resultsIn(request.messages);
+  if (results.length) return `The tools said: ${results.join(" and ")}`;
   const text = textIn(request.messages.at(-1));
   const json = JSON.stringify(request, describe);
   if (text === "request") return request.settings.schema ? json : `\`\`\`json\n${json}\n\`\`\``;
@@ -79,6 +81,30 @@ function usageOf(messages) {
   const starts = [...turns.keys()].filter((at) => turns[at][0] === "user");
   const left_out = starts.find((at) => sum(at) <= context / 2) ?? starts.at(-1);
   return { prompt: sum(left_out), reply: 0, context, left_out };
+}
+
+/**
+ * Call tools for "tool NAME JSON", a call a line, after which the reply says what they have returned; for "loop" the
+ * calculator as often as it may be called. Return whether a tool was called.
+ */
+function callTools({ id, messages, settings }, usage) {
+  const text = textIn(messages.findLast(({ role }) => role === "user"));
+  const isFirst = messages.at(-1).role === "user";
+  const lines = text === "loop" ? ['tool calculator {"expression": "1"}'] : isFirst && text.startsWith("tool ") ? text.split("\n") : [];
+  if (!settings.tools || settings.tool_choice === "none" || !lines.length) return false;
+  if (isFirst) postMessage({ type: "piece", id, text: "I calculate.", thinking: false, usage });
+  for (const line of lines) {
+    const [, name, json] = line.match(/^tool (\w+) (.*)$/);
+    postMessage({ type: "tool_call", id, name, arguments: JSON.parse(json) });
+  }
+  postMessage({ type: "done", id, finish: "stop", tokens: 5, tokens_per_second: 12.34, usage });
+  return true;
+}
+
+/** Return the results of tools with which messages end. */
+function resultsIn(messages) {
+  const at = messages.findLastIndex(({ role }) => role !== "tool");
+  return messages.slice(at + 1).map(({ content }) => content);
 }
 
 async function chat(request) {
@@ -114,6 +140,7 @@ async function chat(request) {
     postMessage({ type: "done", id, finish: "stop", tokens: 9, tokens_per_second: 12.34, usage });
     return;
   }
+  if (callTools(request, usage)) return;
   if (text === "draft") Object.assign(usage, { drafted: 5, accepted: 4 });
   if (text === "die") setTimeout(() => { throw new Error("dead"); });
   let tokens = 0;

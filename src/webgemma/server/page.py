@@ -19,7 +19,14 @@ from webgemma.web.site import MIME, STATIC, json_content, page_settings
 from webgemma.web.wheel import PACKAGE
 
 # Of the page in a tab that computes itself: its worker, and what serves it without its server.
-LEFT_OUT = ("locked.html", "python.js", "sw.js", "worker.js")
+LEFT_OUT = (
+    "locked.html",
+    "python.js",
+    "python_frame.js",
+    "python_sandbox.js",
+    "sw.js",
+    "worker.js",
+)
 LEFT_OUT_LIBRARIES = ("pyodide/", "xgrammar/")
 FROM_PACKAGE = ("media/browser.js",)
 HOME, SERVER_HOME = 'data-home="tab"', 'data-home="server"'  # by which the page knows who replies

@@ -1,6 +1,8 @@
 """The page's HTTP server: both loopback addresses of one port, a thread per connection."""
 
+import base64
 import errno
+import hashlib
 import os
 import socket
 import socketserver
@@ -13,7 +15,7 @@ from typing import Any
 
 from webgemma.errors import InputError
 from webgemma.web.http import FileRange, RefusalError, Request, Response
-from webgemma.web.site import Site
+from webgemma.web.site import STATIC, Site
 
 # One that other programs do not use: whatever is served at an address later can read all that the
 # browser has stored for it.
@@ -25,9 +27,20 @@ SEND_SECONDS = 120.0  # without progress: a client may pause, not stall
 LINGER_SECONDS = 1.0  # reading on after a malformed request
 MAX_CONNECTIONS = 64  # per address; a browser opens 6
 
+
+def frame_hash() -> str:
+    """Return the source that allows the one inline script, of the frame in which Python runs.
+
+    That frame inherits the page's policy, and may load nothing from this server."""
+    digest = hashlib.sha256((STATIC / "python_frame.js").read_bytes()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+# Workers of data: addresses have an origin of their own, which is what the tool Python needs.
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
+        f"default-src 'self'; script-src 'self' 'wasm-unsafe-eval' {frame_hash()}; "
+        "worker-src 'self' data:; "
         "connect-src 'self'; img-src 'self' blob:; media-src blob:; object-src 'none'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),

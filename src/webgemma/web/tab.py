@@ -405,11 +405,13 @@ class Tab:
     ) -> None:
         """Generate a reply and report its pieces, then `done` or the error.
 
-        Settings may have `think`, and a `schema` that the reply keeps to."""
+        Settings may have `think`, a `schema` that the reply keeps to, and `tools` with their
+        `tool_choice`, which the page calls."""
         if self._model is None:
             self._report("error", id=id, kind="no-model", message="No model is loaded: choose one.")
             return
         think, schema = bool(settings.pop("think", False)), settings.pop("schema", None)
+        tools, tool_choice = settings.pop("tools", None), settings.pop("tool_choice", None)
         diffusion = self._model.config.diffusion is not None
         known = applicable(diffusion)
         given = {name: value for name, value in settings.items() if value is not None}
@@ -428,6 +430,8 @@ class Tab:
             pieces = self._model.achat(
                 messages,
                 schema=schema,
+                tools=tools,
+                tool_choice=tool_choice,
                 think=think,
                 continue_last=continue_last,
                 progress=encoding,

@@ -3,6 +3,7 @@
 import { exportFileData, fileBlob, isAttachment } from "./attachments.js";
 import { randomId } from "./dom.js";
 import { t } from "./language.js";
+import { areRounds, roundsFields } from "./rounds.js";
 import { attachmentsOf, emptyConversation, fromList, inOrder, isPinned } from "./tree.js";
 
 const FORMAT = "webgemma-conversations";
@@ -83,8 +84,8 @@ function conversationProblem(entry, number) {
 
 function isMessage(message) {
   if (!isObject(message) || !ROLES.includes(message.role) || typeof message.content !== "string") return false;
-  const { thinking, model, attachments = [], tool_calls: calls = [] } = message;
-  return [thinking, model].every(isTextOrNone) && [attachments, calls].every(Array.isArray)
+  const { thinking, model, attachments = [], tool_calls: calls = [], rounds = [] } = message;
+  return [thinking, model].every(isTextOrNone) && [attachments, calls].every(Array.isArray) && areRounds(rounds)
     && calls.every((call) => isObject(call) && typeof call.name === "string" && isObject(call.arguments));
 }
 
@@ -102,10 +103,11 @@ function treeProblem({ messages }, number) {
 }
 
 /** Return the fields of a message that an exported file holds. */
-function messageFields({ id, parent, created, role, content, attachments, thinking, tool_calls: calls, model, format, finish, tokens, tokens_per_second, usage }) {
+function messageFields({ id, parent, created, role, content, attachments, thinking, rounds, tool_calls: calls, model, format, finish, tokens, tokens_per_second, usage }) {
   const message = { id, parent, created, role, content };
   if (attachments?.length) message.attachments = attachments.map(({ id: file }) => file);
   if (thinking) message.thinking = thinking;
+  if (rounds?.length) message.rounds = roundsFields(rounds);
   if (calls?.length) message.tool_calls = calls.map(({ name, arguments: given }) => ({ name, arguments: given }));
   if (model) message.model = model;
   if (format === "json") message.format = format;
@@ -157,8 +159,8 @@ function isPartOf(conversation, other) {
   });
 }
 
-const textOf = ({ parent, role, content, thinking = "", attachments = [] }) =>
-  JSON.stringify([parent, role, content, thinking, attachments.map(({ id }) => id)]);
+const textOf = ({ parent, role, content, thinking = "", rounds = [], attachments = [] }) =>
+  JSON.stringify([parent, role, content, thinking, roundsFields(rounds), attachments.map(({ id }) => id)]);
 
 /** Leave out conversations that are known; others with a known id get another id, so that nothing is overwritten. */
 function withoutKnown(conversations, known, trash) {

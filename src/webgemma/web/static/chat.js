@@ -3,7 +3,10 @@
 // An engine writes the replies, in this tab (tab_engine.js) or on the server (server_engine.js). It has
 //   chat(id, messages, settings, continueLast)  request a reply to messages [{role, content, thinking?}], or that the
 //                                               last one is continued; a setting that is null: the model's default;
-//                                               settings.schema, if there is one: the JSON Schema of the reply
+//                                               settings.schema, if there is one: the JSON Schema of the reply;
+//                                               settings.tools, tool_choice: as in OpenAI's API; then messages may also
+//                                               be calls {role: "assistant", content, tool_calls} and their results
+//                                               {role: "tool", tool_call_id, name, content}
 //   stop(id)                                    stop a reply; its done follows
 //   mediaPart(attachment)                       return a promise of what stands for an attachment in a content, which
 //                                               is text or a list of such parts and {type: "text", text}
@@ -22,6 +25,7 @@
 import { contentOf } from "./attachments.js";
 import { randomId } from "./dom.js";
 import { newId, rememberShown, shownId } from "./drafts.js";
+import { beginRound, MAX_ROUNDS, sentCount, sentMessages, stopCalls } from "./rounds.js";
 import { chatSettings } from "./settings.js";
 import { emptyConversation, isPinned, mark, pathOf, pathTo, titleOf } from "./tree.js";
 
@@ -32,22 +36,25 @@ const CUT = ["length", "stopped", "error", "unfinished"]; // ends of a reply tha
 const titleFrom = ({ content, attachments = [] }) => titleOf(content || attachments[0]?.name || "");
 
 /** Whether a message is a reply that ended too early and can be continued; JSON would begin anew. */
-export const canContinue = ({ role, content, thinking, tool_calls: calls, format, finish }) =>
-  role === "assistant" && CUT.includes(finish) && Boolean(content || thinking) && !calls?.length && !format;
+export const canContinue = ({ role, content, thinking, rounds, tool_calls: calls, format, finish }) =>
+  role === "assistant" && CUT.includes(finish) && Boolean(content || thinking || rounds?.length) && !calls?.length && !format;
 
 /**
  * Holds the conversation that is shown and at most one reply in progress, which may belong to another
  * conversation. `view` has model(), which names the loaded model; opened(), when another conversation is shown;
  * changed(), grown(message), finished(message), notSent(error), removed(conversation), which another tab has deleted,
- * and notRead(error).
+ * and notRead(error). `tools` makes the calls of tools (tools.js): a reply that calls some goes on with their results.
  */
 export class Chat {
-  constructor(engine, conversations, drafts, view) {
+  constructor(engine, conversations, drafts, tools, view) {
     this.engine = engine;
     this.conversations = conversations;
     this.drafts = drafts;
+    this.tools = tools;
     this.view = view;
-    this.reply = null; // {id, conversation, message, indices, isSent, before, stage, canvas}; the last two: details of events
+    // {id, conversation, message, settings, indices, isSent, before, offered, calling, stage, canvas}; offered: names of
+    // tools; calling: ends the calls in progress; the last two: details of events
+    this.reply = null;
     this.failed = null; // the latest reply that ended with an error: {conversation, message}
     this.saveTimer = null;
     this.shownBefore = shownId(); // a reload
@@ -166,7 +173,9 @@ export class Chat {
     const model = this.view.model();
     if (message.model && !message.model.split(", ").includes(model)) message.model += `, ${model}`;
     message.finish = "unfinished";
-    this.generate(message, path, { ...settings, schema: "" }, [], true); // its beginning kept to none
+    stopCalls(message); // those that were cut: the model is told
+    const isBegun = Boolean(message.content || message.thinking);
+    this.generate(message, path, { ...settings, schema: "" }, [], isBegun); // its beginning kept to none
   }
 
   /** Write the reply that failed once more: continue what there is of it, or begin it again. */
@@ -203,31 +212,41 @@ export class Chat {
   /** Request a reply to these messages, or that the last of them is continued. */
   generate(message, path, settings, added, isContinued) {
     const { conversation } = this;
-    const indices = [...path.keys()].filter((i) => path[i].role === "user" || path[i].content || path[i] === message);
-    const before = isContinued ? message.tokens ?? 0 : 0;
+    const before = path.includes(message) ? message.tokens ?? 0 : 0;
     if (settings.schema) message.format = "json"; // of a schema
     else delete message.format;
-    this.reply = { id: randomId(), conversation, message, indices, before, isSent: false, stage: null, canvas: null };
+    this.reply = { conversation, message, settings, before, calling: null };
     conversation.updated = Date.now();
     this.conversations.held.add(message);
     this.conversations.elsewhere.delete(message);
-    this.request(this.reply, indices.map((i) => path[i]), settings, isContinued);
+    this.request(this.reply, path, isContinued);
     this.save(conversation, ...added, message);
     this.view.opened();
   }
 
-  /** Send the conversation to the engine, after its audio is decoded. */
-  async request(reply, history, settings, isContinued) {
+  /** Send these messages to the engine, after their audio is decoded. */
+  async request(reply, path, isContinued) {
+    const { conversation, message, settings } = reply;
+    const isOpen = (each) => isContinued && each === message;
+    const tools = this.tools.on(conversation);
+    const isLast = (message.rounds ?? []).length >= MAX_ROUNDS;
+    Object.assign(reply, {
+      id: randomId(),
+      indices: path.flatMap((each, i) => Array(sentCount(each, isOpen(each))).fill(i)),
+      offered: isLast ? [] : tools,
+      isSent: false,
+      stage: null,
+      canvas: null,
+    });
     try {
-      const messages = await Promise.all(history.map(async (each) => ({
-        role: each.role,
-        content: await contentOf(each, (attachment) => this.engine.mediaPart(attachment)),
-      })));
-      if (isContinued && reply.message.thinking) messages.at(-1).thinking = reply.message.thinking;
+      const messages = (await Promise.all(path.map(async (each) => {
+        const content = await contentOf(each, (attachment) => this.engine.mediaPart(attachment));
+        return sentMessages(each, content, isOpen(each));
+      }))).flat();
       if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system });
       if (this.reply !== reply) return; // stopped meanwhile
       reply.isSent = true;
-      this.engine.chat(reply.id, messages, chatSettings(settings), isContinued);
+      this.engine.chat(reply.id, messages, { ...chatSettings(settings), ...this.tools.settings(tools, isLast) }, isContinued);
     } catch (error) {
       if (this.reply !== reply) return;
       this.finish({ finish: "error" });
@@ -282,19 +301,48 @@ export class Chat {
   onDone({ id, finish, tokens, tokens_per_second, usage }) {
     if (id !== this.reply?.id) return;
     this.noteUsage(usage);
-    this.finish({ finish, tokens: this.reply.before + tokens, tokens_per_second });
+    const { reply } = this;
+    const facts = { tokens: reply.before + tokens, tokens_per_second };
+    if (finish === "stop" && reply.offered.length && reply.message.tool_calls?.length) this.callTools(reply, facts);
+    else this.finish({ finish, ...facts });
+  }
+
+  /** Make the calls with which a reply ends, and request what follows their results. */
+  async callTools(reply, facts) {
+    const { conversation, message, offered } = reply;
+    reply.calling = new AbortController();
+    Object.assign(message, facts);
+    Object.assign(reply, { before: facts.tokens, isSent: false, stage: null });
+    const { signal } = reply.calling;
+    const changed = () => {
+      this.view.grown(message);
+      this.save(conversation, message);
+    };
+    for (const call of beginRound(message)) {
+      await this.tools.make(call, { conversation, offered, signal, changed });
+      if (this.reply !== reply) return; // stopped
+    }
+    reply.calling = null;
+    this.request(reply, pathTo(conversation, message.id), false);
   }
 
   /** End the reply as it is, also when the engine cannot report its end any more. */
   finish(facts) {
     if (!this.reply) return;
     const { message, conversation } = this.reply;
+    this.endCalls();
     Object.assign(message, facts);
     if (facts.finish === "error") this.failed = { conversation, message };
     this.reply = null;
     this.save(conversation, message);
     this.conversations.held.delete(message);
     this.view.finished(message);
+  }
+
+  /** End the calls of the reply in progress, and a program that runs. */
+  endCalls() {
+    this.reply.calling?.abort();
+    stopCalls(this.reply.message);
   }
 
   save(conversation, ...messages) {
@@ -364,6 +412,7 @@ export class Chat {
     if (this.reply?.conversation !== conversation) return false;
     const { message } = this.reply;
     if (this.reply.isSent) this.engine.stop(this.reply.id);
+    this.endCalls();
     message.finish = "stopped";
     this.reply = null;
     this.save(conversation, message); // it may be restored

@@ -1,6 +1,7 @@
 // The conversation on the page: its messages, and scrolling.
 
 import { attachmentElement, attachmentList } from "./attachments.js";
+import { showCalls, showRounds } from "./calls.js";
 import { canContinue } from "./chat.js";
 import { button, copyText, element } from "./dom.js";
 import { indented } from "./json.js";
@@ -42,12 +43,6 @@ const draftFacts = ({ usage }) => (usage?.drafted ? t("{accepted} of {drafted} d
 /** Return what a user copies of a message: its text, or the calls of tools that it consists of. */
 const textOf = ({ content, tool_calls: calls }) => content || (calls?.length ? JSON.stringify(calls, null, 1) : "");
 
-/** Return the element of a call of a tool, which the page does not run. */
-function callElement({ name, arguments: given }) {
-  const title = element("figcaption", "", element("strong", "", t("Tool call: {name}", { name })), element("span", "", t("not run by this page")));
-  return element("figure", "code call", title, element("pre", "", element("code", "", JSON.stringify(given, null, 2))));
-}
-
 /** Return the line below the messages that the model has not read. */
 const leftOutText = (count) => plural(
   count,
@@ -79,8 +74,9 @@ function goToNote(event, link, list) {
 
 /**
  * The list of messages. `actions` has regenerate(), continueReply(), edit(message, text, attachments) and
- * showVersion(message); isElsewhere(message), whether another tab is writing it; and stage() and canvas(), which
- * return the details of the engine's latest such event for the reply in progress.
+ * showVersion(message); isElsewhere(message), whether another tab is writing it; isAsking(call) and give(call, answer)
+ * for calls that ask the user; and stage() and canvas(), which return the details of the engine's latest such event for
+ * the reply in progress.
  */
 export class MessageList {
   constructor(list, actions) {
@@ -157,14 +153,15 @@ export class MessageList {
     item.thinking.hidden = !message.thinking;
     item.thoughts.textContent = message.thinking ?? "";
     item.summary.textContent = isReplying && !message.content ? t("Thinking …") : t("Thoughts");
-    const calls = message.tool_calls ?? [];
-    if (item.calls.childElementCount !== calls.length) item.calls.replaceChildren(...calls.map(callElement));
+    const { isAsking, give } = this.actions;
+    showRounds(item.rounds, message, { isReplying, isElsewhere, isAsking, give });
+    showCalls(item.calls, message.tool_calls ?? [], { isReplying, isElsewhere, isAsking, give });
     item.facts.textContent = isReplying ? "" : isElsewhere ? t("being written in another tab") : replyFacts(message);
     item.facts.title = isReplying ? "" : draftFacts(message);
     item.author.textContent = isReplying ? "" : message.model ?? "";
     item.name.textContent = message.model ?? t("Model");
     item.proceed.hidden = isElsewhere || !canContinue(message);
-    const isEmpty = isReplying && !message.content && !message.thinking && !message.tool_calls;
+    const isEmpty = isReplying && !message.content && !message.thinking && !message.tool_calls?.length;
     const stage = isEmpty ? this.actions.stage() : null;
     item.stage.textContent = stage ? stageText(stage, message.model) : "";
     const canvas = isReplying ? this.actions.canvas() : null;
@@ -202,9 +199,10 @@ export class MessageList {
     stage.role = "status";
     const canvas = element("div", "canvas");
     canvas.ariaHidden = "true"; // screen readers should not read noise
+    const rounds = element("div", "rounds");
     const calls = element("div", "calls");
-    const node = element("li", "message assistant", name, stage, thinking, body, calls, canvas, buttons);
-    return { node, name, body, calls, canvas, facts, author, proceed, versions, stage, summary, thinking, thoughts };
+    const node = element("li", "message assistant", name, rounds, stage, thinking, body, calls, canvas, buttons);
+    return { node, name, rounds, body, calls, canvas, facts, author, proceed, versions, stage, summary, thinking, thoughts };
   }
 
   /** Edit the last message of the user; return whether there is one. */

@@ -25,6 +25,8 @@ import { showNotice } from "./notice.js";
 import { conceal, reveal, Search } from "./search.js";
 import { loadFields, readSettings, SettingsDialog } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
+import { ToolBox } from "./tools.js";
+import { ToolsMenu } from "./tools_menu.js";
 import { saveTranscript } from "./transcript.js";
 import { childrenOf, pathOf } from "./tree.js";
 import { UndoNotice } from "./undo.js";
@@ -57,6 +59,7 @@ const home = new Home({
   retry: () => checkCanSend() && chat.retry(settings.settings),
 });
 const settings = new SettingsDialog(readSettings(), (now, before) => home.settingsChanged(now, before));
+const tools = new ToolBox(about);
 const scroller = new Scroller(byId("scroller"), byId("to-end"));
 const messages = new MessageList(byId("messages"), {
   regenerate: () => checkCanSend() && chat.regenerate(settings.settings),
@@ -64,6 +67,8 @@ const messages = new MessageList(byId("messages"), {
   edit: (message, text, attachments) => checkCanSend() && chat.edit(message, text, attachments, settings.settings),
   showVersion: (message) => chat.showVersion(message),
   isElsewhere: (message) => conversations.elsewhere.has(message),
+  isAsking: (call) => tools.isAsking(call),
+  give: (call, answer) => tools.give(call, answer),
   stage: () => chat.reply?.stage,
   canvas: () => chat.reply?.canvas,
 });
@@ -131,7 +136,7 @@ const welcome = new Welcome({
 });
 
 let frame = 0; // the request of the next animation frame, which shows the grown reply
-const chat = new Chat(home.engine, conversations, drafts, {
+const chat = new Chat(home.engine, conversations, drafts, tools, {
   model: () => byId("model-name").textContent,
   opened() {
     byId("announcer").textContent = ""; // so that an equal reply is announced again
@@ -167,6 +172,14 @@ const chat = new Chat(home.engine, conversations, drafts, {
   },
 });
 
+const toolsMenu = new ToolsMenu(tools, {
+  conversation: () => chat.conversation,
+  changed: (conversation) => conversations.get(conversation.id) && conversations.save(conversation), // an empty one is not stored
+});
+tools.addEventListener("asking", () => {
+  byId("announcer").textContent = t("The model asks to run a program: answer at the end of the conversation.");
+});
+
 function canSend() {
   return home.canReply && chat.reply === null && !tray.decoding;
 }
@@ -188,6 +201,7 @@ function refresh() {
   byId("welcome").hidden = path.length > 0;
   welcome.show(home.model);
   sidebar.show(conversations.list(), conversation.id);
+  toolsMenu.show();
   composer.show(chat.reply !== null, canSend());
   document.title = path.length ? `${conversation.title} – webgemma` : "webgemma";
 }
