@@ -201,8 +201,8 @@ def test_the_security_policy_of_the_page() -> None:
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Referrer-Policy"] == "no-referrer"
     policy = headers["Content-Security-Policy"].split("; ")
-    assert "script-src 'self' 'wasm-unsafe-eval'" in policy
-    assert {"default-src 'self'", "worker-src 'self'", "connect-src 'self'"} < set(policy)
+    assert f"script-src 'self' 'wasm-unsafe-eval' {server_module.frame_hash()}" in policy
+    assert {"default-src 'self'", "worker-src 'self' data:", "connect-src 'self'"} < set(policy)
     assert {"object-src 'none'", "base-uri 'none'", "frame-ancestors 'none'"} < set(policy)
     assert {"img-src 'self' blob:", "media-src blob:"} < set(policy)
     assert "unsafe-inline" not in headers["Content-Security-Policy"]

@@ -85,7 +85,7 @@ run
     };
     const { write, truncate, ftruncate } = FS;
     FS.write = (stream, buffer, offset, length, ...rest) => {
-      if (!stream.tty) count(length);
+      if (FS.isFile(stream.node.mode)) count(length); // not its output
       return write(stream, buffer, offset, length, ...rest);
     };
     FS.truncate = (path, length, ...rest) => {
