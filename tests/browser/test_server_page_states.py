@@ -29,6 +29,9 @@ KEY = "0123456789abcdef"
 SCRIPT = {
     "a table": "<h3>hello\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n"
     "```\n<img src=x onerror=alert(1)>\n```",
+    # The first pattern in a prompt decides, and a prompt holds the whole conversation.
+    r"a sum.*response:calculator\{value:<\|\"\|>12<\|": "It is 12.",
+    "a sum": '<|tool_call>call:calculator{expression:<|"|>15% of 80<|"|>}<tool_call|>',
     "a tool": '<|tool_call>call:time{city:<|"|>Bern<|"|>}<tool_call|>',
     "think": "<|channel>thought\nLet me see.<channel|>Done.",
 }
@@ -293,8 +296,18 @@ def test_thoughts_calls_and_markup_are_shown_as_in_the_tab(person: ServedPerson)
     assert person.page.locator(f"{LAST} .thoughts").text_content() == "Let me see."
     person.button("New conversation").click()
     person.ask("a tool")
-    assert "Tool call: time" in person.page.locator(f"{LAST} .call").inner_text()
-    assert '"city": "Bern"' in person.page.locator(f"{LAST} .call").inner_text()
+    call = person.page.locator(f"{LAST} .call")
+    assert call.locator("summary").inner_text().split() == ["time", *"not run by this page".split()]
+    assert call.locator("pre").inner_text() == "Bern"
+
+
+def test_the_page_calls_a_tool_for_a_model_on_the_server(person: ServedPerson) -> None:
+    person.page.locator("#tools-button").click()
+    assert person.page.locator("#tool-python").is_hidden()  # it runs in tabs of `webgemma web`
+    person.page.get_by_label("Calculator", exact=True).check()
+    person.page.keyboard.press("Escape")
+    assert person.ask("a sum") == "It is 12."
+    assert person.page.locator(f"{LAST} .call.done .preview").inner_text() == "15% of 80"
 
 
 def test_images_and_audio_are_sent_as_the_server_reads_them(

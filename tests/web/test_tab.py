@@ -39,6 +39,8 @@ DIGEST = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
 HELLO = json.dumps([{"role": "user", "content": "Hello"}])
 
 
+SUM = {"type": "object", "properties": {"sum": {"enum": [1, 2]}}}
+SUM |= {"required": ["sum"], "additionalProperties": False}
 BUNDLED = SimpleNamespace(kind="bundled")
 
 
@@ -445,6 +447,32 @@ def test_a_reply_keeps_to_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     unsupported, gone = (m for m in messages if m["type"] == "error")
     assert "circle" in unsupported["message"]
     assert gone["kind"] == "no-schemas"
+
+
+def test_a_reply_may_call_the_tools_of_the_page() -> None:
+    calculator = {"name": "calculator", "description": "Computes", "parameters": SUM}
+    settings = {"temperature": 0, "max_tokens": 40, "seed": 1, "tools": [calculator]}
+    asked = {"role": "user", "content": "One and one?"}
+    function = {"name": "calculator", "arguments": {"sum": 1}}
+    call = {"id": "call_0_0", "type": "function", "function": function}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "call_0_0", "name": "calculator", "content": "2"}
+
+    async def act(tab: Tab) -> None:
+        await tab.load(file_spec(BUNDLED_PATH.read_bytes()), None, "auto")
+        await tab.chat(1, HELLO, json.dumps(settings | {"tool_choice": "required"}))
+        said_so_far = json.dumps([asked, said, result])
+        await tab.chat(2, said_so_far, json.dumps(settings | {"tool_choice": "none"}))
+
+    messages = messages_of(act)
+    assert not [m for m in messages if m["type"] == "error"]
+    (called,) = [m for m in messages if m["type"] == "tool_call"]
+    assert called["id"] == 1
+    assert called["name"] == "calculator"
+    assert called["arguments"]["sum"] in (1, 2)
+    last = messages[-1]
+    assert (last["type"], last["id"]) == ("done", 2)
+    assert last["tokens"] > 0
 
 
 def test_an_mmproj_is_stored_and_deleted_with_its_model() -> None:
