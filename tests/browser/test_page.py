@@ -53,34 +53,6 @@ def test_the_bundled_model_replies_as_natively(visitor: Visitor) -> None:
     assert "tokens/s" in visitor.texts(".facts")[-1]
 
 
-# The bundled model calls no tools by itself: the page is made to require a call, once.
-REQUIRE = """() => {
-  const { postMessage } = Worker.prototype;
-  Worker.prototype.postMessage = function post(message, ...rest) {
-    const { settings, messages } = message.type === "chat" ? message : {};
-    if (settings) settings.tool_choice = messages.at(-1).role === "user" ? "required" : "none";
-    return postMessage.call(this, message, ...rest);
-  };
-}"""
-
-
-def test_a_call_is_made_by_the_page_and_its_result_is_read(visitor: Visitor) -> None:
-    visitor.button("New conversation").click()
-    visitor.page.locator("#tools-button").click()
-    visitor.page.get_by_label("Clock", exact=True).check()
-    visitor.page.keyboard.press("Escape")
-    visitor.page.evaluate(REQUIRE)
-    assert visitor.ask("What are you?")
-    assert visitor.page.locator(".call").count() == 1
-    assert visitor.page.locator(".call.done").count() == 1  # its arguments fit the schema
-    result = visitor.page.locator(".call pre").last.text_content()
-    assert result is not None
-    assert "of the year" in result
-    visitor.page.reload()
-    visitor.page.locator("#model-name", has_text="Bundled model").wait_for()
-    visitor.button("New conversation").click()
-
-
 MOODS = ["*calm*", "_wild_"]
 
 
