@@ -1,4 +1,4 @@
-"""Python as a tool of the page: the user's consent, the program, its limits, and what it cannot reach."""
+"""Python as a tool of the page: the user's consent, its limits, and what it cannot reach."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 # Each way out of Python: what it prints, if it is open, is "OPEN".
-WAYS_OUT = '''
+WAYS_OUT = """
 import gc, sys
 
 def attempt(name, act):
@@ -72,7 +72,7 @@ def recurse():
     recurse()
 attempt("recurse", recurse)
 "the last line"
-'''
+"""
 REFUSED = {
     "js": "ModuleNotFoundError",
     "pyodide_js": "ModuleNotFoundError",
@@ -86,7 +86,7 @@ REFUSED = {
     "stretch_file": "OSError",
     "recurse": "RecursionError",
 }
-# The same with JavaScript in Python's worker, before it is enclosed: the origin and the policy hold.
+# The same with JavaScript in Python's worker, before it is enclosed.
 AS_JAVASCRIPT = """
 const address = ADDRESS;
 const reach = (Kind, ...given) => new Promise((resolve, reject) => {
@@ -121,9 +121,13 @@ const WAYS = {
 };
 globalThis.onmessage = async ({ data: { port } }) => {
   const open = [];
-  for (const [name, way] of Object.entries(WAYS)) await Promise.resolve().then(way).then(() => open.push(name), () => {});
+  const ways = Object.entries(WAYS);
+  for (const [name, way] of ways) {
+    await Promise.resolve().then(way).then(() => open.push(name), () => {});
+  }
   port.postMessage({ isStarted: true });
-  port.postMessage({ hasFailed: false, isCut: false, output: `${origin}: ${Object.keys(WAYS).length} ways, ${open.length} open: ${open}` });
+  const output = `${origin}: ${ways.length} ways, ${open.length} open: ${open}`;
+  port.postMessage({ hasFailed: false, isCut: false, output });
 };
 globalThis.postMessage("ready");
 """
@@ -139,7 +143,7 @@ RUN = """async (code) => {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The address of a page with a fake worker and the real Pyodide, and the folder of its scripts."""
+    """The address of a page with a fake worker and real Pyodide, and its scripts' folder."""
     folder = tmp_path_factory.mktemp("site")
     static = folder / "static"
     shutil.copytree(STATIC, static)

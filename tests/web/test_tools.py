@@ -66,9 +66,7 @@ CALCULATIONS = {
     "@": "Error: The calculator does not know “@”.",
     "sqrt(-1)": "Error: A negative number has no real root of an even degree.",
     "sin(1, 2)": "Error: sin was given 2 arguments, but takes 1.",
-    "9^9^9^9": (
-        "Error: The power is too long to be written: it has more than 60 000 digits."
-    ),
+    "9^9^9^9": ("Error: The power is too long to be written: it has more than 60 000 digits."),
     "(" * 200 + "1": "Error: The expression has too many parentheses within each other.",
     "1" * 2001: "Error: The expression is longer than 2000 characters.",
 }
@@ -121,7 +119,9 @@ def switch(visitor: Visitor, *names: str) -> None:
 
 def states(visitor: Visitor) -> list[str]:
     """Return the names of the calls that are shown, and how they stand."""
-    script = "(calls) => calls.map((c) => `${c.querySelector('strong').innerText} ${c.classList[1]}`)"
+    script = (
+        "(calls) => calls.map((c) => `${c.querySelector('strong').innerText} ${c.classList[1]}`)"
+    )
     return list(visitor.page.locator(".call").evaluate_all(script))
 
 
