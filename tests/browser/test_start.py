@@ -40,6 +40,8 @@ def test_python_starts_from_a_snapshot_and_without_one(chromium: Any, tmp_path: 
         visitor.page.evaluate(OVERWRITE, path)
         visitor.open()
         assert visitor.ask("Hello")
-        assert visitor.page.evaluate(SNAPSHOTS) == first
+        again = visitor.page.evaluate(SNAPSHOTS)
+        assert list(again) == [path]
+        assert again[path] > 20 << 20  # not the same size: memory grows in steps of megabytes
         assert any("the snapshot of Python cannot be used" in text for text in warnings)
         context.close()

@@ -214,7 +214,17 @@ TAGS = {
 ATTRIBUTES = {
     *("href", "title", "rel", "target", "class", "type", "data-copy", "tabindex"),
     *("aria-label", "aria-level", "role", "start", "dir", "id", "disabled", "checked"),
-    *("columnspacing", "form", "fence", "display", "displaystyle", "height", "linethickness", "lspace", "rspace"),
+    *(
+        "columnspacing",
+        "form",
+        "fence",
+        "display",
+        "displaystyle",
+        "height",
+        "linethickness",
+        "lspace",
+        "rspace",
+    ),
     *("mathcolor", "mathvariant", "rowspacing", "scriptlevel", "stretchy", "style", "width"),
 }
 
@@ -249,7 +259,11 @@ def test_hostile_text_stays_text(page: Any, text: str) -> None:
         *("\\(" * 40_000, "\\(a\\)" * 10_000, "\\[\n" * 30_000, "\\begin{align}\n" * 5000),
         *("<sub>" * 20_000, "<sub>" * 9000 + "</sub>" * 9000, "[^a]: " * 15_000, "&" * 100_000),
         *("[^a]" * 20_000 + "\n\n[^a]: b", "[^a][^b]\n\n[^b]: [^a]\n\n[^a]: [^b]", "<" * 100_000),
-        *("".join(f"[^{i}]" for i in range(4000)) + "\n\n" + "".join(f"[^{i}]: a\n" for i in range(4000)),),
+        *(
+            "".join(f"[^{i}]" for i in range(4000))
+            + "\n\n"
+            + "".join(f"[^{i}]: a\n" for i in range(4000)),
+        ),
         *("[a]: b\n" * 15_000, "- [ ] a\n" * 10_000, "a\n=\n" * 15_000, "*a" * 9000 + "a*" * 9000),
         *("```js\n" + "`${" * 9000, "```\na\n```\n" * 3000, ">" * 100_000, "*" * 100_000),
         *("https://a.example/" + ")" * 50000, "[a](" + "(" * 50000, "\\" * 60000, "- -\n" * 9000),
@@ -318,9 +332,7 @@ FORMULAS = """async (text) => {
         ("$" + "{" * 2400 + "}" * 2400 + "$", [], "$" + "{" * 2400 + "}" * 2400 + "$"),
     ],
 )  # fmt: skip
-def test_formulas_become_mathml(
-    page: Any, text: str, formulas: list[list[str]], rest: str
-) -> None:
+def test_formulas_become_mathml(page: Any, text: str, formulas: list[list[str]], rest: str) -> None:
     assert page.evaluate(FORMULAS, text) == [formulas, rest]
 
 
