@@ -49,7 +49,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, 320])
 def test_the_page_breaks_no_rule(visitor: Visitor, tmp_path: Path, scheme: str, width: int) -> None:
     page = visitor.page
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -67,11 +67,23 @@ def test_the_page_breaks_no_rule(visitor: Visitor, tmp_path: Path, scheme: str, 
     if width < 720:
         visitor.button("Conversations").click()
         assert violations(page) == []
-        page.keyboard.press("Escape")
+    page.locator("#conversations .more").click()
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+    page.locator("#search").fill("one")
+    page.locator("#results mark").first.wait_for()
+    assert violations(page) == []
+    page.locator("#results button").last.click()
+    page.locator(".found").wait_for()
+    assert violations(page) == []
     for opener in ("Settings", "Fine-tune", "Model: Bundled model"):
         visitor.button(opener).click()
         assert violations(page) == [], opener
         page.keyboard.press("Escape")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("?")
+    page.locator("#keys-dialog[open]").wait_for()
+    assert violations(page) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
