@@ -10,7 +10,7 @@ from web.sender import Sender
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 
-PLACES = """() => ["#welcome h2:not(.server-only)", "#suggestions", ".suggestion"].map((selector) => {
+PLACES = """() => ["#welcome h2", "#suggestions", ".suggestion"].map((selector) => {
   const { x, y, width, height } = document.querySelector(selector).getBoundingClientRect();
   return [x, y, width, height];
 })"""

@@ -374,10 +374,11 @@ class Tab:
             if source := await self._open_part(spec, "mmproj"):
                 with await Gguf.aopen(source) as part:
                     encoders.append(EncoderConfigs.from_gguf(part))
+        vocabulary: Any = gguf.metadata.get("tokenizer.ggml.tokens", ())
         return {
             "images": any(each.vision is not None for each in encoders),
             "audio": any(each.audio is not None for each in encoders),
-            "thinking": CHANNEL_OPEN in gguf.metadata.get("tokenizer.ggml.tokens", ()),
+            "thinking": CHANNEL_OPEN in vocabulary,
         }
 
     async def _open(self, spec: Any) -> Source:
