@@ -9,12 +9,12 @@ const DOLLAR = /(?<![\s\\])\$(?![\d$])/g; // one that can close a formula
 const ENVIRONMENT = /\\begin\{((?:equation|align|alignat|gather|multline)\*?)\}/y;
 const AMOUNT = /^\d[\d.,]*\s+\(?[a-z]{2,}/i; // "5 and 6": money
 
-/** Return where a pattern is found next; the answer is kept, since a hostile text asks very often. */
-function nextIndex(state, name, find) {
+/** Return where the end of a formula is found from a position on; kept, since a hostile text asks very often. */
+function nextIndex(state, name, start, find = (from) => state.src.indexOf(name, from)) {
   state.nextMath ??= {};
-  const { from, at } = state.nextMath[name] ?? { from: 1, at: 0 };
-  const known = from <= state.pos && (at < 0 || at > state.pos);
-  if (!known) state.nextMath[name] = { from: state.pos, at: find(state.pos + name.length) };
+  const { from, at } = state.nextMath[name] ?? { from: Infinity, at: -1 };
+  const isKnown = from <= start && (at < 0 || at >= start);
+  if (!isKnown) state.nextMath[name] = { from: start, at: find(start) };
   return state.nextMath[name].at;
 }
 
@@ -22,8 +22,8 @@ function nextIndex(state, name, find) {
 function closingDollar(state) {
   const { src, pos } = state;
   if (/[\w$]/.test(src[pos - 1] ?? " ") || /\s/.test(src[pos + 1] ?? " ")) return -1;
-  const end = nextIndex(state, "$", (from) => {
-    DOLLAR.lastIndex = from + 1; // a formula has one character at least
+  const end = nextIndex(state, "$", pos + 2, (from) => { // a formula has one character at least
+    DOLLAR.lastIndex = from;
     return DOLLAR.exec(src)?.index ?? -1;
   });
   if (end <= pos + 1 || end - pos > MAX_TEX) return -1;
@@ -37,7 +37,7 @@ function inlineRule(state, silent) {
   const two = src.slice(pos, pos + 2);
   let end;
   if (two in CLOSING) {
-    end = nextIndex(state, two, (from) => src.indexOf(CLOSING[two], from));
+    end = nextIndex(state, CLOSING[two], pos + 2);
     if (end < 0 || end - pos > MAX_TEX || !src.slice(pos + 2, end).trim()) return false;
     end += 2;
   } else if (src[pos] === "$") {
@@ -66,7 +66,8 @@ function blockRule(state, startLine, endLine, silent) {
   if (!found) return false;
   const [open, close] = found;
   const isAtEnd = state.env.isGrowing && state.src.length - start <= MAX_TEX;
-  if (!isAtEnd && !state.src.slice(start + open.length, start + MAX_TEX).includes(close)) return false;
+  const end = nextIndex(state, close, start + open.length);
+  if (!isAtEnd && (end < 0 || end - start > MAX_TEX)) return false;
   const lines = [];
   let isClosed = false;
   let line = startLine;
