@@ -51,7 +51,7 @@ async function load({ source, options }) {
   context = Math.min(options.context ?? 32768, name.startsWith("short") ? SHORT_CONTEXT : Infinity);
   const mmproj = source.mmproj ? ` with ${source.mmproj.file?.name ?? source.mmproj.url}` : "";
   const draft = source.draft ? ` and ${source.draft.url}` : "";
-  const abilities = { images: Boolean(source.mmproj), audio: false, thinking: true };
+  const abilities = { images: Boolean(source.mmproj), audio: false, thinking: !name.startsWith("gemma3") };
   postMessage({ type: "loaded", name: name + mmproj + draft, context, device, nbytes: NBYTES, ...abilities });
 }
 

@@ -122,7 +122,7 @@ def test_settings_are_sent_to_the_worker_and_stored(visitor: Visitor) -> None:
     assert request["settings"] == values | {"think": True}
     assert request["messages"][0] == {"role": "system", "content": "Be brief."}
     assert page.locator("details.thinking").get_attribute("open") is None
-    page.get_by_text("Thoughts").click()
+    page.get_by_text("Thought for 1 s").click()
     assert page.locator(".thoughts").inner_text() == "Let me see."
     visitor.button("Settings").click()
     visitor.button("Reset").click()

@@ -3,7 +3,8 @@
 import { exportFileData, fileBlob, isAttachment } from "./attachments.js";
 import { randomId } from "./dom.js";
 import { t } from "./language.js";
-import { areRounds, roundsFields } from "./rounds.js";
+import { areRounds, isDuration, roundsFields } from "./rounds.js";
+import { isRecord } from "./settings.js";
 import { attachmentsOf, emptyConversation, fromList, inOrder, isPinned } from "./tree.js";
 
 const FORMAT = "webgemma-conversations";
@@ -19,11 +20,11 @@ export async function exportFile(conversations) {
   const texts = [];
   let nbytes = 0;
   for (const conversation of conversations) {
-    const { id, title, created, updated, leaf } = conversation;
+    const { id, title, created, updated, leaf, settings } = conversation;
     const pinned = isPinned(conversation) || undefined; // and then JSON has no such field
     const files = [];
     for (const file of attachmentsOf(conversation)) files.push(await exportFileData(file));
-    texts.push(JSON.stringify({ id, title, created, updated, pinned, leaf, messages: inOrder(conversation).map(messageFields), files }, null, 1));
+    texts.push(JSON.stringify({ id, title, created, updated, pinned, leaf, settings, messages: inOrder(conversation).map(messageFields), files }, null, 1));
     nbytes += texts.at(-1).length;
     if (nbytes > MAX_NBYTES) throw new Error(t("These conversations have more images and audio than one file can hold: delete some first."));
   }
@@ -77,6 +78,7 @@ function conversationProblem(entry, number) {
   if (typeof entry.id !== "string" || !entry.id) return t("conversation {number} has no id.", { number });
   if (typeof entry.title !== "string" || !entry.title.trim()) return t("conversation {number} has no title.", { number });
   if (![entry.created, entry.updated].every(isTime)) return t("conversation {number} has no dates.", { number });
+  if (entry.settings !== undefined && !isRecord(entry.settings)) return t("conversation {number} has settings that cannot be read.", { number });
   if (!Array.isArray(entry.messages)) return t("conversation {number} has no messages.", { number });
   const wrong = entry.messages.findIndex((message) => !isMessage(message));
   return wrong >= 0 ? t("conversation {number} has a message (number {message}) that cannot be read.", { number, message: wrong + 1 }) : null;
@@ -103,11 +105,12 @@ function treeProblem({ messages }, number) {
 }
 
 /** Return the fields of a message that an exported file holds. */
-function messageFields({ id, parent, created, role, content, attachments, thinking, rounds, tool_calls: calls, model, format, finish, tokens, tokens_per_second, usage }) {
+function messageFields({ id, parent, created, role, content, attachments, thinking, thinking_seconds: seconds, rounds, tool_calls: calls, model, format, finish, tokens, tokens_per_second, usage }) {
   const message = { id, parent, created, role, content };
   if (attachments?.length) message.attachments = attachments.map(({ id: file }) => file);
   if (thinking) message.thinking = thinking;
   if (rounds?.length) message.rounds = roundsFields(rounds);
+  if (thinking && isDuration(seconds)) message.thinking_seconds = seconds;
   if (calls?.length) message.tool_calls = calls.map(({ name, arguments: given }) => ({ name, arguments: given }));
   if (model) message.model = model;
   if (format === "json") message.format = format;
@@ -119,7 +122,7 @@ function messageFields({ id, parent, created, role, content, attachments, thinki
 }
 
 /** Return a checked conversation of version 2, or null if a file of it cannot be read. */
-function withFiles({ id, title, created, updated, leaf, messages, files = [] }) {
+function withFiles({ id, title, created, updated, leaf, settings, messages, files = [] }) {
   if (!Array.isArray(files) || !files.every(isAttachment)) return null;
   const attachments = new Map(files.map((file) => [file.id, withBlob(file)]));
   const entries = messages.map((message) => {
@@ -129,6 +132,7 @@ function withFiles({ id, title, created, updated, leaf, messages, files = [] }) 
   });
   const conversation = { ...emptyConversation(id), title, created, updated, messages: new Map(entries) };
   if (conversation.messages.has(leaf)) conversation.leaf = leaf;
+  if (settings) conversation.settings = { changed: settings.changed, values: settings.values };
   return hasAllFiles(conversation) ? conversation : null;
 }
 

@@ -4,6 +4,7 @@ import { button, element } from "./dom.js";
 import { t } from "./language.js";
 import { showMarkdown } from "./markdown.js";
 import { isEnded, MAX_ROUNDS } from "./rounds.js";
+import { thoughtsTitle } from "./thoughts.js";
 import { labelOf } from "./tools.js";
 
 const STATES = {
@@ -104,7 +105,7 @@ function roundNode(round) {
     const { thinking, content } = round;
     const body = element("div", "body");
     const calls = element("div", "calls");
-    const thoughts = element("details", "thinking", element("summary", "", t("Thoughts")), element("div", "thoughts", thinking ?? ""));
+    const thoughts = element("details", "thinking", element("summary", "", thoughtsTitle(round, false)), element("div", "thoughts", thinking ?? ""));
     thoughts.hidden = !thinking;
     body.hidden = !content;
     showMarkdown(body, content);

@@ -26,7 +26,7 @@ import { contentOf } from "./attachments.js";
 import { randomId } from "./dom.js";
 import { newId, rememberShown, shownId } from "./drafts.js";
 import { beginRound, MAX_ROUNDS, sentCount, sentMessages, stopCalls } from "./rounds.js";
-import { chatSettings } from "./settings.js";
+import { chatSettings, keepPending, pendingSettings, setOwn } from "./settings.js";
 import { emptyConversation, isPinned, mark, pathOf, pathTo, titleOf } from "./tree.js";
 
 const SAVE_MILLISECONDS = 500; // between two writes of a reply while it grows
@@ -91,10 +91,16 @@ export class Chat {
     return newId((id) => this.conversations.get(id) !== undefined);
   }
 
+  emptyConversation() {
+    const conversation = emptyConversation(this.newId());
+    const settings = pendingSettings(conversation.id);
+    return settings ? { ...conversation, settings } : conversation;
+  }
+
   /** Show a conversation, or the next one of this tab, which is stored with its first message. */
   show(conversation) {
     this.opening += 1;
-    this.conversation = conversation ?? emptyConversation(this.newId());
+    this.conversation = conversation ?? this.emptyConversation();
     this.conversations.shown = this.conversation;
     rememberShown(this.conversation.id);
   }
@@ -270,14 +276,26 @@ export class Chat {
     if (id !== this.reply?.id) return;
     const { message } = this.reply;
     this.reply.canvas = null; // its text follows as pieces
+    this.noteThinking(thinking);
     if (thinking) message.thinking = (message.thinking ?? "") + text;
     else message.content += text;
     this.onGrown(usage);
   }
 
+  /** Measure how long the model thinks: from its first thought on, until what it says or its end. */
+  noteThinking(isThinking) {
+    const { reply } = this;
+    const now = performance.now();
+    if (isThinking) reply.thinkingSince ??= now - 1000 * (reply.message.thinking_seconds ?? 0);
+    if (reply.thinkingSince === undefined) return;
+    reply.message.thinking_seconds = Math.round((now - reply.thinkingSince) / 100) / 10;
+    if (!isThinking) delete reply.thinkingSince;
+  }
+
   onToolCall({ id, name, arguments: given }) {
     if (id !== this.reply?.id) return;
     const { message } = this.reply;
+    this.noteThinking(false);
     message.tool_calls = [...(message.tool_calls ?? []), { name, arguments: given }];
     this.onGrown();
   }
@@ -330,6 +348,7 @@ export class Chat {
   finish(facts) {
     if (!this.reply) return;
     const { message, conversation } = this.reply;
+    this.noteThinking(false);
     this.endCalls();
     Object.assign(message, facts);
     if (facts.finish === "error") this.failed = { conversation, message };
@@ -361,6 +380,14 @@ export class Chat {
 
   setTitle(conversation, title) {
     Object.assign(conversation, { title, titled: Date.now() });
+  }
+
+  /** Give a conversation settings of its own. */
+  setSettings(conversation, values) {
+    setOwn(conversation, values);
+    if (this.conversations.get(conversation.id) === conversation) this.save(conversation);
+    else keepPending(conversation);
+    this.view.changed();
   }
 
   rename(id, title) {

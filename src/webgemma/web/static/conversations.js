@@ -498,7 +498,8 @@ export class Conversations extends EventTarget {
     return this.held.has(message) || [this.unsaved, this.inFlight].some((jobs) => jobs?.get(conversation)?.has(message));
   }
 
-  mergeHead(conversation, { title, updated, titled = 0, tools = [], tooled = 0, ...times }) {
+  mergeHead(conversation, { title, updated, titled = 0, settings, tools = [], tooled = 0, ...times }) {
+    if (settings?.changed > (conversation.settings?.changed ?? 0)) conversation.settings = settings;
     conversation.updated = Math.max(conversation.updated, updated);
     if (tooled > (conversation.tooled ?? 0)) Object.assign(conversation, { tools, tooled });
     for (const name of Object.keys(NEVER)) conversation[name] = Math.max(conversation[name], times[name] ?? 0);

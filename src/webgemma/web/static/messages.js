@@ -7,6 +7,7 @@ import { button, copyText, element } from "./dom.js";
 import { indented } from "./json.js";
 import { language, plural, t } from "./language.js";
 import { showCode, showMarkdown } from "./markdown.js";
+import { thoughtsTitle } from "./thoughts.js";
 
 const FINISH = {
   length: t("stopped at the token limit"),
@@ -152,7 +153,7 @@ export class MessageList {
     else showMarkdown(item.body, message.content, growth);
     item.thinking.hidden = !message.thinking;
     item.thoughts.textContent = message.thinking ?? "";
-    item.summary.textContent = isReplying && !message.content ? t("Thinking …") : t("Thoughts");
+    item.summary.textContent = thoughtsTitle(message, isReplying);
     const { isAsking, give } = this.actions;
     showRounds(item.rounds, message, { isReplying, isElsewhere, isAsking, give });
     showCalls(item.calls, message.tool_calls ?? [], { isReplying, isElsewhere, isAsking, give });

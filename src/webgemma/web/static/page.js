@@ -23,7 +23,8 @@ import { MessageList, Scroller } from "./messages.js";
 import { Microphone } from "./microphone.js";
 import { showNotice } from "./notice.js";
 import { conceal, reveal, Search } from "./search.js";
-import { loadFields, readSettings, SettingsDialog } from "./settings.js";
+import { loadFields, readSettings } from "./settings.js";
+import { SettingsDialog } from "./settings_dialog.js";
 import { Sidebar } from "./sidebar.js";
 import { ToolBox } from "./tools.js";
 import { ToolsMenu } from "./tools_menu.js";
@@ -56,15 +57,24 @@ const home = new Home({
     if (finish === "stopped") chat.stop();
     chat.finish({ finish });
   },
-  retry: () => checkCanSend() && chat.retry(settings.settings),
+  retry: () => checkCanSend() && chat.retry(settingsOf(chat.failed?.conversation)),
 });
-const settings = new SettingsDialog(readSettings(), (now, before) => home.settingsChanged(now, before));
+const settings = new SettingsDialog(readSettings(), {
+  changed(now, before) {
+    home.settingsChanged(now, before);
+    refresh();
+  },
+  conversation: () => chat.conversation,
+  saveOwn: (conversation, values) => chat.setSettings(conversation, values),
+});
+const settingsOf = (conversation) => ({ ...settings.of(conversation), ...(!home.model?.thinking && { think: false }) });
+const settingsHere = () => settingsOf(chat.conversation);
 const tools = new ToolBox(about);
 const scroller = new Scroller(byId("scroller"), byId("to-end"));
 const messages = new MessageList(byId("messages"), {
-  regenerate: () => checkCanSend() && chat.regenerate(settings.settings),
-  continueReply: () => checkCanSend() && chat.continueReply(settings.settings),
-  edit: (message, text, attachments) => checkCanSend() && chat.edit(message, text, attachments, settings.settings),
+  regenerate: () => checkCanSend() && chat.regenerate(settingsHere()),
+  continueReply: () => checkCanSend() && chat.continueReply(settingsHere()),
+  edit: (message, text, attachments) => checkCanSend() && chat.edit(message, text, attachments, settingsHere()),
   showVersion: (message) => chat.showVersion(message),
   isElsewhere: (message) => conversations.elsewhere.has(message),
   isAsking: (call) => tools.isAsking(call),
@@ -75,7 +85,7 @@ const messages = new MessageList(byId("messages"), {
 const composer = new Composer({
   send(text) {
     if (!checkCanSend()) return false;
-    chat.send(text, tray.take(), settings.settings);
+    chat.send(text, tray.take(), settingsHere());
     return true;
   },
   stop: () => microphone.end(false) || chat.stop(),
@@ -203,6 +213,7 @@ function refresh() {
   sidebar.show(conversations.list(), conversation.id);
   toolsMenu.show();
   composer.show(chat.reply !== null, canSend());
+  settings.follow(Boolean(home.model?.thinking));
   document.title = path.length ? `${conversation.title} – webgemma` : "webgemma";
 }
 

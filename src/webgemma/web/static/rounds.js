@@ -1,4 +1,4 @@
-// Rounds of calls in a reply: message.rounds = [{content, thinking, calls}], each what the model wrote before its calls,
+// Rounds of calls in a reply: message.rounds = [{content, thinking, thinking_seconds?, calls}], each what the model wrote before its calls,
 // and those calls: {name, arguments, state, result, seconds}. What follows the last round is the message's own content.
 // The states of a call: "waiting" for those before it, "asking" the user, "running", and then "done", "refused" by the
 // user, "failed" or "stopped".
@@ -31,10 +31,11 @@ export function sentMessages(message, content, isOpen = false) {
 
 /** Begin a round with the calls that a message ends with; return them. */
 export function beginRound(message) {
-  const { content, thinking = "", tool_calls: made, rounds = [] } = message;
+  const { content, thinking = "", thinking_seconds: seconds, tool_calls: made, rounds = [] } = message;
   const calls = made.map((call) => ({ ...call, state: "waiting" }));
   // Emptied, not deleted: other tabs take over the fields that they are sent.
-  Object.assign(message, { rounds: [...rounds, { content, thinking, calls }], content: "", thinking: "", tool_calls: [] });
+  const round = { content, thinking, thinking_seconds: seconds, calls };
+  Object.assign(message, { rounds: [...rounds, round], content: "", thinking: "", thinking_seconds: undefined, tool_calls: [] });
   return calls;
 }
 
@@ -50,6 +51,9 @@ export function stopCalls({ rounds = [] }) {
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const isList = (value, check) => Array.isArray(value) && value.length <= MOST && value.every(check);
 
+/** Whether a value of a file is a number of seconds. */
+export const isDuration = (value) => Number.isFinite(value) && value >= 0;
+
 function isCall(call) {
   return isObject(call) && typeof call.name === "string" && isObject(call.arguments)
     && ["string", "undefined"].includes(typeof call.result);
@@ -61,14 +65,15 @@ export const areRounds = (rounds) => isList(rounds, (round) =>
   && isList(round.calls, isCall) && round.calls.length > 0);
 
 /** Return the fields of rounds that an exported file holds: calls that have not ended are stopped. */
-export const roundsFields = (rounds) => rounds.map(({ content, thinking = "", calls }) => ({
+export const roundsFields = (rounds) => rounds.map(({ content, thinking = "", thinking_seconds: thought, calls }) => ({
   content,
   thinking,
+  ...(isDuration(thought) && { thinking_seconds: thought }),
   calls: calls.map(({ name, arguments: given, state, result = STOPPED, seconds }) => ({
     name,
     arguments: given,
     state: isEnded({ state }) ? state : "stopped",
     result,
-    ...(Number.isFinite(seconds) && seconds >= 0 && { seconds }),
+    ...(isDuration(seconds) && { seconds }),
   })),
 }));

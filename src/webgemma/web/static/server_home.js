@@ -72,7 +72,8 @@ export class Home {
 
   get model() {
     const { model: name } = this.engine;
-    return name === null ? null : { name, isBundled: false, isReady: true, context: this.context };
+    const family = this.models.find((each) => each.name === name)?.details.family;
+    return name === null ? null : { name, isBundled: false, isReady: true, context: this.context, thinking: family !== "gemma3" };
   }
 
   get context() {

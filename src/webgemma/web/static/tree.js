@@ -1,8 +1,8 @@
 // A conversation is a tree of messages: {id, title, created, updated, titled, pinned, unpinned, deleted, restored, leaf,
-// tools?, tooled?, messages: Map by id}; `titled` and the four after it are the times of what was done last, 0: never;
-// tools: the names of those that are on, tooled: since when. Each message {id, parent, created, role, content, …} names
-// the one before it (null: none); messages with the same parent are versions of each other. Nothing is ever replaced, so
-// what several tabs write is merged by adding it.
+// tools?, tooled?, settings?, messages: Map by id}; `titled` and the four after it are the times of what was done last,
+// 0: never; tools: the names of those that are on, tooled: since when; settings: its own, see settings.js. Each message
+// {id, parent, created, role, content, …} names the one before it (null: none); messages with the same parent are
+// versions of each other. Nothing is ever replaced, so what several tabs write is merged by adding it.
 
 import { t } from "./language.js";
 
