@@ -131,7 +131,7 @@ def test_presets_fill_the_settings_and_own_ones_are_kept(visitor: Visitor, conte
     preset.select_option(label="Ours")
     visitor.button("Delete …").click()
     page.locator("#question").get_by_role("button", name="Delete").click()
-    page.wait_for_function("document.getElementById('preset').value === ''")
+    page.wait_for_function("() => document.getElementById('preset').value === ''")
     assert "Ours" not in preset.inner_text()
     visitor.button("Close without saving").click()
     assert sent(visitor)["temperature"] == 0.1

@@ -7,6 +7,7 @@ import { button, copyText, element } from "./dom.js";
 import { indented } from "./json.js";
 import { language, plural, t } from "./language.js";
 import { showCode, showMarkdown } from "./markdown.js";
+import { readButton } from "./speech.js";
 import { thoughtsTitle } from "./thoughts.js";
 
 const FINISH = {
@@ -192,7 +193,7 @@ export class MessageList {
     const facts = element("span", "facts");
     const author = element("span", "author");
     buttons.prepend(versions);
-    buttons.append(regenerate, proceed, element("div", "about", facts, author));
+    buttons.append(readButton(body), regenerate, proceed, element("div", "about", facts, author));
     const summary = element("summary");
     const thoughts = element("div", "thoughts");
     const thinking = element("details", "thinking", summary, thoughts);

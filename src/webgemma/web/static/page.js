@@ -26,6 +26,7 @@ import { conceal, reveal, Search } from "./search.js";
 import { loadFields, readSettings } from "./settings.js";
 import { SettingsDialog } from "./settings_dialog.js";
 import { Sidebar } from "./sidebar.js";
+import { stopReading } from "./speech.js";
 import { ToolBox } from "./tools.js";
 import { ToolsMenu } from "./tools_menu.js";
 import { saveTranscript } from "./transcript.js";
@@ -149,6 +150,7 @@ let frame = 0; // the request of the next animation frame, which shows the grown
 const chat = new Chat(home.engine, conversations, drafts, tools, {
   model: () => byId("model-name").textContent,
   opened() {
+    stopReading();
     byId("announcer").textContent = ""; // so that an equal reply is announced again
     conceal();
     showDraft();
