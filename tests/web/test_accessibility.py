@@ -86,6 +86,39 @@ def test_the_page_breaks_no_rule(visitor: Visitor, tmp_path: Path, scheme: str, 
     assert violations(page) == []
 
 
+CUT = """() => [...document.querySelectorAll("dialog[open] *, #composer *")].filter((node) =>
+  node.checkVisibility() && !node.closest("pre, textarea, .visually-hidden")
+  && (node.scrollWidth > node.clientWidth + 8 || node.getBoundingClientRect().right > innerWidth)
+  && getComputedStyle(node).display !== "inline").map((node) => node.outerHTML.slice(0, 100))"""
+
+
+@pytest.mark.parametrize(("scheme", "direction"), [("light", "ltr"), ("dark", "rtl")])
+def test_settings_and_tuning_fit_a_small_phone(
+    visitor: Visitor, scheme: str, direction: str
+) -> None:
+    page = visitor.page
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page.set_viewport_size({"width": 320, "height": 640})
+    page.evaluate("(direction) => { document.documentElement.dir = direction; }", direction)
+    visitor.button("Thinking").click()
+    visitor.ask("lose the device afterwards")
+    visitor.notice()
+    assert violations(page) == page.evaluate(CUT) == []
+    page.locator("#settings-button").click()
+    page.get_by_label("This conversation only").check()
+    page.locator("[name=temperature]").fill("0.5")
+    assert violations(page) == page.evaluate(CUT) == []
+    visitor.button("Save as preset …").click()
+    page.get_by_label("Name", exact=True).fill("Mine")
+    assert violations(page) == page.evaluate(CUT) == []
+    page.keyboard.press("Enter")
+    visitor.button("Rename …").wait_for()
+    assert violations(page) == page.evaluate(CUT) == []
+    page.keyboard.press("Escape")
+    page.locator("#tune-button").click()
+    assert page.evaluate(CUT) == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_locked_page_breaks_no_rule(visitor: Visitor, scheme: str) -> None:
     visitor.page.context.clear_cookies()

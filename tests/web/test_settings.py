@@ -71,7 +71,7 @@ def test_a_conversation_has_settings_of_its_own(visitor: Visitor) -> None:
 
 
 def test_thinking_is_switched_at_the_box_and_measured(visitor: Sender) -> None:
-    page, switch = visitor.page, visitor.button("Think before answering")
+    page, switch = visitor.page, visitor.button("Thinking")
     switch.click()
     assert switch.get_attribute("aria-pressed") == "true"
     assert sent(visitor) == {"think": True}

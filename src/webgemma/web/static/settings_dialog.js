@@ -230,7 +230,8 @@ export class SettingsDialog {
     const isOwn = own.includes(preset);
     byId("preset-rename").hidden = !isOwn;
     byId("preset-delete").hidden = !isOwn;
-    byId("preset-save").hidden = Boolean(preset);
+    const empty = JSON.stringify(this.presetEntries(this.asEntries({})));
+    byId("preset-save").hidden = Boolean(preset) || content === empty;
   }
 
   /** Return the fields' contents for some values; what they leave out is the model's default. */
