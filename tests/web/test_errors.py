@@ -17,7 +17,8 @@ ELSEWHERE = (
     *("cli", "convert", "diagnostics", "distributed", "llm_plugin.py", "reference", "search"),
     *("server", "packages.py", "models.py", "constraints/native.py", "gguf/ollama.py"),
     *("device/calls.py", "device/commands.py", "device/dawn.py", "device/native.py"),
-    *("device/opening.py", "device/wgpu_native.py", "web/server.py", "web/site.py"),
+    *("device/opening.py", "device/wgpu_native.py"),
+    *("web/export.py", "web/server.py", "web/site.py"),
 )
 NAMES = {name for name in vars(errors) if name.endswith("Error")}
 # Options of a command line, keywords of Python, code; the page itself names `webgemma web`.
