@@ -32,7 +32,7 @@ def serving(
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            name = self.path.removeprefix("/")
+            name = self.path.partition("?")[0].removeprefix("/")
             file = files.get(name, PAGE / name if name in PAGES else None)
             data = file.read_bytes() if isinstance(file, Path) else file
             byte_range = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))

@@ -1,4 +1,6 @@
-"""The example pages, and the wheel as an installer in the tab takes it, from a plain web server."""
+"""The example pages, the JavaScript module, and the wheel as an installer in the tab takes it.
+
+All from a plain web server."""
 
 import importlib.metadata
 import io
@@ -9,16 +11,21 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from browser.serving import serving
+from helpers.tiny import EMBEDDING, tiny_gguf
+from tolerance import GPU_VECTORS
 
 import webgemma
 from webgemma import Gemma
+from webgemma.gguf.sources import BytesSource
 from webgemma.models import BUNDLED_PATH
+from webgemma.web.npm_package import package_files
 from webgemma.web.wheel import NAME, Wheel
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = {"tab.html": 20, "pyscript.html": 25}  # and lines at most
+EXAMPLES = {"module.html": 10, "tab.html": 20, "pyscript.html": 25}  # and lines at most
 SLOW_MS = 120_000  # a GPU in software compiles for a while
 WATCH = """
 addEventListener("DOMContentLoaded", () => {
@@ -60,6 +67,11 @@ def micropip() -> bytes:
     return made.getvalue()
 
 
+def module() -> dict[str, bytes | Path]:
+    """The npm package, as `webgemma web --export-module` writes it."""
+    return {f"webgemma/{name}": data for name, data in package_files().items()}
+
+
 @contextmanager
 def visiting(chromium: Any, files: dict[str, bytes | Path], name: str) -> Iterator[tuple[Any, Any]]:
     """A page of a server that sends no special headers, and what it asks for; others refuse."""
@@ -86,7 +98,7 @@ def test_an_example_replies_as_natively_piece_by_piece(chromium: Any, name: str)
         pieces = gemma.chat("What are you?", temperature=0, max_tokens=40)
         texts = list(accumulate(piece.text for piece in pieces))
     pyscript = folder(ROOT / "node_modules" / "@pyscript" / "core" / "dist", "pyscript")
-    files = {name: html, "gemma.gguf": BUNDLED_PATH, **pyscript}
+    files = {name: html, "gemma.gguf": BUNDLED_PATH, **pyscript, **module()}
     with visiting(chromium, files, name) as (page, _):
         page.wait_for_function("(text) => reply.textContent === text", arg=texts[-1])
         assert not page.evaluate("crossOriginIsolated")
@@ -109,3 +121,86 @@ import webgemma
     assert installed[0] == webgemma.__version__
     assert {"webgemma"} <= set(installed[1:]) <= {"micropip", "packaging", "webgemma"}
     assert [Path(url).name for url in after] == [NAME]
+
+
+MODULE = """
+async (name) => {
+  const { load, WebgemmaError } = await import("/webgemma/webgemma.js");
+  const failure = async (act) => {
+    try {
+      await act();
+      return "nothing";
+    } catch (error) {
+      if (!(error instanceof WebgemmaError) && !(error instanceof DOMException)) throw error;
+      return `${error.kind ?? error.name}: ${error.message}`;
+    }
+  };
+  const found = {};
+  found.damaged = await failure(() => load(new File(["no model"], "mine.gguf")));
+  const model = await load("gemma.gguf", { pyodide: "pyodide" });
+  const greedy = { temperature: 0, max_tokens: 12 };
+  const whole = (text) => model.chat(text, greedy).text();
+  found.model = [model.name, model.context];
+  found.texts = await Promise.all(["What are you?", "Hello!"].map(whole)); // at once
+  const pieces = [];
+  const seven = { ...greedy, schema: { enum: [7] } };
+  const count = [{ role: "user", content: "Count." }];
+  for await (const piece of model.chat(count, seven)) pieces.push(piece);
+  found.last = pieces.at(-1);
+  const controller = new AbortController();
+  found.aborted = await failure(async () => {
+    const reply = model.chat("Tell a long story.", { signal: controller.signal });
+    for await (const piece of reply) controller.abort();
+  });
+  for await (const piece of model.chat("Tell a long story.")) break;
+  found.unknown = await failure(() => model.chat("Hi", { temprature: 1 }).text());
+  found.writes = await failure(() => model.embed(["in"]));
+  const content = [{ type: "image", image: "cat.png" }];
+  found.image = await failure(() => model.chat([{ role: "user", content }]).text());
+  found.again = await whole("What are you?");
+  const last = model.chat("Tell a long story.");
+  const closed = failure(async () => { for await (const piece of last) model.close(); });
+  found.closed = [await closed, await failure(() => whole("Hi"))];
+  const embedder = await load("embedder.gguf", { precision: "exact" });
+  const vectors = await embedder.embed(["the inner", "there"], { task: "query", size: 16 });
+  found.vectors = vectors.map((vector) => [...vector]);
+  found.text = await failure(() => embedder.chat("Hi").text());
+  embedder.close();
+  return found;
+}
+"""
+
+
+def test_the_module_chats_embeds_stops_and_says_what_is_wrong(chromium: Any) -> None:
+    embedder = tiny_gguf(EMBEDDING)
+    files = {"blank.html": b"<!doctype html>", "gemma.gguf": BUNDLED_PATH, **module()}
+    with visiting(chromium, {**files, "embedder.gguf": embedder}, "blank.html") as (page, _):
+        found = page.evaluate(MODULE)
+    greedy: Any = {"temperature": 0, "max_tokens": 12}
+    with Gemma.load(device="gpu") as gemma:
+        texts = [
+            "".join(piece.text for piece in gemma.chat(text, **greedy))
+            for text in ("What are you?", "Hello!")
+        ]
+        assert found["model"] == ["gemma.gguf", gemma.context]
+    with Gemma.load(BytesSource(embedder, "e.gguf"), "gpu", precision="exact") as model:
+        vectors = model.embed(["the inner", "there"], task="query", size=16)
+    assert found["texts"] == texts
+    assert found["again"] == texts[0]
+    np.testing.assert_allclose(found["vectors"], vectors, rtol=0, atol=GPU_VECTORS["exact"])
+    last = found["last"]
+    assert (last["finish"], last["value"]) == ("stop", 7)
+    assert last["usage"]["prompt"] > last["usage"]["reply"] > 0
+    starts = {
+        "damaged": "file: mine.gguf is ",
+        "aborted": "AbortError: ",
+        "unknown": "other: There is no setting 'temprature'",
+        "writes": "other: ",
+        "image": "other: An image in a message is a Blob",
+        "text": "other: embedder.gguf is an embedding model",
+    }
+    wrong = {
+        name: found[name] for name, start in starts.items() if not found[name].startswith(start)
+    }
+    assert wrong == {}
+    assert found["closed"] == ["closed: This model is closed: load it again."] * 2

@@ -8,11 +8,12 @@ from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.pretend_files import PretendFile, PretendFiles
 from helpers.sessions import SHORT
 from helpers.standin import standin_gguf
-from helpers.tiny import SMALL, tiny_gguf, tiny_metadata, tiny_tensors
+from helpers.tiny import EMBEDDING, SMALL, tiny_gguf, tiny_metadata, tiny_tensors
 from helpers.tiny_drafter import TinyDrafter, drafter_gguf
 from helpers.tiny_vision import (
     SMALL_VISION,
@@ -362,6 +363,39 @@ def test_an_invalid_setting_fails_the_reply_only() -> None:
     assert [m["id"] for m in errors] == [1]
     assert "temperature" in errors[0]["message"]
     assert messages[-1]["type"] == "done"
+
+
+def test_a_setting_that_is_none_is_named() -> None:
+    async def act(tab: Tab) -> None:
+        await tab.load(BUNDLED, None, "auto")
+        await tab.chat(1, HELLO, json.dumps({"temprature": 1}))
+        await tab.chat(2, HELLO, json.dumps({"choices": ["yes"], "regex": "no"}))
+
+    unknown, several = [m for m in messages_of(act) if m["type"] == "error"]
+    assert unknown["message"].startswith("There is no setting 'temprature'")
+    assert "choices" in several["message"]
+
+
+def test_texts_are_embedded_or_the_error_is_reported() -> None:
+    texts, embedded = ["the inner", "there"], []
+    spec = file_spec(tiny_gguf(EMBEDDING))
+
+    async def act(tab: Tab) -> None:
+        await tab.load(spec, None, "exact")
+        embedded.append(await tab.embed(1, json.dumps(texts), "query", 16))
+        assert await tab.embed(2, json.dumps([5])) is None
+        tab.stop(3)
+        assert await tab.embed(3, json.dumps(texts)) is None
+        await tab.chat(4, HELLO, GREEDY)
+        await tab.load(BUNDLED, None, "auto")
+        assert await tab.embed(5, json.dumps(texts)) is None
+
+    errors = {m["id"]: m["message"] for m in messages_of(act) if m["type"] == "error"}
+    with Gemma.load(BytesSource(tiny_gguf(EMBEDDING), "e"), "gpu", precision="exact") as model:
+        expected = model.embed(texts, "query", 16)
+    assert (np.frombuffer(embedded[0], np.float32).reshape(2, 16) == expected).all()
+    assert {*errors} == {2, 4, 5}
+    assert "embedding model" in errors[4]
 
 
 def test_a_reply_requires_a_model() -> None:

@@ -18,6 +18,7 @@ from webgemma.models import find_model
 from webgemma.web.access import kept_token, opening_page
 from webgemma.web.export import export
 from webgemma.web.libraries import missing_message
+from webgemma.web.npm_package import write_package
 from webgemma.web.server import DEFAULT_PORT, Server
 from webgemma.web.site import Site
 
@@ -53,6 +54,13 @@ def web(
     force: Annotated[
         bool, typer.Option("--force", help="With --export: write to a folder with other files.")
     ] = False,
+    export_module: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write the JavaScript module, an npm package, into a new folder, and end.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve the page on this machine, for its user only, and open it in the browser.
@@ -68,6 +76,12 @@ def web(
             return
         if model is not None or force:
             raise InputError("--model and --force are options of --export: name a folder, too.")
+        if export_module is not None:
+            nbytes = write_package(export_module)
+            facts = {"folder": str(export_module), "nbytes": nbytes}
+            said = f"webgemma.js and what it needs are in {export_module} ({nbytes / 1e6:.1f} MB)."
+            typer.echo(json.dumps(facts) if as_json else said)
+            return
         notes = []
         try:
             token = kept_token(state_folder())

@@ -5,11 +5,13 @@ The messages between page and worker are listed in static/tab_engine.js."""
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from webgemma.api import Gemma
 from webgemma.denoising import Canvas
@@ -29,18 +31,20 @@ from webgemma.errors import (
 from webgemma.gemma.config import Config
 from webgemma.gemma.drafter_config import drafter_config
 from webgemma.gemma.encoder_config import EncoderConfigs
-from webgemma.gguf.browser import ServerAdvice, browser_files, open_address, open_file
+from webgemma.gguf.browser import ANY_SERVER, ServerAdvice, browser_files, open_address, open_file
 from webgemma.gguf.opfs import OpfsStore, stored_id
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import Source
 from webgemma.models import BUNDLED, BUNDLED_PATH, gpu_nbytes
 from webgemma.replies import Usage, canvas_facts
-from webgemma.settings import applicable
+from webgemma.settings import SETTINGS, applicable
 from webgemma.text.markup import CHANNEL_OPEN
 from webgemma.web.gpu_memory import free_nbytes
 
 if TYPE_CHECKING:
     from webgemma.web.tuning import Tuning
+
+Result = TypeVar("Result")
 
 FRAME_SECONDS = 1 / 60  # minimum time between two messages with text of a reply
 PROGRESS_SECONDS = 0.1  # minimum time between two messages of progress
@@ -48,6 +52,13 @@ BUNDLED_URL = f"package/demo/{BUNDLED_PATH.name}"  # the page's wheel leaves it 
 SERVER = ServerAdvice(
     "its server does not respond; if that is `webgemma web`, check that it is still running",
     "open the address that `webgemma web` printed",
+)
+NO_MODEL = "No model is loaded: choose one."
+
+# What a request's settings may say of a reply, beside the settings of its generation.
+OPTIONS = (
+    *("think", "schema", "regex", "grammar", "choices"),
+    *("tools", "tool_choice", "parallel_tool_calls"),
 )
 
 # Keys in the notes of stored models. Browsers hold models stored under these names: do not rename.
@@ -68,7 +79,7 @@ class Tab:
         self._model: Gemma | None = None
         self._watch: asyncio.Future[None] | None = None  # of the model's device
         self._inspected: tuple[Any, Gguf] | None = None  # the latest, and its id
-        self._replies: dict[Any, asyncio.Future[None]] = {}
+        self._replies: dict[Any, asyncio.Future[Any]] = {}  # and embeddings
         self._stopped: set[Any] = set()  # ids of replies that were stopped before they began
         self._copies: dict[str, asyncio.Future[None]] = {}
         self._tuning: Tuning | None = None
@@ -161,18 +172,36 @@ class Tab:
         conversation = json.loads(messages)
         for part in _media_parts(conversation):
             part[part["type"]] = media[part[part["type"]]]
-        reply = self._replies[id] = asyncio.ensure_future(
-            self._reply(id, conversation, json.loads(settings), continue_last)
-        )
-        if id in self._stopped:
-            reply.cancel()
+        reply = self._reply(id, conversation, json.loads(settings), continue_last)
         try:
-            await reply
-        except asyncio.CancelledError:
-            if not reply.cancelled():
-                raise
+            await self._until_stopped(id, reply)
+        except _StoppedError:
             facts = {"tokens": 0, "tokens_per_second": 0, "usage": None}
             self._report("done", id=id, finish="stopped", **facts)
+
+    async def embed(
+        self, id: Any, texts: str, task: Any = None, size: int | None = None
+    ) -> bytes | None:
+        """Return the vectors of texts, which are JSON, as float32 after one another.
+
+        None: they were stopped, or the error has been reported."""
+        try:
+            return await self._until_stopped(id, self._vectors(id, json.loads(texts), task, size))
+        except _StoppedError:
+            return None
+
+    async def _until_stopped(self, id: Any, work: Coroutine[Any, Any, Result]) -> Result:
+        """Return what a request's work returns; _StoppedError if the page stops the request."""
+        running: asyncio.Future[Result] = asyncio.ensure_future(work)
+        self._replies[id] = running
+        if id in self._stopped:
+            running.cancel()
+        try:
+            return await running
+        except asyncio.CancelledError:
+            if not running.cancelled():
+                raise
+            raise _StoppedError from None
         finally:
             del self._replies[id]
             self._stopped.discard(id)
@@ -194,6 +223,8 @@ class Tab:
 
     async def _watch_device(self, model: Gemma) -> None:
         """Report at once that the model's GPU is lost; otherwise the next message would."""
+        if model.config.embedding:  # its next call reports it
+            return
         lost = getattr(model.gpu_engine("The page").model.device, "lost", None)
         if lost is None:  # natively, the next call reports it
             return
@@ -389,7 +420,10 @@ class Tab:
             return await self._store.open(spec.id)
         if spec.kind == "file":
             return await open_file(spec.file, self._files)
-        return await open_address(spec.url, self._files, spec.name, SERVER)
+        is_other = "://" in spec.url  # the page's own addresses are relative
+        return await open_address(
+            spec.url, self._files, spec.name, ANY_SERVER if is_other else SERVER
+        )
 
     async def _open_part(self, spec: Any, part: str) -> Source | None:
         """Open the file of the model's encoders ("mmproj") or of its drafter ("draft"); None if
@@ -406,17 +440,17 @@ class Tab:
     ) -> None:
         """Generate a reply and report its pieces, then `done` or the error.
 
-        Settings may have `think`, a `schema` that the reply keeps to, and `tools` with their
-        `tool_choice`, which the page calls."""
+        Settings may have `think`, what the reply keeps to, and `tools`, which the page calls: see
+        OPTIONS."""
         if self._model is None:
-            self._report("error", id=id, kind="no-model", message="No model is loaded: choose one.")
+            self._report("error", id=id, kind="no-model", message=NO_MODEL)
             return
-        think, schema = bool(settings.pop("think", False)), settings.pop("schema", None)
-        tools, tool_choice = settings.pop("tools", None), settings.pop("tool_choice", None)
         diffusion = self._model.config.diffusion is not None
-        known = applicable(diffusion)
+        # The page offers settings of all models; names that are none give the error for them.
+        left_out = {*SETTINGS} - {*applicable(diffusion)}
         given = {name: value for name, value in settings.items() if value is not None}
-        chosen: Any = {name: value for name, value in given.items() if name in known}
+        options: Any = {name: given.pop(name) for name in OPTIONS if name in given}
+        chosen: Any = {name: value for name, value in given.items() if name not in left_out}
         if diffusion:
             chosen["watch"] = True
         finish, count, start = "stopped", 0, time.monotonic()
@@ -430,12 +464,9 @@ class Tab:
         try:
             pieces = self._model.achat(
                 messages,
-                schema=schema,
-                tools=tools,
-                tool_choice=tool_choice,
-                think=think,
                 continue_last=continue_last,
                 progress=encoding,
+                **options,
                 **chosen,
             )
             async for piece in pieces:
@@ -464,6 +495,20 @@ class Tab:
         facts = {"tokens": count, "tokens_per_second": rate, "usage": batch.usage_facts()}
         self._report("done", id=id, finish=finish, **facts)
 
+    async def _vectors(
+        self, id: Any, texts: list[Any], task: Any, size: int | None
+    ) -> bytes | None:
+        """Return the vectors of texts, or report the error."""
+        if self._model is None:
+            self._report("error", id=id, kind="no-model", message=NO_MODEL)
+            return None
+        try:
+            rows = await self._model.aembed(texts, task, size)
+        except WebgemmaError as error:
+            self._report_error(error, _kind(error), id=id)
+            return None
+        return array("f", chain.from_iterable(rows)).tobytes()
+
     def _report_canvas(self, id: Any, canvas: Canvas) -> None:
         assert self._model is not None
         self._report("canvas", id=id, **canvas_facts(canvas, self._model.tokenizer))
@@ -474,6 +519,10 @@ class Tab:
     def _report_error(self, error: WebgemmaError, kind: str, **facts: Any) -> None:
         # The page, which has neither Python nor a command line, adds what to do there.
         self._report("error", message=error.reason, kind=kind, **facts)
+
+
+class _StoppedError(Exception):
+    """The page has stopped a request."""
 
 
 class _ThrottledProgress:

@@ -1,5 +1,5 @@
 // The engine in this tab: the page's side of the worker that runs the model, and the messages between them. Those of
-// replies are the events that chat.js describes.
+// replies are the events that chat.js describes. webgemma.js, the module for pages of others, sends and reads the same.
 //
 // Requests of the page:
 //   inspect id, source                                        read a file's header: is it a model? nothing is freed
@@ -10,7 +10,9 @@
 //           inspected?: the id of an inspection of the source
 //   chat    id, messages, settings, continue_last             content: text | [{type: "image", image: Blob}
 //             | {type: "audio", audio: Float32Array at 16 kHz} | {type: "text", text}]
-//   stop    id
+//                                                             (several at once are computed side by side)
+//   embed   id, texts, task, size                             of an embedding model; task, size: null leaves them out
+//   stop    id                                                a chat or an embed
 //   store   source: {kind: "url", …} | {kind: "file", file}   copy it into this browser's storage, or resume an
 //                                                             earlier copy
 //   cancel_store  id                                          stop copying; what has been copied stays
@@ -35,6 +37,7 @@
 //   loaded    name, context, device, nbytes, images, audio, thinking   context: as requested, or the model's if that is
 //             less; images, audio: whether it reads them; thinking: whether it may think
 //   encoding, canvas, piece, tool_call, done   of a reply
+//   embedded  id, vectors             a Float32Array: one vector after the other, all of one length
 //   storing   id, name, stage: "copying" | "checking", done, total         bytes; repeatedly
 //   stored    id, name                the copy is complete and checked
 //   store_cancelled  id, name
@@ -60,7 +63,7 @@
 //             kind: "no-webgpu" | "device-lost" | "device" | "memory" | "storage" | "file" | "no-encoder" | "prompt"
 //             | "no-model" | "no-schemas" | "no-server" | "no-pyodide" | "other"; message: what is wrong, to which notice.js
 //             adds what to do, or which it replaces
-//             with an id a reply has failed, with inspect (its id) an inspection, with store (the id of a copy, or null) storing has failed, with tune
+//             with an id a reply or an embed has failed, with inspect (its id) an inspection, with store (the id of a copy, or null) storing has failed, with tune
 //             (the name of the request) fine-tuning has failed, and the model stays loaded unless the device was
 //             lost; with none of them no model is loaded
 

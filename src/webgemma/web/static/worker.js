@@ -15,10 +15,12 @@ const started = (async () => {
   const response = await fetch("api/about").catch(() => { throw failure("no-server"); });
   if (!response.ok) throw new Error(await response.text());
   const about = await response.json();
-  if (!about.pyodide) throw failure("no-pyodide");
+  const chosen = new URL(import.meta.url).searchParams.get("pyodide"); // by webgemma.js: at another address
+  if (!about.pyodide && !chosen) throw failure("no-pyodide");
   const here = (address) => address && new URL(address, import.meta.url).href;
   globalThis.webgemmaXgrammarUrl = here(about.xgrammar); // which is loaded when a reply needs it
-  const python = await startPython({ build: about.build, pyodide: here(about.pyodide), wheel: here(about.wheel) });
+  const build = chosen ? `${about.build}-${encodeURIComponent(chosen)}` : about.build;
+  const python = await startPython({ build, pyodide: chosen ?? here(about.pyodide), wheel: here(about.wheel) });
   const tab = python.pyimport("webgemma.web.tab").Tab(post);
   await tab.report_device();
   return tab;
@@ -48,14 +50,29 @@ async function sendAdapter(tab, { id }) {
   bytes.destroy();
 }
 
-// Requests that are handled one after the other.
-const queuedHandlers = {
-  load: (tab, { source, options, inspected }) =>
-    tab.load(sourceSpec(source), options.context ?? undefined, options.precision, inspected ?? undefined),
+/** Send the vectors of texts: Python's bytes become an array of numbers. */
+async function sendVectors(tab, { id, texts, task, size }) {
+  const bytes = await tab.embed(id, JSON.stringify(texts), task ?? undefined, size ?? undefined);
+  if (!bytes) return; // the error has been reported, or they were stopped
+  const view = bytes.getBuffer("u8");
+  const vectors = new Float32Array(view.data.slice().buffer);
+  view.release();
+  bytes.destroy();
+  self.postMessage({ type: "embedded", id, vectors }, [vectors.buffer]);
+}
+
+// Requests of the model, which computes them side by side.
+const sharedHandlers = {
   chat: (tab, { id, messages, settings, continue_last }) => {
     const [json, media] = withoutMedia(messages);
     return tab.chat(id, json, JSON.stringify(settings), media, continue_last);
   },
+  embed: sendVectors,
+};
+// Requests that are handled one after the other, and not beside those above.
+const queuedHandlers = {
+  load: (tab, { source, options, inspected }) =>
+    tab.load(sourceSpec(source), options.context ?? undefined, options.precision, inspected ?? undefined),
   examine: (tab, { data, options }) => tab.tuning.examine(data, JSON.stringify(options)),
   tune: (tab, { data, options }) => tab.tuning.tune(data, JSON.stringify(options)),
   apply_adapter: (tab, { id }) => tab.tuning.apply_adapter(id),
@@ -81,6 +98,7 @@ const TUNING_REQUESTS = [
   "delete_adapter",
 ];
 
+const shared = new Set(); // promises of those that have not ended
 let queue = started.catch((error) => {
   self.postMessage({ type: "error", kind: error.kind ?? "other", message: String(error.message ?? error) });
 });
@@ -104,5 +122,10 @@ async function handle(handler, request) {
 
 self.onmessage = ({ data }) => {
   if (data.type in immediateHandlers) handle(immediateHandlers[data.type], data);
-  else if (data.type in queuedHandlers) queue = queue.then(() => handle(queuedHandlers[data.type], data));
+  else if (data.type in sharedHandlers) {
+    const ended = queue.then(() => handle(sharedHandlers[data.type], data)).then(() => shared.delete(ended));
+    shared.add(ended);
+  } else if (data.type in queuedHandlers) {
+    queue = Promise.all([queue, ...shared]).then(() => handle(queuedHandlers[data.type], data));
+  }
 };
