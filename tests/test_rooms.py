@@ -19,13 +19,23 @@ ROOMS = (
     *("errors", "values", "fair_lock", "turns", "sync", "progress", "javascript"),
     *("gguf", "text", "settings", "sampler", "denoising", "images", "device"),
     *("kernels", "graph", "gemma", "reference", "media", "engine", "constraints", "lora"),
-    *("packages", "models", "replies", "batches", "embeddings", "structured", "calling", "api"),
+    *(
+        "packages",
+        "models",
+        "replies",
+        "notebook",
+        "batches",
+        "embeddings",
+        "structured",
+        "calling",
+        "api",
+    ),
     *("convert", "diagnostics", "search", "web", "server", "llm_plugin", "distributed", "cli"),
 )
 LOOSE = {  # modules beside the folders
     *("__init__", "__main__", "api", "models", "settings", "replies", "sampler", "denoising"),
     *("images", "graph", "errors", "values", "progress", "javascript", "sync", "turns"),
-    *("fair_lock", "batches", "embeddings", "llm_plugin", "packages", "structured"),
+    *("fair_lock", "notebook", "batches", "embeddings", "llm_plugin", "packages", "structured"),
 }
 
 # The files of the native device.
@@ -35,6 +45,7 @@ DRIVER = ("calls", "library", "wgpu_native", "dawn", "commands", "native")
 PACKAGES = {
     "llguidance": {"constraints/native.py"},
     "llm": {"llm_plugin.py"},
+    "IPython": {"notebook.py"},
     "numpy": {
         *("reference", "engine/cpu.py", "media", "convert", "diagnostics", "cli", "api"),
         *("embeddings", "search"),

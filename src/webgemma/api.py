@@ -70,6 +70,7 @@ from webgemma.models import (
     with_draft,
     with_mmproj,
 )
+from webgemma.notebook import AsyncStream, Stream, loading_bar, table
 from webgemma.progress import Progress, ignore_progress
 from webgemma.replies import Piece, PlainReader, Replies, ReplyReader, StopText, too_long
 from webgemma.settings import Settings, resolve
@@ -162,6 +163,18 @@ class Gemma:
     def __repr__(self) -> str:
         return f"<Gemma {self.name!r} on {self.device}, context {self.context}>"
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of the model."""
+        kind = "embedding model" if self.config.embedding else "diffusion model"
+        rows: list[tuple[str, object]] = [
+            ("Gemma", self.name),
+            ("computes on", self.device),
+            ("context", f"{self.context:,} tokens"),
+            ("GPU memory", f"{self.memory_nbytes / 1e9:.2f} GB"),
+        ]
+        writes = not (self.config.embedding or self.config.diffusion)
+        return table(rows[: 4 if self.memory_nbytes else 3] + [("kind", kind)] * (not writes))
+
     def __reduce__(self) -> NoReturn:
         raise InputError(
             f"{self.name} is loaded and cannot be pickled or copied",
@@ -213,7 +226,7 @@ class Gemma:
           is too little. None: up to 4, or as many as `memory_gb` and the GPU have memory for, which
           is taken when they are first needed.
         - `progress`: called with the bytes that are loaded and their total; it may raise to end
-          loading.
+          loading. By default a notebook shows a bar.
         - `mmproj`: the file of the vision and audio encoders, if it is neither the model's own file
           nor in Ollama's store. They are loaded with the first image or audio.
         - `draft`: the file of the model's drafter (gemma4-assistant), with which the GPU writes the
@@ -226,6 +239,8 @@ class Gemma:
         conversations = check_slots(slots)
         found = with_draft(with_mmproj(find_model(model), mmproj), draft)
         defaults, drafter = found.defaults(), found.draft()
+        bar = loading_bar(found.label) if progress is None else None
+        shown = bar or progress
         gguf = await found.aopen()
         try:
             config = Config.from_gguf(gguf)
@@ -240,7 +255,7 @@ class Gemma:
                 gpu=gpu,
                 memory_gb=memory_gb,
                 slots=conversations,
-                progress=None if progress is None else _reporter(progress),
+                progress=None if shown is None else _reporter(shown),
                 label=found.label,
                 projectors=found.projectors,
                 draft=drafter.aopen if drafter else None,
@@ -249,6 +264,8 @@ class Gemma:
         except BaseException:
             gguf.close()
             raise
+        if bar:
+            for_caller(bar.end)()
         try:
             if adapters:
                 engine.set_adapters(adapters)
@@ -430,8 +447,8 @@ class Gemma:
             async for piece in stream:
                 yield piece
 
-    generate = plain_stream(_generate)
-    agenerate = asynchronous_stream(_generate)
+    generate = plain_stream(_generate, Stream)
+    agenerate = asynchronous_stream(_generate, AsyncStream)
 
     async def _chat(
         self,
@@ -519,8 +536,8 @@ class Gemma:
             async for piece in pieces:
                 yield piece
 
-    chat = plain_stream(_chat)
-    achat = asynchronous_stream(_chat)
+    chat = plain_stream(_chat, Stream)
+    achat = asynchronous_stream(_chat, AsyncStream)
 
     async def _reply(
         self,

@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -500,11 +500,15 @@ def asynchronous(
 
 def plain_stream(
     method: Callable[Concatenate[S, P], AsyncGenerator[T, None]],
+    wrap: Callable[[Iterator[T], object], Iterator[T]] | None = None,
 ) -> Callable[Concatenate[S, P], Iterator[T]]:
-    """Return the plain face of a method that is an asynchronous generator."""
+    """Return the plain face of a method that is an asynchronous generator.
+
+    `wrap` may make something else of the iterator and the first argument."""
 
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        return self.worker.iterate(method(self, *args, **kwargs))
+        items = self.worker.iterate(method(self, *args, **kwargs))
+        return wrap(items, _first(args, kwargs)) if wrap else items
 
     face = _named(call, method, "")
     signature = inspect.signature(face)
@@ -516,13 +520,20 @@ def plain_stream(
 
 def asynchronous_stream(
     method: Callable[Concatenate[S, P], AsyncGenerator[T, None]],
+    wrap: Callable[[AsyncGenerator[T, None], object], AsyncGenerator[T, None]] | None = None,
 ) -> Callable[Concatenate[S, P], AsyncGenerator[T, None]]:
-    """Return the asynchronous face of a method that is an asynchronous generator."""
+    """Return the asynchronous face of a method that is an asynchronous generator; `wrap` as in
+    `plain_stream`."""
 
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
-        return self.worker.aiterate(method(self, *args, **kwargs))
+        items = self.worker.aiterate(method(self, *args, **kwargs))
+        return wrap(items, _first(args, kwargs)) if wrap else items
 
     return _named(call, method, "a")
+
+
+def _first(args: tuple[object, ...], named: Mapping[str, object]) -> object:
+    return next(iter((*args, *named.values())), None)
 
 
 class _Constructor(Generic[P, R]):
