@@ -71,17 +71,16 @@ def web(
     Examples: webgemma web; webgemma web --export site/ --model gemma.gguf
     """
     with reported_errors():
+        if export_module is not None:
+            if export_to is not None:
+                raise InputError("Name one folder: --export writes the page, --export-module not.")
+            _export_module(export_module, as_json)
+            return
         if export_to is not None:
             _export(export_to, model, force, as_json)
             return
         if model is not None or force:
             raise InputError("--model and --force are options of --export: name a folder, too.")
-        if export_module is not None:
-            nbytes = write_package(export_module)
-            facts = {"folder": str(export_module), "nbytes": nbytes}
-            said = f"webgemma.js and what it needs are in {export_module} ({nbytes / 1e6:.1f} MB)."
-            typer.echo(json.dumps(facts) if as_json else said)
-            return
         notes = []
         try:
             token = kept_token(state_folder())
@@ -115,6 +114,15 @@ def _export(folder: Path, name: str | None, force: bool, as_json: bool) -> None:
         markup=False,
         soft_wrap=True,
     )
+
+
+def _export_module(folder: Path, as_json: bool) -> None:
+    nbytes = write_package(folder)
+    if as_json:
+        write_json({"folder": str(folder), "nbytes": nbytes})
+        return
+    said = f"webgemma.js and what it needs are in {folder} ({format_nbytes(nbytes)})"
+    out.print(said, markup=False, soft_wrap=True)
 
 
 def _announce(
