@@ -61,8 +61,11 @@ function describe(_, value) {
   return ArrayBuffer.isView(value) ? { samples: value.length, loudest: value.reduce((a, b) => Math.max(a, Math.abs(b)), 0) } : value;
 }
 
-/** Return the text of a message. */
-const textIn = ({ content }) => (typeof content === "string" ? content : content.find(({ text }) => text)?.text ?? "");
+/** Return the text of a message, without the documents or passages before it. */
+const textIn = ({ content }) => {
+  const text = typeof content === "string" ? content : content.find((part) => part.text)?.text ?? "";
+  return text.replace(/^(File: |\[1\] |There are no passages)[^]*\n\n(Question: )?/, "");
+};
 
 /** Return the reply to a request. */
 function replyTo(request) {

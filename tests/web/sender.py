@@ -84,7 +84,7 @@ class Sender(Visitor):
 
     def tray(self) -> list[str]:
         """Return the names of the attachments of the next message."""
-        names = self.page.locator("#tray button").evaluate_all(
+        names = self.page.locator("#tray .icon").evaluate_all(
             "(all) => all.map((b) => b.ariaLabel)"
         )
         return [str(name).removeprefix("Remove ") for name in names]
@@ -93,7 +93,7 @@ class Sender(Visitor):
         """Wait until the tray has exactly these attachments."""
         self.page.wait_for_function(
             """(names) => JSON.stringify(names.map((name) => `Remove ${name}`)) === JSON.stringify(
-              [...document.querySelectorAll("#tray button")].map((button) => button.ariaLabel))""",
+              [...document.querySelectorAll("#tray .icon")].map((button) => button.ariaLabel))""",
             arg=names,
         )
 

@@ -76,7 +76,7 @@ def test_the_page_breaks_no_rule(visitor: Visitor, tmp_path: Path, scheme: str, 
     page.locator("#results button").last.click()
     page.locator(".found").wait_for()
     assert violations(page) == []
-    for opener in ("Settings", "Fine-tune", "Model: Bundled model"):
+    for opener in ("Settings", "Fine-tune", "Answer from documents", "Model: Bundled model"):
         visitor.button(opener).click()
         assert violations(page) == [], opener
         page.keyboard.press("Escape")

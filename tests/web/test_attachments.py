@@ -312,4 +312,4 @@ def test_every_control_has_a_name(visitor: Sender) -> None:
     visitor.parts()
     assert visitor.page.evaluate(unnamed) == []
     labels = [b.get_attribute("aria-label") for b in visitor.page.locator("#writing .icon").all()]
-    assert labels == ["Attach images or audio", "Record audio"]
+    assert labels == ["Attach files", "Answer from documents", "Record audio"]

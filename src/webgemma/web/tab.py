@@ -42,6 +42,7 @@ from webgemma.text.markup import CHANNEL_OPEN
 from webgemma.web.gpu_memory import free_nbytes
 
 if TYPE_CHECKING:
+    from webgemma.web.searching import Searching
     from webgemma.web.tuning import Tuning
 
 Result = TypeVar("Result")
@@ -83,6 +84,7 @@ class Tab:
         self._stopped: set[Any] = set()  # ids of replies that were stopped before they began
         self._copies: dict[str, asyncio.Future[None]] = {}
         self._tuning: Tuning | None = None
+        self._searching: Searching | None = None
 
     async def report_device(self) -> None:
         """Open the GPU once and report its name, or the error if there is none."""
@@ -259,6 +261,18 @@ class Tab:
 
             self._tuning = Tuning(self._report, report_error, lambda: self._model, self._files)
         return self._tuning
+
+    @property
+    def searching(self) -> "Searching":
+        """Search in documents; imported on first use, as fine-tuning is."""
+        if self._searching is None:
+            from webgemma.web.searching import Searching
+
+            def report_error(error: WebgemmaError, request: Any) -> None:
+                self._report_error(error, _kind(error), search=request)
+
+            self._searching = Searching(self._report, report_error, self._open)
+        return self._searching
 
     async def add_adapter(self, spec: Any) -> None:
         """Store the adapter in a file that the user has chosen."""

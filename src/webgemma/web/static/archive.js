@@ -1,6 +1,7 @@
 // Export and import of conversations as a JSON file; an import is checked completely before any of it is used.
 
-import { exportFileData, fileBlob, isAttachment } from "./attachments.js";
+import { attachmentFacts, exportFileData, fileBlob, isAttachment } from "./attachments.js";
+import { checkedPassages } from "./citations.js";
 import { randomId } from "./dom.js";
 import { t } from "./language.js";
 import { areRounds, isDuration, roundsFields } from "./rounds.js";
@@ -105,12 +106,13 @@ function treeProblem({ messages }, number) {
 }
 
 /** Return the fields of a message that an exported file holds. */
-function messageFields({ id, parent, created, role, content, attachments, thinking, thinking_seconds: seconds, rounds, tool_calls: calls, model, format, finish, tokens, tokens_per_second, usage }) {
+function messageFields({ id, parent, created, role, content, attachments, thinking, thinking_seconds: seconds, passages, rounds, tool_calls: calls, model, format, finish, tokens, tokens_per_second, usage }) {
   const message = { id, parent, created, role, content };
   if (attachments?.length) message.attachments = attachments.map(({ id: file }) => file);
   if (thinking) message.thinking = thinking;
   if (rounds?.length) message.rounds = roundsFields(rounds);
   if (thinking && isDuration(seconds)) message.thinking_seconds = seconds;
+  if (role === "assistant" && checkedPassages(passages)) message.passages = checkedPassages(passages);
   if (calls?.length) message.tool_calls = calls.map(({ name, arguments: given }) => ({ name, arguments: given }));
   if (model) message.model = model;
   if (format === "json") message.format = format;
@@ -148,9 +150,9 @@ function withInnerFiles({ id, title, created, updated, messages }) {
 }
 
 /** Return an attachment of a file, or null if its data is not valid. */
-function withBlob({ id, kind, name, seconds, data }) {
-  const blob = data === null ? null : fileBlob(data, kind);
-  return blob === undefined ? null : { id, kind, name, blob, seconds };
+function withBlob({ data, ...facts }) {
+  const blob = data === null ? null : fileBlob(data, facts.kind);
+  return blob === undefined ? null : { ...attachmentFacts(facts), blob };
 }
 
 const hasAllFiles = ({ messages }) => [...messages.values()].every(({ attachments = [] }) => !attachments.includes(null));

@@ -23,6 +23,7 @@
 //   error      message, kind             the reply has failed; without an id, all has
 
 import { contentOf } from "./attachments.js";
+import { SYSTEM, withPassages } from "./citations.js";
 import { randomId } from "./dom.js";
 import { newId, rememberShown, shownId } from "./drafts.js";
 import { beginRound, MAX_ROUNDS, sentCount, sentMessages, stopCalls } from "./rounds.js";
@@ -43,7 +44,8 @@ export const canContinue = ({ role, content, thinking, rounds, tool_calls: calls
  * Holds the conversation that is shown and at most one reply in progress, which may belong to another
  * conversation. `view` has model(), which names the loaded model; opened(), when another conversation is shown;
  * changed(), grown(message), finished(message), notSent(error), removed(conversation), which another tab has deleted,
- * and notRead(error). `tools` makes the calls of tools (tools.js): a reply that calls some goes on with their results.
+ * notRead(error), and passages(conversation, question), a promise of those that a reply is given (see citations.js) or
+ * of null. `tools` makes the calls of tools (tools.js): a reply that calls some goes on with their results.
  */
 export class Chat {
   constructor(engine, conversations, drafts, tools, view) {
@@ -230,7 +232,17 @@ export class Chat {
     this.view.opened();
   }
 
-  /** Send these messages to the engine, after their audio is decoded. */
+  /** Note the passages that a new reply is given. */
+  async findPassages(reply, question) {
+    const { id, message, conversation } = reply;
+    if (message.passages) return; // of the same reply, which failed
+    this.onState("stage", { id, type: "waiting", reason: "searching" });
+    const passages = await this.view.passages(conversation, question);
+    if (passages) message.passages = passages;
+    reply.stage = null;
+  }
+
+  /** Send these messages to the engine, after their audio is decoded and documents are searched. */
   async request(reply, path, isContinued) {
     const { conversation, message, settings } = reply;
     const isOpen = (each) => isContinued && each === message;
@@ -245,11 +257,15 @@ export class Chat {
       canvas: null,
     });
     try {
-      const messages = (await Promise.all(path.map(async (each) => {
+      if (path.at(-1).role === "user") await this.findPassages(reply, path.at(-1).content);
+      const passagesOf = ({ role }, at) => (role === "user" ? (path[at + 1] ?? message).passages : undefined);
+      const messages = (await Promise.all(path.map(async (each, at) => {
         const content = await contentOf(each, (attachment) => this.engine.mediaPart(attachment));
-        return sentMessages(each, content, isOpen(each));
+        const passages = passagesOf(each, at);
+        return sentMessages(each, passages ? withPassages(content, passages) : content, isOpen(each));
       }))).flat();
-      if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system });
+      const system = [settings.system.trim() && settings.system, path.some(passagesOf) && SYSTEM].filter(Boolean).join("\n\n");
+      if (system) messages.unshift({ role: "system", content: system });
       if (this.reply !== reply) return; // stopped meanwhile
       reply.isSent = true;
       this.engine.chat(reply.id, messages, { ...chatSettings(settings), ...this.tools.settings(tools, isLast) }, isContinued);

@@ -70,11 +70,12 @@ export class Composer {
 /**
  * The attachments of the next message: chosen, pasted, dropped or recorded. They are in `draft`, which belongs to a
  * conversation. Calls `changed(draft)` when they change, `shown()` when they are shown, and `notify(message)` when a
- * file cannot be attached.
+ * file cannot be attached or was read in a way that the user should know. `context()`: tokens of the model, or null.
  */
 export class Tray {
-  constructor({ changed, shown, notify }) {
+  constructor({ changed, shown, notify, context }) {
     this.changed = changed;
+    this.context = context;
     this.shown = shown;
     this.notify = notify;
     this.draft = { attachments: [] };
@@ -107,12 +108,13 @@ export class Tray {
     return this.draft.attachments;
   }
 
-  /** Attach those of the files that can be decoded, in their order. */
+  /** Attach those of the files that can be read, in their order. */
   async add(files) {
     const { draft } = this; // the conversation may be another one when they are decoded
     this.decoding += 1;
     this.show();
-    const results = await Promise.allSettled(files.map(attach));
+    const remarks = [];
+    const results = await Promise.allSettled(files.map((file) => attach(file, this.context(), (message) => remarks.push(message))));
     this.decoding -= 1;
     const attached = results.filter(({ value }) => value).map(({ value }) => value);
     draft.attachments.push(...attached);
@@ -120,7 +122,7 @@ export class Tray {
     this.show();
     byId("announcer").textContent = attached.length ? t("Attached: {names}", { names: attached.map(({ name }) => name).join(", ") }) : "";
     const problems = results.filter(({ reason }) => reason).map(({ reason }) => reason.message);
-    if (problems.length) this.notify(problems.join(" "));
+    if (problems.length + remarks.length) this.notify([...problems, ...remarks].join(" "));
   }
 
   /** Return the attachments and remove them from the tray. */

@@ -1,6 +1,7 @@
 // Files that the user chooses or drops: model files, and the sorting of everything that is dropped on the page.
 
 import { byId } from "./dom.js";
+import { droppedFolders, filesIn } from "./folders.js";
 import { droppedFiles } from "./handles.js";
 
 export const isModelFile = (file) => file?.name.toLowerCase().endsWith(".gguf");
@@ -71,8 +72,11 @@ export class ModelFiles {
   }
 }
 
-/** Sort files that are dropped anywhere on the page into `models(files)`, `examples(files)` and `others(files)`. */
-export function handleDrops({ models, examples, others }) {
+/**
+ * Sort files that are dropped anywhere on the page into `models(files)`, `examples(files)` and `others(files)`. Folders,
+ * and all but models while the dialog of the documents is open, go to `documents(files)`: a promise of the files.
+ */
+export function handleDrops({ models, examples, others, documents }) {
   const hint = byId("drop-here");
   const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
   addEventListener("dragover", (event) => {
@@ -87,8 +91,13 @@ export function handleDrops({ models, examples, others }) {
     hint.hidden = true;
     if (!hasFiles(event)) return;
     event.preventDefault();
-    const files = droppedFiles(event.dataTransfer);
-    const modelFiles = files.filter(isModelFile);
+    const folders = droppedFolders(event.dataTransfer);
+    const dropped = droppedFiles(event.dataTransfer).filter((_, at) => !folders[at]);
+    const modelFiles = dropped.filter(isModelFile);
+    const isSearched = byId("documents-dialog").open;
+    const searched = isSearched ? dropped.filter((file) => !isModelFile(file)) : [];
+    if (searched.length || folders.some(Boolean)) documents(filesIn(folders.filter(Boolean), searched));
+    const files = isSearched ? modelFiles : dropped;
     const exampleFiles = files.filter(isExamples);
     const otherFiles = files.filter((file) => !isModelFile(file) && !isExamples(file));
     if (modelFiles.length) models(modelFiles);

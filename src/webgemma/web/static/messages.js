@@ -17,6 +17,7 @@ const FINISH = {
   unfinished: t("not finished"),
 };
 const WAITING = {
+  searching: () => t("Searching your documents …"),
   loading: (model) => t("Loading {model} …", { model }),
   queued: () => t("Waiting for other replies of this server to end …"),
   reading: () => t("Reading the conversation …"),
@@ -77,8 +78,8 @@ function goToNote(event, link, list) {
 /**
  * The list of messages. `actions` has regenerate(), continueReply(), edit(message, text, attachments) and
  * showVersion(message); isElsewhere(message), whether another tab is writing it; isAsking(call) and give(call, answer)
- * for calls that ask the user; and stage() and canvas(), which return the details of the engine's latest such event for
- * the reply in progress.
+ * for calls that ask the user; stage() and canvas(), which return the details of the engine's latest such event for the
+ * reply in progress; and citations(body, message, isReplying), which makes links of those in the body of a reply.
  */
 export class MessageList {
   constructor(list, actions) {
@@ -152,6 +153,7 @@ export class MessageList {
     const growth = { isGrowing: isReplying || isElsewhere };
     if (message.format === "json" && message.content) showCode(item.body, indented(message.content), "json", growth);
     else showMarkdown(item.body, message.content, growth);
+    this.actions.citations(item.body, message, isReplying);
     item.thinking.hidden = !message.thinking;
     item.thoughts.textContent = message.thinking ?? "";
     item.summary.textContent = thoughtsTitle(message, isReplying);

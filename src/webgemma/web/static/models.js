@@ -153,6 +153,13 @@ export class ModelDialog {
     return model && { ...fromOllama(model), size: humanSize(model.nbytes) };
   }
 
+  /** Return the models that were listed last and can be loaded: {name, source}, stored copies first. */
+  all() {
+    const stored = this.stored.models.filter((model) => model.complete && !this.isPart(model)).map(fromStored);
+    const others = this.ollama.filter((model) => !model.problem && !this.stored.copyOf(fromOllama(model).source)?.complete).map(fromOllama);
+    return [...stored, ...others, ...this.files.chosen.map((file) => this.fromFile(file))];
+  }
+
   /** Return the names of the models that fit the GPU. */
   async fittingNames() {
     await this.refresh();

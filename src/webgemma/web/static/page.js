@@ -6,6 +6,7 @@
 //   context            of the model in tokens, or null
 //   model              what is known of the model, see welcome.js, or null
 //   canReply           whether a message can be sent
+//   embedder           makes vectors of documents: see library.js and documents.js
 //   explain()          say why not, unless the page shows it already
 //   settingsChanged(now, before)
 //   start()            choose a model
@@ -15,6 +16,7 @@ import { exportFile, importFile } from "./archive.js";
 import { Chat } from "./chat.js";
 import { Composer, Tray } from "./composer.js";
 import { Conversations } from "./conversations.js";
+import { Documents } from "./documents.js";
 import { Drafts } from "./drafts.js";
 import { byId, saveBlob } from "./dom.js";
 import { listenToKeys } from "./keys.js";
@@ -53,6 +55,7 @@ const home = new Home({
   about, // a promise
   settings: () => settings.settings,
   attach: (files) => tray.add(files),
+  addDocuments: (files) => documents.add(files), // a promise of them
   changed: () => refresh(), // what can be sent, the model or its context
   endReply(finish) {
     if (finish === "stopped") chat.stop();
@@ -82,6 +85,12 @@ const messages = new MessageList(byId("messages"), {
   give: (call, answer) => tools.give(call, answer),
   stage: () => chat.reply?.stage,
   canvas: () => chat.reply?.canvas,
+  citations: (...shown) => documents.citations.show(...shown),
+});
+const documents = new Documents(home.embedder, {
+  conversation: () => chat.conversation,
+  path: () => chat.path,
+  context: () => home.context,
 });
 const composer = new Composer({
   send(text) {
@@ -99,6 +108,7 @@ const tray = new Tray({
   changed: (draft) => drafts.save(draft),
   shown: () => composer.show(chat.reply !== null, canSend()),
   notify: showNotice,
+  context: () => home.context,
 });
 const microphone = new Microphone((file) => tray.add([file]), showNotice);
 const sidebar = new Sidebar({
@@ -178,6 +188,7 @@ const chat = new Chat(home.engine, conversations, drafts, tools, {
   },
   notSent: (error) => showNotice(error.message),
   notRead: ({ message }) => showNotice(t("The conversation could not be read ({reason}): reload this page.", { reason: message })),
+  passages: (conversation, question) => documents.passagesFor(conversation, question),
   removed(conversation) {
     const keep = { name: t("Keep it"), act: () => chat.restore(conversation, true) };
     showNotice(t("“{title}” was deleted in another tab.", { title: conversation.title }), keep);
@@ -216,6 +227,7 @@ function refresh() {
   toolsMenu.show();
   composer.show(chat.reply !== null, canSend());
   settings.follow(Boolean(home.model?.thinking));
+  documents.showSwitch();
   document.title = path.length ? `${conversation.title} – webgemma` : "webgemma";
 }
 

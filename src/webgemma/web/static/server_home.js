@@ -5,6 +5,7 @@ import { handleDrops } from "./files.js";
 import { t } from "./language.js";
 import { hideNotice, noticeText, showNotice } from "./notice.js";
 import { problemOf, request } from "./server_access.js";
+import { ServerEmbedder } from "./server_embedder.js";
 import { ServerEngine } from "./server_engine.js";
 import { ServedModels } from "./served_models.js";
 
@@ -55,10 +56,11 @@ export class Home {
     this.failure = ""; // of the latest reply
     this.isWaiting = false; // for the model or other replies
     this.engine = new ServerEngine();
+    this.embedder = new ServerEmbedder();
     this.dialog = new ServedModels({ choose: (name) => this.choose(name), refresh: () => this.refresh() });
     page.about.then(({ max_body_nbytes: most }) => { this.engine.maxNbytes = most; }, () => {}); // the server refuses more itself
     const refuse = () => showNotice(NOT_HERE);
-    handleDrops({ models: refuse, examples: refuse, others: page.attach });
+    handleDrops({ models: refuse, examples: refuse, others: page.attach, documents: page.addDocuments });
     this.engine.addEventListener("waiting", () => this.follow(true));
     this.engine.addEventListener("piece", () => this.isWaiting && this.follow(false));
     this.engine.addEventListener("done", () => this.onDone());
@@ -98,6 +100,7 @@ export class Home {
     try {
       const { listed, used } = await readModels(mayAsk);
       this.models = listed;
+      this.embedder.models = listed;
       this.problem = "";
       const names = listed.map(({ name }) => name);
       this.engine.model ??= [lastModel(), ...used, names[0]].find((name) => names.includes(name)) ?? null;

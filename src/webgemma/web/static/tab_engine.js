@@ -30,6 +30,8 @@
 //   add_adapter  source                                       store the adapter in a file
 //   read_adapter  id                                          request an adapter's file
 //   delete_adapter  id
+//   search  id, request, …                                    of documents: see tab_embedder.js
+//           "load" source · "embed" texts, task · "vectors" vectors, size · "nearest" question, count · "free"
 // Messages of the worker:
 //   ready     device, software, matrix_units   the GPU was found; software: it is emulated and slow
 //   progress  loaded, total           bytes of the model that is loading
@@ -59,7 +61,8 @@
 //             on request and after every change; stored: false if it is lost when the page is closed
 //   adapter_added  id, name           from a file
 //   adapter_file  id, blob            a GGUF file
-//   error     id?, inspect?, store?, tune?, message,
+//   searched  search: the id of a search request, and what it has led to: size, nbytes | vectors: base64 | count | numbers
+//   error     id?, inspect?, store?, tune?, search?, message,
 //             kind: "no-webgpu" | "device-lost" | "device" | "memory" | "storage" | "file" | "no-encoder" | "prompt"
 //             | "no-model" | "no-schemas" | "no-server" | "no-pyodide" | "other"; message: what is wrong, to which notice.js
 //             adds what to do, or which it replaces
@@ -90,7 +93,7 @@ const startProblem = () => fetch("api/about", { cache: "no-store" }).then(
 const MESSAGE_TYPES = [
   "ready", "inspected", "progress", "loaded", "encoding", "canvas", "piece", "tool_call", "done", "error", "storing",
   "stored", "store_cancelled", "stored_models", "gpu_memory", "examined", "tuning", "tuned", "adapter_applied", "adapters",
-  "adapter_added", "adapter_file",
+  "adapter_added", "adapter_file", "searched",
 ];
 
 /**
@@ -122,6 +125,7 @@ export class TabEngine extends EventTarget {
     };
     worker.addEventListener("error", fail);
     worker.addEventListener("messageerror", fail);
+    this.dispatchEvent(new Event("started"));
   }
 
   /** Update the state and dispatch a message. */
@@ -132,6 +136,10 @@ export class TabEngine extends EventTarget {
     if (type === "loaded") this.state = "loaded";
     if (type === "inspected" || detail.inspect !== undefined) {
       this.endInspection(detail);
+      return;
+    }
+    if (detail.search !== undefined) {
+      this.dispatchEvent(new CustomEvent("searched", { detail }));
       return;
     }
     const isStoreError = type === "error" && detail.store !== undefined;
@@ -253,5 +261,9 @@ export class TabEngine extends EventTarget {
 
   deleteAdapter(id) {
     this.worker.postMessage({ type: "delete_adapter", id });
+  }
+
+  search(id, request, fields) {
+    this.worker.postMessage({ type: "search", id, request, ...fields });
   }
 }

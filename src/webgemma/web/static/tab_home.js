@@ -9,6 +9,7 @@ import { BUNDLED, lastModel, ModelDialog, rememberModel } from "./models.js";
 import { errorMessage, hideNotice, noticeText, showNotice } from "./notice.js";
 import { endLoading, showLoading, startLoading } from "./progress.js";
 import { isHosted } from "./scope.js";
+import { TabEmbedder } from "./tab_embedder.js";
 import { TabEngine } from "./tab_engine.js";
 import { TuneDialog } from "./tune.js";
 
@@ -36,6 +37,7 @@ export class Home {
     this.deviceName = ""; // of the GPU
     this.engine = new TabEngine();
     this.models = new ModelDialog(this.engine, (model) => this.choose(model));
+    this.embedder = new TabEmbedder(this.engine, this.models);
     this.tune = new TuneDialog(this.engine, page.changed, showNotice);
     this.actions = {
       reload: { name: t("Load the model again"), act: () => this.reload() },
@@ -47,6 +49,7 @@ export class Home {
       models: (files) => this.models.files.add(files),
       examples: ([file]) => this.tune.read(file),
       others: page.attach,
+      documents: page.addDocuments,
     });
     this.addListeners();
   }

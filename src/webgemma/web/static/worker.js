@@ -77,6 +77,16 @@ const queuedHandlers = {
   tune: (tab, { data, options }) => tab.tuning.tune(data, JSON.stringify(options)),
   apply_adapter: (tab, { id }) => tab.tuning.apply_adapter(id),
   detach_adapter: (tab) => tab.tuning.detach_adapter(),
+  search: (tab, { id, request, source, texts, task, vectors, size, question, count }) => {
+    const given = {
+      load: () => [sourceSpec(source)],
+      embed: () => [JSON.stringify(texts), task],
+      vectors: () => [vectors, size],
+      nearest: () => [question, count],
+      free: () => [],
+    };
+    return tab.searching.handle(id, request, ...given[request]());
+  },
 };
 // Requests that are handled at once.
 const immediateHandlers = {
@@ -107,6 +117,7 @@ let queue = started.catch((error) => {
 function requestFields({ type, id }) {
   if (TUNING_REQUESTS.includes(type)) return { tune: type };
   if (type === "inspect") return { inspect: id };
+  if (type === "search") return { search: id };
   return type in immediateHandlers ? { store: id ?? null } : { id };
 }
 
