@@ -10,7 +10,7 @@ const fail = (message) => {
   throw new Error(message);
 };
 const padded = (number, length = 2) => String(number).padStart(length, "0");
-const plural = (count, one) => `${count} ${one}${count === 1 ? "" : "s"}`;
+const counted = (count, one) => `${count} ${one}${count === 1 ? "" : "s"}`;
 
 // A wall clock's time is kept as the instant at which UTC shows it: "wall" below, in milliseconds.
 
@@ -110,15 +110,15 @@ function between(from, to, hasTime) {
   while (addMonths(first, months + 1) <= last) months += 1;
   const rest = Math.floor((last - addMonths(first, months)) / DAY);
   const parts = [[Math.floor(months / 12), "year"], [months % 12, "month"], [rest, "day"]].filter(([number]) => number);
-  const facts = [plural(days, "day")];
+  const facts = [counted(days, "day")];
   if (hasTime) {
     const seconds = Math.floor((last - first) / 1000) % 86_400;
     const clock = [[Math.floor(seconds / 3600), "hour"], [Math.floor(seconds / 60) % 60, "minute"], [seconds % 60, "second"]];
-    const texts = clock.filter(([number]) => number).map((part) => plural(...part));
+    const texts = clock.filter(([number]) => number).map((part) => counted(...part));
     facts[0] = [...(days || !texts.length ? facts : []), ...texts].join(" ");
   }
-  if (months) facts.push(parts.map((part) => plural(...part)).join(" "));
-  if (days >= 7) facts.push(`${plural(Math.floor(days / 7), "week")}${days % 7 ? ` ${plural(days % 7, "day")}` : ""}`);
+  if (months) facts.push(parts.map((part) => counted(...part)).join(" "));
+  if (days >= 7) facts.push(`${counted(Math.floor(days / 7), "week")}${days % 7 ? ` ${counted(days % 7, "day")}` : ""}`);
   return `${facts.join(" = ")}${from > to ? " earlier" : ""}`;
 }
 
