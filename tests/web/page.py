@@ -136,6 +136,13 @@ class Visitor:
         shown.wait_for()
         return str(shown.inner_text())
 
+    def saved(self, entry: str) -> tuple[str, Path]:
+        """Save the conversation by its menu; return the name of the file, and where it is."""
+        self.page.locator("#conversations .current button.more").click()
+        with self.page.expect_download() as download:
+            self.page.get_by_role("menuitem", name=entry).click()
+        return download.value.suggested_filename, download.value.path()
+
     def exported(self) -> str:
         """Return the file that Export saves."""
         with self.page.expect_download() as download:

@@ -191,6 +191,13 @@ def test_a_reply_goes_on_with_the_results_of_its_calls(visitor: Visitor) -> None
     result = {"role": "tool", "tool_call_id": "call_0_0", "name": "calculator", "content": "12"}
     assert sent[2] == result
     assert sent[6]["content"] == reply
+    text = visitor.saved("Save as Markdown")[1].read_text("utf-8")
+    made, result = '{\n  "expression": "15% of 80"\n}', "12"
+    assert (
+        f"I calculate.\n\n**Tool call: calculator**\n\n```json\n{made}\n```\n\n```\n{result}\n```"
+        in text
+    )
+    assert text.index("Thursday") < text.index("The tools said")
 
 
 def test_a_reply_calls_tools_for_so_many_rounds(visitor: Visitor) -> None:

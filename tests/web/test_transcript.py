@@ -19,14 +19,6 @@ REPLY = (
 )
 
 
-def saved(visitor: Sender, entry: str) -> tuple[str, Path]:
-    """Save the conversation by its menu; return the name of the file, and where it is."""
-    visitor.page.locator("#conversations .current button.more").click()
-    with visitor.page.expect_download() as download:
-        visitor.page.get_by_role("menuitem", name=entry).click()
-    return download.value.suggested_filename, download.value.path()
-
-
 def test_a_conversation_is_saved_and_printed(visitor: Sender, tmp_path: Path) -> None:
     page = visitor.page
     visitor.attach("red.png", "song.wav")
@@ -34,7 +26,7 @@ def test_a_conversation_is_saved_and_printed(visitor: Sender, tmp_path: Path) ->
     visitor.ask(REPLY)
     visitor.ask("echo " + "\n\n".join(f"Paragraph {i} of many." for i in range(120)))
 
-    name, path = saved(visitor, "Save as Markdown")
+    name, path = visitor.saved("Save as Markdown")
     text = path.read_text("utf-8")
     assert re.fullmatch(r"What [^/*<>]+\.md", name)
     assert text.startswith("# What \\*is\\* \\</title\\>\\<script\\>")
@@ -43,7 +35,7 @@ def test_a_conversation_is_saved_and_printed(visitor: Sender, tmp_path: Path) ->
     assert "Attachments: red.png, song.wav" in text
     assert REPLY.removeprefix("echo ").strip() in text
 
-    name, path = saved(visitor, "Save as a web page")
+    name, path = visitor.saved("Save as a web page")
     assert name.endswith(".html")
     copy = tmp_path / "copy.html"
     copy.write_bytes(path.read_bytes())

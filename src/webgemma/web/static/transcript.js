@@ -1,10 +1,13 @@
 // One conversation as a file to keep or to pass on: Markdown, or an HTML page that needs nothing else.
 
+import { placeIn } from "./citations.js";
+import { shownName } from "./document_text.js";
 import { element, saveBlob } from "./dom.js";
 import { indented } from "./json.js";
 import { language, t } from "./language.js";
 import { allDone } from "./later.js";
 import { showCode, showMarkdown } from "./markdown.js";
+import { thoughtsTitle } from "./thoughts.js";
 
 const COLOURS = ["--ground", "--card", "--line", "--ink", "--faint", "--accent", "--user", "--code"];
 const POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
@@ -14,6 +17,12 @@ const date = (milliseconds) => new Date(milliseconds).toLocaleString(language, {
 const authorOf = ({ role, model }) => (role === "user" ? t("You") : model ?? t("Model"));
 const namesOf = ({ attachments = [] }) => attachments.map(({ name }) => name);
 const isJson = ({ format, content }) => format === "json" && content;
+
+/** Return the rounds of a message, and what follows the last one as another. */
+const stepsOf = ({ rounds = [], tool_calls: calls = [], ...rest }) => [...rounds, { ...rest, calls }];
+
+/** Return the passages that a reply was given, by the numbers that it cites. */
+const sourcesOf = ({ passages = [] }) => passages.map((passage, at) => `[${at + 1}] ${shownName(passage.name)}, ${placeIn(passage)}`);
 
 // Markdown
 
@@ -26,13 +35,27 @@ function fenced(text, label) {
   return `${fence}${label}\n${text}\n${fence}`;
 }
 
+function markdownCall({ name, arguments: given, result }) {
+  const parts = [`**${t("Tool call: {name}", { name: escaped(name) })}**`, fenced(JSON.stringify(given, null, 2), "json")];
+  if (result) parts.push(fenced(result, ""));
+  return parts;
+}
+
+/** Return what the model thought, wrote and called in a round, or in what follows the last one. */
+function markdownRound({ thinking, content, calls, format }) {
+  const parts = [];
+  if (thinking) parts.push(`> **${t("Thoughts")}**\n>\n${thinking.trim().split("\n").map((line) => `> ${line}`).join("\n")}`);
+  if (content) parts.push(isJson({ format, content }) ? fenced(indented(content), "json") : content.trim());
+  return [...parts, ...calls.flatMap(markdownCall)];
+}
+
 function markdownMessage(message) {
   const parts = [`## ${escaped(authorOf(message))}`, `*${date(message.created)}*`];
   const names = namesOf(message);
   if (names.length) parts.push(t("Attachments: {names}", { names: names.map(escaped).join(", ") }));
-  if (message.thinking) parts.push(`> **${t("Thoughts")}**\n>\n${message.thinking.trim().split("\n").map((line) => `> ${line}`).join("\n")}`);
-  if (message.content) parts.push(isJson(message) ? fenced(indented(message.content), "json") : message.content.trim());
-  for (const call of message.tool_calls ?? []) parts.push(`**${t("Tool call: {name}", { name: escaped(call.name) })}**`, fenced(JSON.stringify(call.arguments, null, 2), "json"));
+  parts.push(...stepsOf(message).flatMap(markdownRound));
+  const sources = sourcesOf(message);
+  if (sources.length) parts.push(`**${t("Sources")}**`, sources.map((source) => `- ${escaped(source)}`).join("\n"));
   return parts.join("\n\n");
 }
 
@@ -44,16 +67,17 @@ export function markdownOf(conversation, path) {
 
 // HTML
 
-/** Return what was said, as the page shows it, without its buttons. */
-async function bodyOf(message) {
+/** Return what was said in a step, as the page shows it, without its buttons. */
+async function bodyOf({ content, format, calls }, isUser) {
   const body = element("div", "body");
   body.dir = "auto";
-  if (message.role === "user") body.append(message.content);
-  else if (isJson(message)) showCode(body, indented(message.content), "json");
-  else showMarkdown(body, message.content);
-  for (const call of message.tool_calls ?? []) {
-    const title = element("figcaption", "", t("Tool call: {name}", { name: call.name }));
-    body.append(element("figure", "code", title, element("pre", "", element("code", "", JSON.stringify(call.arguments, null, 2)))));
+  if (isUser) body.append(content);
+  else if (isJson({ format, content })) showCode(body, indented(content), "json");
+  else showMarkdown(body, content);
+  for (const { name, arguments: given, result } of calls) {
+    const title = element("figcaption", "", t("Tool call: {name}", { name }));
+    const boxes = [JSON.stringify(given, null, 2), ...(result ? [result] : [])].map((text) => element("pre", "", element("code", "", text)));
+    body.append(element("figure", "code", title, ...boxes));
   }
   await allDone();
   for (const button of body.querySelectorAll("button")) button.remove();
@@ -66,11 +90,15 @@ async function messageElement(message) {
   const node = element("article", `message ${message.role === "user" ? "user" : "assistant"}`, element("h2", "", authorOf(message), " ", time));
   const names = namesOf(message);
   if (names.length) node.append(element("p", "attachments", t("Attachments: {names}", { names: names.join(", ") })));
-  if (message.thinking) {
-    const thoughts = element("div", "thoughts", message.thinking);
-    node.append(element("details", "thinking", element("summary", "", t("Thoughts")), thoughts));
+  for (const step of stepsOf(message)) {
+    if (step.thinking) {
+      const thoughts = element("div", "thoughts", step.thinking);
+      node.append(element("details", "thinking", element("summary", "", thoughtsTitle(step, false)), thoughts));
+    }
+    node.append(await bodyOf(step, message.role === "user"));
   }
-  node.append(await bodyOf(message));
+  const sources = sourcesOf(message);
+  if (sources.length) node.append(element("h3", "", t("Sources")), element("ul", "", sources.map((source) => element("li", "", source))));
   return node;
 }
 
