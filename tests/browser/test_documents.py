@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from browser import served
 from browser.chromium import storing
-from browser.person import LAST, ControlledSite, Person, visiting
+from browser.person import LAST, SLOW_MS, ControlledSite, Person, visiting
 from helpers.store import add_model
 from helpers.tiny import EMBEDDING, tiny_gguf
 
@@ -71,6 +71,7 @@ def test_documents_are_embedded_and_found_in_the_tab(
     add_model(tmp_path / "store", "embeddinggemma:tiny", gguf=EMBEDDER)
     site = ControlledSite(tmp_path / "store")
     with storing(chromium, tmp_path / "profile") as context, visiting(context, site) as person:
+        person.page.set_default_timeout(3 * SLOW_MS)  # both models compile for the first question
         person.open()
         embed(person, "embeddinggemma:tiny")
         person.open()  # the vectors are stored, and the model is loaded again when it is needed
