@@ -73,9 +73,9 @@ export async function samplesOf({ name, blob }) {
     const { samples } = await decoded.get(blob);
     if (samples.length) return samples;
   } catch (error) {
-    if (error.name === "long") throw new Error(`${name} is longer than 3 hours: split it into shorter files.`);
+    if (error.name === "long") throw new Error(t("{name} is longer than 3 hours: split it into shorter files.", { name }));
   }
-  throw new Error(`${name} is damaged, empty or not audio that this browser can play.`);
+  throw new Error(t("{name} is damaged, empty or not audio that this browser can play.", { name }));
 }
 
 /**
@@ -84,7 +84,7 @@ export async function samplesOf({ name, blob }) {
  */
 export async function contentOf({ content, attachments = [] }, partOf) {
   const lost = attachments.find(({ blob }) => !blob);
-  if (lost) throw new Error(`${lost.name} is no longer stored in this browser: edit the message without it.`);
+  if (lost) throw new Error(t("{name} is no longer stored in this browser: edit the message without it.", { name: lost.name }));
   const [documents, media] = [true, false].map((isDocument) => attachments.filter(({ kind }) => (kind === "document") === isDocument));
   const texts = await Promise.all(documents.map(async ({ name, blob, pages }) => quoted(name, await blob.text(), pages)));
   const text = [...texts, content].filter(Boolean).join("\n\n");
