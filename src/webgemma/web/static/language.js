@@ -48,8 +48,8 @@ export const language = loaded ? wanted : "en";
 
 const plurals = new Intl.PluralRules(language);
 // In text from right to left, a value such as "1.5 GB" keeps its own order between two invisible marks.
-const isolated = RIGHT_TO_LEFT.includes(language) ? (value) => `\u2068${value}\u2069` : (value) => value;
-const filled = (text, values) => text.replace(/\{(\w+)\}/g, (whole, name) => (name in values ? isolated(values[name]) : whole));
+const isolated = RIGHT_TO_LEFT.includes(language) ? (value) => (value === undefined ? value : `\u2068${value}\u2069`) : (value) => value;
+const filled = (text, values) => text.replace(/\{(\w+)\}/g, (whole, name) => isolated(values[name]) ?? whole);
 
 /** Return a text in the reader's language, with `{name}` replaced by values.name. */
 export const t = (text, values = {}) => filled(texts[text] ?? text, values);
