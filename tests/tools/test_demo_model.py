@@ -156,6 +156,53 @@ def test_no_template_chat_has_a_prompt_of_the_evaluation():
             assert role == "a" or plain(text) not in held_out_prompts()
 
 
+def test_the_sets_of_the_second_training_are_apart():
+    from evaluation_set import GREETINGS, PROMPTS, PROMPTS_2, TO_CHOOSE, cases, plain
+
+    sets = [cases(path) for path in (PROMPTS, PROMPTS_2, TO_CHOOSE, GREETINGS)]
+    assert [len(found) for found in sets] == [60, 100, 50, 40]
+    questions = [{" / ".join(map(plain, case.turns)) for case in found} for found in sets[:3]]
+    for at, one in enumerate(questions):
+        assert all(not one & other for other in questions[at + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("text", "held_out"),
+    [
+        ("What is the price of Bitcoin?", True),
+        ("hello! what is the price of bitcoin", True),
+        ("what is the price of the bitcoin", True),
+        ("What is the price of a bus ticket?", False),
+        ("hello", False),
+        ("Which city is France's capital", True),
+        ("Hi!", False),
+        ("heyyy", True),
+    ],
+)
+def test_a_prompt_is_recognised_in_nearly_its_words(text, held_out):
+    from held_out import is_held_out
+
+    assert is_held_out(text) == held_out
+
+
+@pytest.mark.parametrize(
+    ("text", "held_out"),
+    [
+        ("7 * 8", True),
+        ("What is eight times seven?", True),
+        ("17 minus 9 is 8.", True),
+        ("9 minus 17", False),
+        ("Add 13 and 9.", True),
+        ("24 divided by 6 is 4.", True),
+        ("7 * 9 = 63", False),
+    ],
+)
+def test_a_sum_is_recognised_in_digits_and_words(text, held_out):
+    from held_out import has_held_out_sum
+
+    assert has_held_out_sum(text) == held_out
+
+
 @pytest.mark.parametrize(
     ("skill", "wanted", "text", "right"),
     [

@@ -1,4 +1,4 @@
-"""Step 6: score greedy answers to the 60 held-out prompts by skill; perplexity of stories."""
+"""Step 6: score answers to a set of prompts by skill; perplexity of held-out stories."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from data import held_out_stories
-from evaluation_set import Case, cases
+from evaluation_set import PROMPTS, Case, cases
 from scorers import Answer, score, story_faults
 
 from webgemma import Gemma
@@ -23,9 +23,13 @@ def main() -> None:
     parser.add_argument("corpus", type=Path, help="the folder of the unpacked text.tar.xz")
     parser.add_argument("out", type=Path, nargs="?", help="a JSON file to write")
     parser.add_argument("device", nargs="?", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="the set (prompts.jsonl)")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=1, help="if the temperature is not 0")
     options = parser.parse_args()
+    how = {"temperature": options.temperature, "seed": options.seed}
     with Gemma.load(options.model, device=options.device) as gemma:
-        answers = [(case, answer(gemma, case)) for case in cases()]
+        answers = [(case, answer(gemma, case, how)) for case in cases(options.prompts)]
         story_perplexity = perplexity(gemma, held_out_stories(options.corpus)[:STORIES])
     right: dict[str, list[bool]] = defaultdict(list)
     for case, given in answers:
@@ -50,12 +54,12 @@ def main() -> None:
         options.out.write_text(json.dumps(report, indent=1, ensure_ascii=False))
 
 
-def answer(gemma: Gemma, case: Case) -> Answer:
+def answer(gemma: Gemma, case: Case, how: dict[str, float]) -> Answer:
     """Return the answer to the last turn of a chat whose other answers are the model's own."""
     messages: list[dict[str, str]] = []
     for turn in case.turns:
         messages.append({"role": "user", "content": turn})
-        pieces = list(gemma.chat(messages, temperature=0, max_tokens=MAX_TOKENS))
+        pieces = list(gemma.chat(messages, max_tokens=MAX_TOKENS, **how))
         text = "".join(piece.text for piece in pieces)
         messages.append({"role": "assistant", "content": text})
     return Answer(text.strip(), pieces[-1].finish == "stop")

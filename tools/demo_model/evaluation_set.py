@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-PROMPTS = Path(__file__).with_name("prompts.jsonl")
+HERE = Path(__file__).parent
+PROMPTS = HERE / "prompts.jsonl"
+PROMPTS_2 = HERE / "prompts_2.jsonl"  # of the second training: 100, which judge
+TO_CHOOSE = HERE / "prompts_to_choose.jsonl"  # 50, by which a checkpoint is chosen
+GREETINGS = HERE / "greetings.jsonl"  # 40; only the "taught" ones are in the templates
 SUM = re.compile(r"(\d+) ?([-+*/]) ?(\d+)")
 
 
@@ -21,9 +25,9 @@ class Case:
 
 
 @cache
-def cases() -> list[Case]:
-    """Return all cases."""
-    return [Case(**json.loads(line)) for line in PROMPTS.read_text().splitlines()]
+def cases(path: Path = PROMPTS) -> list[Case]:
+    """Return all cases of a set."""
+    return [Case(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 @cache

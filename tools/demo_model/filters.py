@@ -13,6 +13,12 @@ BLOCKED = re.compile(
     r")\b",
     re.IGNORECASE,
 )
+SAD = re.compile(
+    r"\b(?:never (?:be )?seen again|never came back|(?:was|were|got) eaten|gone forever|"
+    r"(?:ate|eat|eaten|swallowed) (?:him|her|them|it|\w+) up|ate (?:him|her)\b(?! \w)|"
+    r"(?:he|she|they) never (?:saw|found) \w+ again)\b",
+    re.IGNORECASE,
+)
 ENDING = re.compile(r"[.!?][\"'”’]?$")
 MIN_WORDS = 110
 
@@ -20,6 +26,11 @@ MIN_WORDS = 110
 def is_gentle(text: str) -> bool:
     """Return whether a text has none of the blocked words."""
     return BLOCKED.search(text) is None
+
+
+def is_happy(text: str) -> bool:
+    """Return whether nobody is eaten or lost for ever, as far as the words tell."""
+    return SAD.search(text) is None
 
 
 def is_complete(text: str) -> bool:

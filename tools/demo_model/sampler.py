@@ -20,9 +20,9 @@ LAYER = ("attn_norm", "q", "k", "v", "o", "ffn_norm", "gate", "down", "up")
 class Sampler:
     """The teacher's weights; all stories of a batch grow by one token a step."""
 
-    def __init__(self, path: Path, device: str) -> None:
+    def __init__(self, path: Path, device: str, dtype: torch.dtype | None = None) -> None:
         self.device = device
-        self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        self.dtype = dtype or (torch.bfloat16 if device == "cuda" else torch.float32)
         data = path.read_bytes()
         dim, hidden, self.layers, self.heads, _, vocab, _ = struct.unpack(
             "<7i", data[:HEADER_NBYTES]

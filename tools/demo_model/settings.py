@@ -11,6 +11,7 @@ sys.path.insert(0, str(ROOT / "src"))  # the package is not installed on the tra
 
 NAME = "Webgemma"  # of the model, in its chats
 SEED = 20261115
+SEED_2 = 20261118  # of the second training, which continues from the first
 VOCABULARY = "vocabulary.json"
 ROW = 1024  # tokens of a training row, and the context of the model
 
