@@ -203,6 +203,46 @@ def test_a_sum_is_recognised_in_digits_and_words(text, held_out):
     assert has_held_out_sum(text) == held_out
 
 
+def test_templates_are_filled_completely():
+    from templates import fill, intents
+
+    rng = random.Random(4)
+    for intent in (*intents("talk.txt"), *intents("refusals.txt")):
+        assert intent.asks, intent.name
+        assert intent.replies, intent.name
+        for template in (*intent.asks, *intent.replies):
+            for _ in range(5):
+                text = fill(rng, template)
+                assert text, template
+                assert not set("(){}|[]") & set(text), (template, text)
+
+
+@needs_shared
+def test_no_chat_of_the_second_training_has_a_prompt_of_any_set():
+    from chats_2 import Chats
+    from evaluation_set import GREETINGS, PROMPTS, PROMPTS_2, TO_CHOOSE, cases, plain
+    from held_out import has_held_out_sum, is_held_out, names
+
+    generator = SHARED.parent / "corpora" / "tools" / "synth_chat.py"
+    cases_of_all = [case for path in (PROMPTS, PROMPTS_2, TO_CHOOSE) for case in cases(path)]
+    cases_of_all += [case for case in cases(GREETINGS) if case.skill == "other greeting"]
+    prompts = {plain(case.turns[-1]) for case in cases_of_all if case.skill != "memory"} - {"hi"}
+    people = {name for name in names() if name.isalpha()} - {"orange", "lyon"}
+    said = set()
+    for chat in islice(Chats(generator, 1), 1500):
+        assert [role for role, _ in chat] == ["u", "a"] * (len(chat) // 2)
+        for role, text in chat:
+            assert text.strip()
+            assert not has_held_out_sum(text)
+            if role == "u":
+                said.add(plain(text))
+                assert plain(text) not in prompts
+                assert not is_held_out(text)
+                assert not (people & set(plain(text).split()) and " my name" in text)
+    taught = {plain(case.turns[0]) for case in cases(GREETINGS)} & said
+    assert {"hi", "hello", "hey"} <= taught
+
+
 @pytest.mark.parametrize(
     ("skill", "wanted", "text", "right"),
     [

@@ -33,10 +33,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, help="the file to write")
     parser.add_argument("seconds", type=float, help="of sampling, at least one wave")
+    parser.add_argument("seed", type=int, nargs="?", default=SEED_2)
     options = parser.parse_args()
     torch.set_num_threads(1)  # small operations: two threads mostly wait for each other
-    torch.manual_seed(SEED_2)
-    rng = random.Random(SEED_2)
+    torch.manual_seed(options.seed)
+    rng = random.Random(options.seed)
     words = TeacherVocabulary(WEIGHTS)
     sampler = Likely(WEIGHTS, "cpu", torch.bfloat16)
     options.out.parent.mkdir(parents=True, exist_ok=True)

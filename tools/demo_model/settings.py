@@ -14,6 +14,7 @@ SEED = 20261115
 SEED_2 = 20261118  # of the second training, which continues from the first
 VOCABULARY = "vocabulary.json"
 ROW = 1024  # tokens of a training row, and the context of the model
+ROW_2 = 512  # of the second training
 
 
 @dataclass(frozen=True)
@@ -97,3 +98,6 @@ MIX = {
 CHAT_MIX = {"synth": 0.60, "stories_chat": 0.35, "tinystories_chat": 0.04, "chitchat": 0.01}
 CHAT_STAGE = 0.15  # of the steps
 USER_WEIGHT = 0.2  # of the loss on user turns, in the first stage
+
+# The second training continues from the shipped weights, on a CPU.
+MIX_2 = {"talk": 0.76, "stories_chat": 0.12, "stories": 0.12}
