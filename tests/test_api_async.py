@@ -20,7 +20,7 @@ from webgemma.models import BUNDLED_PATH
 DEVICES = ("cpu", "gpu")
 TICK = 0.01  # seconds
 LONG = 0.1  # seconds; on a busy machine the longest gap between ticks was 0.45
-QUESTION, ANSWER = "What is 12 + 7?", "12 plus 7 is 19."
+QUESTION, ANSWER = "What is 3 + 4?", "3 plus 4 is 7."
 STORY = "Tell me a story about a small fox."  # its reply has more than a hundred tokens
 MUST_AWAIT = "use the method whose name begins with 'a'"
 

@@ -16,8 +16,11 @@ RECIPE = ROOT / "tools" / "demo_model"
 MAX_NBYTES = 20_000_000
 # Greedy replies. GPUs may differ where two tokens are almost equally likely; nowhere here.
 REPLIES = {
-    "What are you?": "I am a very small language model: a tiny demo that comes with webgemma.",
-    "What is 12 + 7?": "12 plus 7 is 19.",
+    "What are you?": (
+        "I am a small computer program: the tiny demo model of webgemma. I am not a person."
+    ),
+    "What is 3 + 4?": "3 plus 4 is 7.",
+    "hi!!": "Hi! I am Webgemma, a tiny demo model. What would you like to do?",
     "What sound does a dog make?": 'A dog says "woof".',
     "Tell me something about cats.": (
         "Cats sleep for many hours every day. Cats live in a house with people and eat fish and "
@@ -71,19 +74,28 @@ def test_the_file_is_small_and_has_every_kind_of_layer() -> None:
     assert len({layer.head_dim for layer in config.layers}) == 2
 
 
-def test_the_card_agrees_with_the_measurements() -> None:
+@pytest.mark.parametrize(("file", "total"), [("evaluation.json", 60), ("evaluation_2.json", 100)])
+def test_the_card_agrees_with_the_evaluations(file: str, total: int) -> None:
     card = (ROOT / "MODEL_CARD.md").read_text()
-    measured = json.loads((RECIPE / "evaluation.json").read_text())
+    measured = json.loads((RECIPE / file).read_text())
     for skill, (right, count) in measured["right"].items():
         assert f"| {skill} | {right} of {count} |" in card
-        assert right / count >= 0.8
-    total = sum(right for right, _ in measured["right"].values())
-    assert f"| all | {total} of 60 |" in card
+    all_right = sum(right for right, _ in measured["right"].values())
+    assert f"| all | {all_right} of {total} |" in card
+    assert all_right >= 0.8 * total
     assert f"{measured['perplexity']:.1f}" in card
-    curve = [json.loads(line) for line in (RECIPE / "log.jsonl").read_text().splitlines()]
-    steps, tokens = curve[-1]["step"], curve[-1]["tokens"]
-    assert f"{steps:,} steps" in card
-    assert f"{tokens / 1e9:.2f} billion tokens" in card
-    assert f"| {curve[-1]['held_out']:.2f} |" in card
+
+
+@pytest.mark.parametrize(("file", "unit"), [("log.jsonl", 1e9), ("log_2.jsonl", 1e6)])
+def test_the_card_agrees_with_the_logs(file: str, unit: float) -> None:
+    card = (ROOT / "MODEL_CARD.md").read_text()
+    curve = [json.loads(line) for line in (RECIPE / file).read_text().splitlines()]
+    last = [line for line in curve if "held_out" in line or "held_out_stories" in line][-1]
+    assert f"{last['step']:,} steps" in card
+    assert f"{last['tokens'] / unit:.2f} {'b' if unit == 1e9 else 'm'}illion tokens" in card
+    held_out = last.get("held_out", last.get("held_out_stories"))
+    assert f"| {held_out:.2f} |" in card
     assert "<!--" not in card
-    assert f"| parameters | {curve[0]['parameters']:,} " in card
+    assert "@@" not in card
+    if "parameters" in curve[0]:
+        assert f"| parameters | {curve[0]['parameters']:,} " in card

@@ -68,7 +68,7 @@ def store(tmp_path: Path) -> dict[str, str]:
 def test_from_a_pipe_it_replies_and_ends() -> None:
     result = webgemma("run", "--temperature", 0, stdin="What are you?\n")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("I am a very small language model: a tiny demo")
+    assert result.stdout.startswith("I am a small computer program: the tiny demo model")
     assert result.stderr == ""
 
 

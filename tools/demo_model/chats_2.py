@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (a question's forms stand on one line, as in templates/*.txt)
 """Chats of the second training: its templates, with skills of the first one in new words."""
 
 import random
@@ -10,7 +11,7 @@ import skills
 from held_out import has_held_out_sum, is_held_out, names
 from openings import BOYS, GIRLS
 from settings import NAME
-from templates import fill, intents
+from templates import Intent, fill, intents
 
 Pairs = list[tuple[str, str]]
 LEADS = ["Hi! ", "Hello, ", "Hey, ", "Okay, ", "So, ", "Please tell me, ", "Quick question: "]
@@ -18,7 +19,9 @@ LEADS += ["I have a question. ", "Hm, ", "Tell me, ", "And ", "Good morning! ", 
 GREETINGS = ("hello", "hello", "hello", "hello", "morning", "afternoon", "evening", "day", "how")
 ABOUT_ITSELF = {"ident", "greeting", "greet", "unknown", "smalltalk", "howru", "joke"}
 OWN_WORDS = re.compile(r"\b(i|i'm|my|me|mine)\b", re.IGNORECASE)
-SYLLABLES = "ba bri do den fa gri hol ja kel li lo mar mi na no os pa ri ron sa ste ta tro ul va wen"
+SYLLABLES = (
+    "ba bri do den fa gri hol ja kel li lo mar mi na no os pa ri ron sa ste ta tro ul va wen"
+)
 SYMBOLS = "%$#@!?*&~^+=<>/|._-"
 
 
@@ -87,7 +90,7 @@ class Chats:
             text += rng.choice((text[-1], text[-1] * 2, " please", " :)"))
         return text
 
-    def of(self, intent) -> Pairs:
+    def of(self, intent: Intent) -> Pairs:
         """Return one exchange of an intent."""
         ask = fill(self.rng, self.rng.choice(intent.asks))
         return [(self.noisy(ask), fill(self.rng, self.rng.choice(intent.replies)))]
@@ -114,13 +117,36 @@ class Chats:
         kind = rng.random()
         letters = "qwertzuiopasdfghjklyxcvbnm"
         if kind < 0.45:
-            words = ["".join(rng.choices(letters, k=rng.randint(2, 7))) for _ in range(rng.randint(1, 5))]
+            words = [
+                "".join(rng.choices(letters, k=rng.randint(2, 7))) for _ in range(rng.randint(1, 5))
+            ]
         elif kind < 0.6:
-            words = ["".join(rng.choices(SYLLABLES.split(), k=rng.randint(2, 3))) for _ in range(rng.randint(2, 5))]
+            words = [
+                "".join(rng.choices(SYLLABLES.split(), k=rng.randint(2, 3)))
+                for _ in range(rng.randint(2, 5))
+            ]
         elif kind < 0.7:
-            words = ["".join(rng.choices(SYMBOLS, k=rng.randint(1, 5))) for _ in range(rng.randint(1, 3))]
+            words = [
+                "".join(rng.choices(SYMBOLS, k=rng.randint(1, 5))) for _ in range(rng.randint(1, 3))
+            ]
         else:
-            words = rng.sample([*synth.WORDS, "the", "of", "why", "is", "and", "never", "seven", "loud", "because", "on", "green"], rng.randint(4, 7))
+            words = rng.sample(
+                [
+                    *synth.WORDS,
+                    "the",
+                    "of",
+                    "why",
+                    "is",
+                    "and",
+                    "never",
+                    "seven",
+                    "loud",
+                    "because",
+                    "on",
+                    "green",
+                ],
+                rng.randint(4, 7),
+            )
         reply = rng.choice(NOT_UNDERSTOOD)
         return [(" ".join(words) + rng.choice(("", "", "?", "!", ".")), reply)]
 
@@ -142,7 +168,9 @@ class Chats:
             "*": "(Multiply|Please multiply|Can you multiply) {a} (by|and|with) {b}.;(What is|Tell me) the product of {a} and {b}?;How much (is|are) {a} times {b}?;{a} x {b}?;{a} times {b} (is|makes|equals) (what|how much)?",
             "/": "(Divide|Please divide|Can you divide) {a} by {b}.;How (often|many times) does {b} go into {a}?;(What is|How much is) {a} over {b}?;{a} : {b}?;(Share|Split) {a} (by|among|between) {b}.",
         }[sign].split(";")
-        both = "{a} {s} {b}[ =][?];[So |Now |And |Please: ]{a} {w} {b}[ is][ please][?|.];{a} {w} {b} (is|makes|equals) (what|how much)?;(Work out|Calculate|Compute|Solve|Do|Figure out|Count) {a} (s|w) {b}[ please| for me| now].;(I need|I want|Give me|Tell me|Find|Say) (the result of|the answer to|) {a} {w} {b}[ please|.];(Do you know|Can you tell me|Could you work out) (what|how much) {a} {w} {b} is?;(How much is|What is|What's|What would be) {a} (s|w) {b}[, please| then]?".split(";")
+        both = "{a} {s} {b}[ =][?];[So |Now |And |Please: ]{a} {w} {b}[ is][ please][?|.];{a} {w} {b} (is|makes|equals) (what|how much)?;(Work out|Calculate|Compute|Solve|Do|Figure out|Count) {a} (s|w) {b}[ please| for me| now].;(I need|I want|Give me|Tell me|Find|Say) (the result of|the answer to|) {a} {w} {b}[ please|.];(Do you know|Can you tell me|Could you work out) (what|how much) {a} {w} {b} is?;(How much is|What is|What's|What would be) {a} (s|w) {b}[, please| then]?".split(
+            ";"
+        )
         form = rng.choice(forms if rng.random() < 0.5 else both)
         in_words = rng.random() < 0.25 and max(a, b, result) < 100 and "{s}" not in form
         x, y, z = (self.synth.num(v) if in_words else v for v in (a, b, result))
@@ -179,17 +207,42 @@ class Chats:
             sound, young, legs, food, where, group, _ = s.AN[name]
             one, many = s.an(name), s.pl(name)
             upper = one[0].upper() + one[1:]
-            other = rng.choice([g for g in ("mammal", "bird", "fish", "insect", "reptile") if g != group])
+            other = rng.choice(
+                [g for g in ("mammal", "bird", "fish", "insect", "reptile") if g != group]
+            )
             options = [
-                (f"(What|How) is the (baby|young|child) of {one} called?;(Name|Tell me|Say) the (young|baby) of {one}.;{upper}'s (baby|child) is (called what|a what)?;What (name|word) is there for a (little|young|small) {name}?", f"A baby {name} is called {s.an(young)}."),
-                (f"(How many|What number of) legs (are on|has) {one} [got]?;{upper} has how many (legs|feet)?;(Count|Tell me) the legs of {one}.;How many legs do {many} (walk on|have got)?", f"{upper} has {s.num(legs) if legs else 'no'} legs."),
-                (f"Where (would|could|might|do) (I|you|we) (see|meet|find|look for) {one}?;In (what|which) place do {many} live?;(Tell me|Say) where {many} (live|are|are found).;What is the home of {one}?", f"{many[0].upper() + many[1:]} live {where}."),
-                (f"What (food|kind of food) (do|does) ({many}|the {name}) (like|need|eat|want)?;(Tell me|Say) what {many} eat.;What (should|can|would) I (feed|give) {one}?;What would {one} (like to eat|eat|choose to eat)?", f"{many[0].upper() + many[1:]} eat {food}."),
-                (f"(Is|So is|Would you call) {one} {s.an(other)}?;(I think|Is it true that) {one} is {s.an(other)}[.|?];Are {many} {other}s?", f"No, {one} is not {s.an(other)}. It is {s.an(group)}."),
-                (f"(Is|So is|Would you call) {one} {s.an(group)}?;Is it true that {one} is {s.an(group)}?", f"Yes, {one} is {s.an(group)}."),
+                (
+                    f"(What|How) is the (baby|young|child) of {one} called?;(Name|Tell me|Say) the (young|baby) of {one}.;{upper}'s (baby|child) is (called what|a what)?;What (name|word) is there for a (little|young|small) {name}?",
+                    f"A baby {name} is called {s.an(young)}.",
+                ),
+                (
+                    f"(How many|What number of) legs (are on|has) {one} [got]?;{upper} has how many (legs|feet)?;(Count|Tell me) the legs of {one}.;How many legs do {many} (walk on|have got)?",
+                    f"{upper} has {s.num(legs) if legs else 'no'} legs.",
+                ),
+                (
+                    f"Where (would|could|might|do) (I|you|we) (see|meet|find|look for) {one}?;In (what|which) place do {many} live?;(Tell me|Say) where {many} (live|are|are found).;What is the home of {one}?",
+                    f"{many[0].upper() + many[1:]} live {where}.",
+                ),
+                (
+                    f"What (food|kind of food) (do|does) ({many}|the {name}) (like|need|eat|want)?;(Tell me|Say) what {many} eat.;What (should|can|would) I (feed|give) {one}?;What would {one} (like to eat|eat|choose to eat)?",
+                    f"{many[0].upper() + many[1:]} eat {food}.",
+                ),
+                (
+                    f"(Is|So is|Would you call) {one} {s.an(other)}?;(I think|Is it true that) {one} is {s.an(other)}[.|?];Are {many} {other}s?",
+                    f"No, {one} is not {s.an(other)}. It is {s.an(group)}.",
+                ),
+                (
+                    f"(Is|So is|Would you call) {one} {s.an(group)}?;Is it true that {one} is {s.an(group)}?",
+                    f"Yes, {one} is {s.an(group)}.",
+                ),
             ]
             if sound:
-                options.append((f"(What|Which) (sound|noise|call) (does|do) ({one}|the {name}) make?;How (does|do) ({one}|the {name}) (sound|go|call)?;(Make|Do|Say|Imitate) the (sound|noise) of {one}.;(Tell me|Say) what {one} says.;What do you hear (from|when you meet) {one}?", f'{upper} says "{sound}".'))
+                options.append(
+                    (
+                        f"(What|Which) (sound|noise|call) (does|do) ({one}|the {name}) make?;How (does|do) ({one}|the {name}) (sound|go|call)?;(Make|Do|Say|Imitate) the (sound|noise) of {one}.;(Tell me|Say) what {one} says.;What do you hear (from|when you meet) {one}?",
+                        f'{upper} says "{sound}".',
+                    )
+                )
             ask, reply = rng.choice(options)
         else:
             unclear = {"short", "light", "quiet", "white", "last", "end", "back", "down", "out"}
@@ -216,31 +269,49 @@ class Chats:
             ask = "(What is|What's|Tell me|Say|Do you know|Do you remember|Do you still know) my name[ again| now][, please][?];(Who am I|What am I called|How am I called|Who is writing to you|What do people call me)[ again][?];(What|How) (do you call|did I say you call|would you call) me?;(Do you know|Do you remember|Can you tell me|Can you say) (who I am|what I am called|how I am called)?"
             answer = f"Your name is {name}."
         elif kind == 3:
-            pet = rng.choice("dog cat rabbit horse turtle duck mouse bird hamster fish parrot".split())
+            pet = rng.choice(
+                "dog cat rabbit horse turtle duck mouse bird hamster fish parrot".split()
+            )
             tell = f"(My {pet} is called|I have a {pet} named|I have a {pet} called|I got a {pet}. The name is|The name of my {pet} is|We have a {pet}, it is called) {name}."
             back = f"{name} is a nice name for a {pet}!"
             ask = f"(What is|What's|Tell me|Do you remember|Say) (the name of my {pet}|my {pet}'s name|the name of the {pet})[ again][?];(What|How) (is|did I say is) my {pet} called?"
             answer = f"Your {pet} is called {name}."
         elif kind == 4:
-            topic, choices = rng.choice((("color", s.CATS["colors"]), ("fruit", s.CATS["fruits"]), ("sport", s.CATS["sports"]), ("drink", s.CATS["drinks"]), ("food", "pizza soup rice pasta bread cheese cake".split())))
+            topic, choices = rng.choice(
+                (
+                    ("color", s.CATS["colors"]),
+                    ("fruit", s.CATS["fruits"]),
+                    ("sport", s.CATS["sports"]),
+                    ("drink", s.CATS["drinks"]),
+                    ("food", "pizza soup rice pasta bread cheese cake".split()),
+                )
+            )
             thing = rng.choice(choices)
             tell = f"(My favorite {topic} is {thing}|I like {thing} best|The {topic} that I like most is {thing}|Of all {topic}s I like {thing})."
             back = f"I like {thing}, too!"
             ask = f"(What is|What's|Tell me|Do you remember|Which is) my favorite {topic}[ again][?];(What|Which) {topic} do I (like|love|prefer|like best)[?]"
             answer = f"Your favorite {topic} is {thing}."
         else:
-            number, city = rng.randint(5, 90), rng.choice([*s.CAPS.values(), *skills.MORE_CITIES]).rstrip(".")
+            number, city = (
+                rng.randint(5, 90),
+                rng.choice([*s.CAPS.values(), *skills.MORE_CITIES]).rstrip("."),
+            )
             if rng.random() < 0.5:
                 tell, back = f"(I am|I'm) {number}[ years old].", f"{number} is a great age!"
                 ask = "(How old am I|What is my age|Do you remember my age|Tell me my age|Do you know how old I am)[ again][?]"
                 answer = f"You are {number} years old."
             else:
-                tell, back = f"(I live in|I am from|My home is|My town is|We live in) {city}.", f"{city} is a nice place!"
+                tell, back = (
+                    f"(I live in|I am from|My home is|My town is|We live in) {city}.",
+                    f"{city} is a nice place!",
+                )
                 ask = "(Where do I live|Where am I from|What is my town|What city do I live in|Where is my home|Do you remember where I live)[ again][?]"
                 answer = f"You live in {city}."
         between: Pairs = []
         for _ in range(rng.choice((0, 0, 1, 1, 2))):
-            between += self.allowed(rng.choice((self.sum, self.question, self.small_talk, self.page_help)))
+            between += self.allowed(
+                rng.choice((self.sum, self.question, self.small_talk, self.page_help))
+            )
         first = (self.noisy_start(fill(rng, tell)), fill(rng, back))
         return [first, *between, (self.noisy(fill(rng, rng.choice(ask.split(";")))), answer)]
 

@@ -54,9 +54,7 @@ class Training:
 
         def loss(h: Tensor, table: Tensor, wanted: Tensor) -> Tensor:
             logits = F.linear(h, table.to(h.dtype))
-            return F.cross_entropy(
-                DEMO.softcap * torch.tanh(logits.float() / DEMO.softcap), wanted
-            )
+            return F.cross_entropy(DEMO.softcap * torch.tanh(logits.float() / DEMO.softcap), wanted)
 
         self.hidden = torch.compile(hidden, dynamic=False)
         self.loss = torch.compile(loss, dynamic=True)

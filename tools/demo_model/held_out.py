@@ -2,8 +2,8 @@
 
 The first training refused a turn that equals a prompt; here a turn is also refused if it contains
 one, if it shares nearly all words with one, or if it has one of the sums, in digits or in words,
-in either order. The 25 taught greetings are no prompts in this sense, hence not the first set's "hi!!"
-either: it is one of them, as far as the letters tell."""
+in either order. The 25 taught greetings are no prompts in this sense, hence not the first set's
+"hi!!" either: it is one of them, as far as the letters tell."""
 
 import re
 from functools import cache, lru_cache
