@@ -152,6 +152,8 @@ class Visitor:
     def import_text(self, text: str) -> str:
         """Import a file with this text, and return the notice."""
         file = {"name": "import.json", "mimeType": "application/json", "buffer": text.encode()}
+        if self.button("Dismiss").is_visible():
+            self.button("Dismiss").click()
         self.page.locator("#import-file").set_input_files(file)
         return self.notice()
 

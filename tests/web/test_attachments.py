@@ -312,4 +312,6 @@ def test_every_control_has_a_name(visitor: Sender) -> None:
     visitor.parts()
     assert visitor.page.evaluate(unnamed) == []
     labels = [b.get_attribute("aria-label") for b in visitor.page.locator("#writing .icon").all()]
-    assert labels == ["Attach files", "Answer from documents", "Record audio"]
+    assert labels == [
+        *("Attach files", "Tools", "Answer from documents", "Record audio", "Thinking")
+    ]

@@ -102,7 +102,7 @@ def test_a_reply_names_its_model_and_a_tool_call_is_shown(visitor: Visitor) -> N
     visitor.say("call")
     visitor.page.locator(".facts:not(:empty)").wait_for()
     assert visitor.texts(".author") == ["Bundled model"]
-    assert "get_weather" in visitor.texts(".call figcaption")[0]
+    assert "get_weather" in visitor.texts(".call summary")[0]
     assert visitor.texts(".call code") == ['{\n  "city": "<b>Bern</b>",\n  "days": 3\n}']
     visitor.open()
     assert visitor.texts(".author") == ["Bundled model"]

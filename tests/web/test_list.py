@@ -226,7 +226,7 @@ def test_keys_begin_edit_and_are_listed(visitor: Visitor) -> None:
 def test_the_language_is_chosen_in_the_sidebar(visitor: Visitor) -> None:
     visitor.page.get_by_label("Language").select_option("العربية")
     visitor.page.wait_for_function("() => document.documentElement.dir === 'rtl'")
-    visitor.open()
+    visitor.open("النموذج المدمج")
     side = visitor.page.locator("#sidebar").bounding_box()
     assert side is not None
     assert side["x"] > 600

@@ -261,7 +261,8 @@ def test_a_failed_copy_is_reported_and_the_model_stays(
 def test_a_model_that_is_too_large_suggests_those_that_fit(visitor: Chooser) -> None:
     visitor.open_models()
     visitor.page.locator("#ollama .model", has_text="huge:31b").click()
-    message = "huge:31b needs more than this GPU has. "
+    message = "huge:31b needs more than this GPU has. Choose a smaller model, or a smaller "
+    message += "context in the settings. "
     visitor.page.locator("#notice-text", has_text="would fit").wait_for()
     fitting = "These would fit: bad:e2b, gemma4:e2b, Bundled model."
     assert visitor.notice() == message + fitting
