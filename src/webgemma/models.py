@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BUNDLED = "the bundled model"
 BUNDLED_PATH = Path(__file__).parent / "demo" / "webgemma-demo-Q8_0.gguf"
-BUNDLED_SHA256 = "371273fdfcd5e5abe29d834bd57457348d948005f0706ae15538d6053e783074"
+BUNDLED_SHA256 = "3d241a9963d54c7c4b5f0aaed35e9ee319044b8a133f950f24b86d1f6273e2d6"
 DEFAULT_CONTEXT = 32768  # unless more is requested: the GPU allocates its cache at once
 EMBEDDED_CONTEXT = 8192  # the same of embedding models, which read a text at once
 
