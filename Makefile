@@ -99,7 +99,7 @@ clean:
 	rm -rf $(VENV) node_modules dist build
 
 $(VENV)/ready: pyproject.toml | $(VENV)/created
-	@echo "setting up $(VENV) ..."
+	@echo "setting up $(VENV) ..." >&2
 	@$(PIP) install --editable .
 	@touch $@
 
@@ -112,7 +112,7 @@ $(VENV)/told: | $(VENV)/ready
 
 # micropip is for the Python in the browser, which is a newer one than here.
 $(VENV)/ready-dev: pyproject.toml | $(VENV)/created
-	@echo "setting up $(VENV) for tests ..."
+	@echo "setting up $(VENV) for tests ..." >&2
 	@$(PIP) install --editable '.[dev]'
 	@$(PIP) install --no-deps --ignore-requires-python micropip==0.11.1  # as pyodide-lock.json has it
 	@touch $@ $(VENV)/ready
