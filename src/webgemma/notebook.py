@@ -253,7 +253,11 @@ def loading_bar(name: str) -> LoadingBar | None:
 
 def table(rows: Iterable[tuple[str, object]]) -> str:
     """Return facts as an HTML table."""
-    cells = (f"<tr><th>{escape(name)}</th><td>{escape(str(fact))}</td></tr>" for name, fact in rows)
+    cells = (
+        f'<tr><th style="padding-right: 1em; text-align: left">{escape(name)}</th>'
+        f"<td>{escape(str(fact))}</td></tr>"
+        for name, fact in rows
+    )
     return f"<table>{''.join(cells)}</table>"
 
 
