@@ -14,11 +14,25 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from webgemma.models import BUNDLED_PATH
+
 BUILD = Path(__file__).resolve().parents[1] / "build"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 # Of Pyodide 314, whatever Python runs this.
 TARGET = ("--python-version", "3.14", "--implementation", "cp", "--abi", "cp314", "--abi", "none")
 PLATFORMS = ("--platform", "pyemscripten_2026_0_wasm32", "--platform", "any")
+
+
+def site_and_model(usage: str | None) -> tuple[Path, Path]:
+    """Return what the command line names: a new folder, and a model, by default the bundled one."""
+    if not 2 <= len(sys.argv) <= 3:
+        sys.exit(usage)
+    site, model = Path(sys.argv[1]).resolve(), Path([*sys.argv, BUNDLED_PATH][2])
+    if site.exists():
+        sys.exit(f"{site} exists: name a new folder.")
+    if not model.is_file():
+        sys.exit(f"{model} is not a file: name a .gguf.")
+    return site, model
 
 
 def environment(name: str, requirements: Iterable[str]) -> Path:

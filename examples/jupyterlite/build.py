@@ -17,9 +17,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from site_files import Listing, download, environment, exactly  # noqa: E402
+from site_files import Listing, download, environment, exactly, site_and_model  # noqa: E402
 
-from webgemma.models import BUNDLED_PATH  # noqa: E402
 from webgemma.web.libraries import library_files  # noqa: E402
 from webgemma.web.wheel import NAME, Wheel  # noqa: E402
 
@@ -39,11 +38,7 @@ CONFIG = {
 
 
 def main() -> None:
-    if not 2 <= len(sys.argv) <= 3:
-        sys.exit(__doc__)
-    site, model = Path(sys.argv[1]).resolve(), Path([*sys.argv, BUNDLED_PATH][2])
-    if site.exists():
-        sys.exit(f"{site} exists: name a new folder.")
+    site, model = site_and_model(__doc__)
     if "pyodide/pyodide.mjs" not in library_files():
         sys.exit("Pyodide is missing: run `npm ci` in the checkout.")
     programs = environment("jupyterlite", TOOLS)

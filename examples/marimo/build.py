@@ -17,9 +17,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from site_files import BUILD, Listing, build_plain, download, environment, exactly  # noqa: E402
+from site_files import BUILD, Listing, build_plain, download, environment, exactly, site_and_model  # noqa: E402
 
-from webgemma.models import BUNDLED_PATH  # noqa: E402
 from webgemma.web.wheel import NAME, Wheel  # noqa: E402
 
 MARIMO = "0.25.2"
@@ -44,11 +43,7 @@ RUNTIME_ATTRIBUTES = (
 
 
 def main() -> None:
-    if not 2 <= len(sys.argv) <= 3:
-        sys.exit(__doc__)
-    site, model = Path(sys.argv[1]).resolve(), Path([*sys.argv, BUNDLED_PATH][2])
-    if site.exists():
-        sys.exit(f"{site} exists: name a new folder.")
+    site, model = site_and_model(__doc__)
     export(site)
     add_pyodide(site / "pyodide")
     (site / "public").mkdir(exist_ok=True)  # marimo's place for a notebook's files
@@ -66,6 +61,7 @@ def export(site: Path) -> None:
     made = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     if made.returncode or not page.is_file():
         sys.exit(f"{made.stdout}\n{made.stderr}")
+    (site / "CLAUDE.md").unlink(missing_ok=True)  # marimo's notes on its page; no part of it
     html, tag = page.read_text(), "<marimo-wasm "
     if tag not in html:
         sys.exit(f"marimo {MARIMO} wrote a page without {tag.strip()}>.")
