@@ -64,7 +64,7 @@ def test_the_tokens_of_a_prompt_are_counted(small: Gemma) -> None:
 
 @pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_loaded_model_cannot_be_pickled(small: Gemma, way: Callable[[Gemma], object]) -> None:
-    with pytest.raises(InputError, match="cannot be pickled or copied: load it in each process"):
+    with pytest.raises(InputError, match="cannot be pickled or copied; load it in each process"):
         way(small)
 
 
