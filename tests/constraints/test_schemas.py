@@ -58,6 +58,25 @@ def test_what_is_not_supported_is_refused(compiler: Compiler, name: str) -> None
     assert REFUSED[name] in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        (" {} ", True),
+        ("\t{}\t\t", True),
+        ("{}\n", True),
+        ("{}\r\n", True),
+        ("\n{}", False),
+        ("   {}", False),
+        ("{}\n\n", False),
+        ("{}\n ", False),
+    ],
+)
+def test_white_space_around_json(compiler: Compiler, text: str, is_allowed: bool) -> None:
+    tokenizer = small_tokenizer()
+    constraint = constraint_of(compiler, schema={"type": "object"})
+    assert accepts(constraint, tokenizer.encode(text), tokenizer.eos) == is_allowed
+
+
 @needs_shared
 def test_with_gemmas_own_vocabulary() -> None:
     tokenizer = real_tokenizer()

@@ -84,8 +84,8 @@ class _EbnfWriter(Writer):
 
     def mark(self, mark: Mark) -> str:
         """Return punctuation with white space around it."""
-        parts = [_quoted(mark.text)] if mark.text else []
-        return " ".join(["space"] * mark.space_before + parts + ["space"] * mark.space_after)
+        parts = [*["space"] * mark.space_before, _quoted(mark.text), *["space"] * mark.space_after]
+        return " ".join(parts)
 
     def special(self, token: Markup) -> str:
         """Return the private spelling of a special token."""

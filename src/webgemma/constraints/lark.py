@@ -90,8 +90,6 @@ class _LarkWriter(Writer):
     def mark(self, mark: Mark) -> str:
         """Return punctuation with white space around it."""
         space = f"{_SPACE}?"
-        if not mark.text:
-            return self._terminal(f"/{_SPACE}/") + "?"
         pattern = _regex(literal(mark.text))
         return self._terminal(f"/{space * mark.space_before}{pattern}{space * mark.space_after}/")
 

@@ -7,8 +7,17 @@ from typing import Any, TypeAlias
 
 from webgemma.constraints.documents import has_surrogates
 from webgemma.constraints.gbnf import gbnf, is_gbnf
-from webgemma.constraints.grammar import ROOT, Grammar, Mark, Text, series
-from webgemma.constraints.languages import Language, is_empty, literal, union
+from webgemma.constraints.grammar import MAX_BLANKS, ROOT, Grammar, Text, series
+from webgemma.constraints.languages import (
+    Language,
+    any_of,
+    concat,
+    is_empty,
+    literal,
+    optional,
+    repeat,
+    union,
+)
 from webgemma.constraints.patterns import full_match
 from webgemma.constraints.python_types import (
     as_type,
@@ -25,6 +34,12 @@ MAX_CHARACTERS = 1 << 16  # of a grammar, or of all choices
 
 ANY_JSON = True  # the schema that allows every JSON value
 ANY_OBJECT = {"type": "object"}
+
+# White space around JSON: a blank or two, and a line break at its end. With more, a small model
+# begins with an empty, indented line, and goes on from there.
+_BLANKS = repeat(any_of(" \t"), 0, MAX_BLANKS)
+_BEFORE_JSON = Text(_BLANKS)
+_AFTER_JSON = Text(union(_BLANKS, concat(optional(literal("\r")), literal("\n"))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +58,7 @@ class Json:
         """Return the grammar of the JSON texts; InputError for a schema that is not supported."""
         grammar = Grammar()
         value = add_values(grammar, self.schema, JSON, self.where, closed=self.closed)
-        space = Mark("", space_after=False)
-        grammar.rules[ROOT] = series(space, value, space)
+        grammar.rules[ROOT] = series(_BEFORE_JSON, value, _AFTER_JSON)
         return grammar
 
     def parse(self, text: str) -> Any:
