@@ -5,7 +5,8 @@
 MODEL is a .gguf file, or e2b, 26b or 31b: that shape with random weights. VOCABULARY is the file
 with the tokens, where the model has none. Prints how long the library's vocabulary, a schema and
 the first mask take, then tokens per second with and without the schema: of random weights any
-token may follow, so that what is written is valid but senseless."""
+token may follow, so that what is written is valid but senseless. `--counts ""` ends after the
+masks, for which MODEL may be the vocabulary's file."""
 
 import argparse
 import statistics
@@ -89,25 +90,26 @@ def main() -> None:
     args = parser.parse_args()
     with Gguf.open(args.vocabulary or Path(args.model)) as file:
         tokenizer = Tokenizer.from_gguf(file)
+    compiler = open_compiler(tokenizer, tokenizer.size)
+
+    def constraint() -> Constraint:
+        found = run_sync(constrain(compiler, specification(schema=SCHEMA)))
+        assert found is not None
+        return found
+
+    start = time.perf_counter()
+    run_sync(prepare(compiler))
+    prepared = time.perf_counter()
+    constraint().mask()
+    masked = time.perf_counter()
+    print(f"vocabulary of {tokenizer.size} tokens: {prepared - start:.2f} s; ", end="")
+    print(f"schema and first mask: {1000 * (masked - prepared):.1f} ms", flush=True)
+    if not args.counts:
+        return
     with opened(args.model) as (gguf, config):
         device = open_device(args.gpu)
         model = run_sync(Model.load(gguf, config, device))
-        compiler = open_compiler(tokenizer, config.vocab)
-        start = time.perf_counter()
-        run_sync(prepare(compiler))
-        prepared = time.perf_counter()
-
-        def constraint() -> Constraint:
-            found = run_sync(constrain(compiler, specification(schema=SCHEMA)))
-            assert found is not None
-            return found
-
-        first = constraint()
-        first.mask()
-        masked = time.perf_counter()
-        print(f"{device.name}, {tokenizer.size} tokens")
-        print(f"vocabulary {prepared - start:.2f} s; schema and first mask ", end="")
-        print(f"{1000 * (masked - prepared):.1f} ms", flush=True)
+        print(device.name)
         for count in map(int, args.counts.split(",")):
             free = rate(model, args.precision, args.decode, [None] * count)
             bound = rate(model, args.precision, args.decode, [constraint() for _ in range(count)])
