@@ -17,15 +17,16 @@ from webgemma.gemma.gpu_sampler import MAX_DRAFTS, plan_rows
 LOOKUP, MTP = "lookup", "mtp"
 MOST_ROWS = 8  # of a step with drafts: that many are computed as each would be alone
 RECENT = 32  # outcomes that the share of drafts that remain is taken from
-FEWEST = 6  # outcomes before that share is believed; half the weight of an expectation counts, too
-PATIENCE, MOST_PATIENCE = 64, 1024  # tokens until it is tried again where drafts did not pay
+FEWEST = 6  # outcomes before that share is believed; the weight of an expectation counts, too
+PATIENCE, MOST_PATIENCE = 128, 1024  # tokens until it is tried again where drafts did not pay
 GAIN = 1.05  # by which a step with drafts has to be faster
 # Of a further row, and of a drafter's step, in steps of one row, until they have been measured.
 ROW_COST, DRAFT_COST = 0.15, 0.05
 INDEXED = 1 << 14  # tokens of a prompt whose pairs are remembered, the last ones
 WEIGHT = 0.1  # of a measurement in the average
 # The share of a drafter's drafts that remain, until it is known, and the outcomes it counts for.
-EXPECTED, EXPECTED_WEIGHT = 0.6, 4
+# High enough that two drafts may be wrong by chance before it is given up.
+EXPECTED, EXPECTED_WEIGHT = 0.75, 4
 
 
 class StepSize(NamedTuple):
@@ -61,10 +62,22 @@ class StepCosts:
 
     def relative(self, step: StepSize, other: StepSize) -> float:
         """Return the time of a step in steps of another size, which has fewer rows."""
-        mine, others = self._seconds.get(step), self._seconds.get(other)
+        mine, others = self._time(step), self._seconds.get(other)
         if mine is None or others is None:
             return step.estimate / other.estimate
         return max(1.0, mine / others)
+
+    def _time(self, step: StepSize) -> float | None:
+        """Return the time of a step: measured, or from the next size measured with its drafter.
+
+        An estimate beside measured times would make the sizes that were never tried the best."""
+        measured = [each for each in self._seconds if each.drafter == step.drafter]
+        if not measured:
+            return None
+        nearest = min(
+            measured, key=lambda each: (abs(each.rows - step.rows), abs(each.drafts - step.drafts))
+        )
+        return self._seconds[nearest] * step.estimate / nearest.estimate
 
 
 @dataclass(slots=True)
@@ -92,7 +105,7 @@ class Share:
     @property
     def is_known(self) -> bool:
         """Whether there are enough outcomes, together with what was expected."""
-        return len(self.outcomes) + self.weight // 2 >= FEWEST
+        return len(self.outcomes) + self.weight >= FEWEST
 
     @property
     def value(self) -> float:
@@ -155,7 +168,8 @@ class _Source:
 
     def note(self, offered: int, remained: int) -> None:
         """Note how many drafts of a step remained."""
-        self._share.note(offered, remained)
+        if not self._wait:  # else the step was under way when they were given up
+            self._share.note(offered, remained)
 
     def settle(self, pays: bool) -> None:
         """Go on, or give up for a while if it is known not to pay."""
@@ -165,7 +179,6 @@ class _Source:
             self._wait = self._patience
             self._patience = min(2 * self._patience, MOST_PATIENCE)
             self._share.outcomes.clear()
-            self._share.expected /= 2
 
 
 class Speculation:
@@ -223,6 +236,8 @@ def best_drafts(
     There is one share of drafts that remain for each conversation. Also return how much faster
     tokens come; (0, 1.0) if no number of drafts gains enough."""
     best, fastest = 0, GAIN
+    if not any(shares):
+        return 0, 1.0  # at once: this is asked before every step
     lines = len(shares)
     alone = StepSize(plan_rows(lines))
     for drafts in range(1, min(most, MOST_ROWS // lines - 1) + 1):
