@@ -1,6 +1,8 @@
 """What every test shares: where the fixtures stand, and what tests need of a machine."""
 
 import os
+import random
+import secrets
 import signal
 from pathlib import Path
 
@@ -23,6 +25,14 @@ FIXTURES = Path(__file__).resolve().parent / "fixtures"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "fixtures"
 
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/fixtures")
+
+
+@pytest.fixture(autouse=True)
+def same_seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the seeds of replies that are given none alike in every run of a test.
+
+    Tiny models with random weights end a reply of their own accord now and then."""
+    monkeypatch.setattr(secrets, "randbits", random.Random(request.node.nodeid).getrandbits)
 
 
 @pytest.fixture(scope="session")
