@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import wgpu.backends.wgpu_native as wgpu_native
 from browser.chromium import SWIFTSHADER
 from helpers.command import webgemma
+from helpers.tiny import SMALL, tiny_gguf
 
 from webgemma.device import MatrixShape, dawn, listing, open_device, opening
 from webgemma.device.dawn import FUNCTIONS, Dawn, find_dawn
@@ -254,6 +256,39 @@ def test_a_reply_of_the_bundled_model_with_dawn() -> None:
     done = on_swiftshader(sys.executable, "-m", "webgemma", "run", "-", *question, "--gpu", "dawn")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "1 plus 2 is 3.\n"
+
+
+AS_HARDWARE = """
+import sys
+from webgemma import Gemma
+from webgemma.device.dawn import OWN, Dawn
+from webgemma.device.library import Adapter
+Adapter.software = software = sys.argv[2] == "software"
+with Gemma.load(sys.argv[1], "gpu", gpu="dawn", precision="exact", context=64) as model:
+    pieces = model.generate([2, 5, 9], max_tokens=8, temperature=0, speculate="off")
+    print([piece.token for piece in pieces])
+    print(model.gpu_engine("").model.device.recording_seconds > 0)
+library = Dawn()
+toggles = OWN.cast("DawnToggles *", library._chain(library.adapters()[0]))
+names = [OWN.string(toggles.enabledToggles[i]) for i in range(toggles.enabledToggleCount)]
+print(b"skip_validation" in names)
+"""
+
+
+@needs_swiftshader
+def test_hardware_has_its_plans_recorded_ahead_and_no_calls_checked(tmp_path: Path) -> None:
+    """The software GPU is taken for hardware."""
+    (tmp_path / "tiny.gguf").write_bytes(tiny_gguf(replace(SMALL, suppressed=(1, 9))))
+    outputs = []
+    for kind in ("software", "hardware"):
+        arguments = ("-c", AS_HARDWARE, str(tmp_path / "tiny.gguf"), kind)
+        done = on_swiftshader(sys.executable, *arguments)
+        assert done.returncode == 0, done.stderr
+        tokens, *rest = done.stdout.splitlines()
+        outputs.append(tokens)
+        assert rest == [str(kind == "hardware")] * 2
+    assert outputs[0] == outputs[1]
+    assert len(json.loads(outputs[0])) == 8
 
 
 def test_a_gpu_that_dawn_refuses_is_named_with_the_reason(
