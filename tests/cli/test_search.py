@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -172,10 +173,49 @@ def test_what_cannot_work_is_one_sentence(
     assert "The question comes before the model: webgemma ask 'Who is it?' gemma4:e2b" in refused(
         "ask", "gemma4:e2b", "Who is it?"
     )
-    rebuilt = answer("index", folder, "--embedder", other, "--rebuild", "--size", 512)
-    assert (rebuilt["added"], rebuilt["passages"]) == (3, 3)
-    with Index.open(folder / ".webgemma-index.sqlite") as opened:
-        assert opened.facts.size == 512
+
+
+def test_an_index_is_made_anew_as_it_was_but_for_what_is_named(
+    indexed: Path, folder: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.gguf"
+    other.write_bytes(tiny_gguf(EMBEDDING) + bytes(100))
+    for named, size in ((["--size", 512], 512), (["--embedder", other], 512), ([], 512)):
+        rebuilt = answer("index", folder, "--rebuild", "--device", "cpu", *named)
+        assert (rebuilt["added"], rebuilt["passages"]) == (3, 3)
+        with Index.open(indexed) as opened:
+            assert opened.facts.size == size
+    assert opened.facts.embedder == str(other)
+
+
+def test_one_run_at_a_time(index: Any, folder: Path, indexed: Path) -> None:
+    (folder / "new.txt").write_text("Green apples.")
+    with index_lock(indexed):
+        for named in ([], ["--rebuild"]):
+            sentence = refused(*index(*named))
+            assert "Another run of `webgemma index` is writing" in sentence
+        found = answer("ask", "green tea", "--sources-only", "--index", folder, "--device", "cpu")
+        assert found["sources"][0]["path"] == "tea.html"
+    facts = answer(*index())
+    assert (facts["added"], facts["skipped"]) == (1, {"binary": 1})
+    assert not list(folder.glob(".*.lock"))
+    with index_lock(folder / "first"):  # before there is an index
+        refused(*index("--index", folder / "first"))
+    assert not (folder / "first").exists()
+
+
+def test_an_index_of_a_stranger_sends_the_terminal_nothing(indexed: Path, model: Path) -> None:
+    connection = sqlite3.connect(indexed)
+    connection.execute(
+        "UPDATE facts SET value = ? WHERE name = 'embedder'", (b"https://x/\x1b[31m",)
+    )
+    connection.execute("UPDATE facts SET value = 'other' WHERE name = 'fingerprint'")
+    connection.commit()
+    connection.close()
+    for named in ([], ["--embedder", model]):
+        sentence = refused("ask", "who", "--sources-only", "--index", indexed, *named)
+        assert "\x1b" not in sentence
+        assert "\u241b[31m" in sentence
 
 
 def test_a_folder_without_text(tmp_path: Path, model: Path, embedded: list[str]) -> None:
