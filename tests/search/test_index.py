@@ -455,6 +455,15 @@ def test_what_cannot_be_read_is_a_line_and_stays_in_the_index(
     assert update(folder)[0].unchanged == 5
 
 
+def test_of_binary_files_the_beginning_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder may hold more photos than a disk reads in an hour."""
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\0" + bytes(1 << 20))
+    monkeypatch.setattr(indexing_module, "read_bytes", lambda *_: pytest.fail("it is read"))
+    assert update(tmp_path)[0].skipped == {"binary": 1}
+
+
 def test_large_files_are_skipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexing_module, "most_nbytes", lambda _: 45)
     done, _ = update(folder)

@@ -9,11 +9,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from typing import BinaryIO
 from webgemma.errors import InputError
 
 GENERATED = ("node_modules", "__pycache__")  # folders that programs fill
 
-_OPEN = os.O_RDONLY | sum(getattr(os, n, 0) for n in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+_FLAGS = os.O_RDONLY | sum(getattr(os, n, 0) for n in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +95,26 @@ def read_bytes(path: Path, most_nbytes: int) -> bytes | None:
     """Return the bytes of a plain file; None if it has more than `most_nbytes`, or is no file now.
 
     OSError if it cannot be read."""
-    with open(os.open(path, _OPEN), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    with _open(path) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most_nbytes:
             return None
         data = file.read(most_nbytes + 1)
     return data if len(data) <= most_nbytes else None
 
 
 def reason(error: OSError) -> str:
+def read_beginning(path: Path, nbytes: int) -> bytes:
+    """Return the first bytes of a plain file, or of what is no file now, nothing.
+
+    OSError if it cannot be read."""
+    with _open(path) as file:
+        return file.read(nbytes) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+
+
+def _open(path: Path) -> BinaryIO:
+    return open(os.open(path, _FLAGS), "rb")
+
+
     """Return why the system refuses something, without a full stop."""
     return str(error.strerror or error).rstrip(".")
