@@ -6,10 +6,11 @@ cannot be read is a line in the report instead of an end."""
 import os
 import stat
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-
 from typing import BinaryIO
+
 from webgemma.errors import InputError
 
 GENERATED = ("node_modules", "__pycache__")  # folders that programs fill
@@ -39,12 +40,12 @@ class Listing:
         return any(path.startswith(f"{folder}/") for folder in self.closed)
 
 
-def list_files(folder: Path, without: Path | None = None) -> Listing:
-    """Return the files of a folder and of those in it, without one of them, such as the index.
+def list_files(folder: Path, without: Collection[Path] = ()) -> Listing:
+    """Return the files of a folder and of those in it, without some, such as the index.
 
     InputError if the folder itself cannot be listed."""
     listing = Listing()
-    aside = None if without is None else without.resolve()
+    aside = {path.resolve() for path in without}
     whole = folder.resolve()
     waiting = [""]
     while waiting:
@@ -60,7 +61,7 @@ def list_files(folder: Path, without: Path | None = None) -> Listing:
             continue
         for entry in found:
             path = f"{inside}/{entry.name}" if inside else entry.name
-            if whole / path == aside:
+            if whole / path in aside:
                 continue
             kind = _kind(entry)
             if kind == "folder":
@@ -103,7 +104,6 @@ def read_bytes(path: Path, most_nbytes: int) -> bytes | None:
     return data if len(data) <= most_nbytes else None
 
 
-def reason(error: OSError) -> str:
 def read_beginning(path: Path, nbytes: int) -> bytes:
     """Return the first bytes of a plain file, or of what is no file now, nothing.
 
@@ -116,5 +116,6 @@ def _open(path: Path) -> BinaryIO:
     return open(os.open(path, _FLAGS), "rb")
 
 
+def reason(error: OSError) -> str:
     """Return why the system refuses something, without a full stop."""
     return str(error.strerror or error).rstrip(".")

@@ -23,6 +23,7 @@ from webgemma.search.documents import (
 from webgemma.search.embedding import Embedder, embed_texts
 from webgemma.search.folders import File, list_files, read_beginning, read_bytes, reason
 from webgemma.search.index import Index, NewDocument, Span, passage_digest
+from webgemma.search.lock import lock_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,7 +120,7 @@ class _Updating:
         self.nbytes = self.total_nbytes = 0
 
     def run(self) -> Update:
-        listing = list_files(self.folder, without=self.index.path)
+        listing = list_files(self.folder, without=(self.index.path, lock_path(self.index.path)))
         update = self.update
         update.files = len(listing.files)
         update.skipped += listing.skipped
@@ -152,8 +153,8 @@ class _Updating:
         if not is_readable(file.path):
             update.skipped["pdf"] += 1
             return file.path in self.stored
-        try:
         whole = self.folder / file.path
+        try:
             if not may_be_document(file.path, read_beginning(whole, LOOKED_AT_NBYTES)):
                 update.skipped["binary"] += 1
                 return False
