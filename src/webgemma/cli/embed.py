@@ -33,7 +33,7 @@ from webgemma.cli.terminal import (
     write_json,
     writes_unicode,
 )
-from webgemma.cli.tokens import read_stdin, read_text, write_npy
+from webgemma.cli.tokens import check_writable, read_stdin, read_text, write_npy
 from webgemma.errors import InputError
 from webgemma.models import find_model
 
@@ -122,8 +122,8 @@ def embed(
     with reported_errors():
         if (to is None) == (not jsonl):
             raise InputError("Say where the vectors go: --out FILE.npy, or --jsonl to print them.")
-        if to is not None and not to.parent.is_dir():
-            raise InputError(f"{to} cannot be written: there is no folder {to.parent}.")
+        if to is not None:
+            check_writable(to)
         media = _media_rows({"image": image or [], "audio": audio or []})
         if file is None and not media:
             raise InputError("Say what to embed: a FILE of texts, --image or --audio.")
