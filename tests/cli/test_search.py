@@ -306,6 +306,7 @@ def test_a_full_disk_says_what_is_done(
     (folder / "z.txt").write_text(os.urandom(9000).hex())
     sentence = refused(*index())
     assert "database or disk is full. 5 of 6 files are done; the same command goes on." in sentence
+    assert "the same command without --rebuild goes on." in refused(*index("--rebuild"))
     monkeypatch.undo()
     with Index.open(folder / ".webgemma-index.sqlite") as opened:
         assert opened.counts() == (3, 3)

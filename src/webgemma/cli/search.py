@@ -112,6 +112,7 @@ def index(
         path = _index_at(index_path or folder)
         if size is not None:
             check_size(size)
+        again = "the same command without --rebuild" if rebuild else "the same command"
         try:
             with ExitStack() as stack:
                 stack.enter_context(index_lock(path))
@@ -134,14 +135,14 @@ def index(
                 documents, passages = made.counts()
         except KeyboardInterrupt:
             bar.hide()
-            again = "the same command without --rebuild" if rebuild else "the same command"
-            say(err, f"stopped: {update.done} of {update.files} files are done; {again} goes on")
+            done = f"{update.done} of {update.files} files are" if update.files else "nothing is"
+            say(err, f"stopped: {done} done; {again} goes on")
             raise typer.Exit(signals.exit_code) from None
         except InputError as error:
             bar.hide()
             if update.added + update.changed == 0:
                 raise
-            kept = f"{update.done} of {update.files} files are done; the same command goes on."
+            kept = f"{update.done} of {update.files} files are done; {again} goes on."
             raise InputError(f"{error} {kept}") from None
         bar.hide()
         if as_json:

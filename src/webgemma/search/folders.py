@@ -100,7 +100,7 @@ def read_bytes(path: Path, most_nbytes: int) -> bytes | None:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > most_nbytes:
             return None
-        data = file.read(most_nbytes + 1)
+        data = file.read(most_nbytes + 1) or b""  # None: one in /proc that would wait
     return data if len(data) <= most_nbytes else None
 
 
@@ -109,7 +109,8 @@ def read_beginning(path: Path, nbytes: int) -> bytes:
 
     OSError if it cannot be read."""
     with _open(path) as file:
-        return file.read(nbytes) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+        is_plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        return (file.read(nbytes) if is_plain else None) or b""
 
 
 def _open(path: Path) -> BinaryIO:
