@@ -9,6 +9,7 @@ from helpers.tiny import SMALL, tiny_gguf
 
 from tests.gguf.server import serve
 from webgemma import Gemma, GgufError, InputError, ModelNotFoundError
+from webgemma.models import find_model
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
 IDS = [2, 30, 40, 50]
@@ -39,3 +40,5 @@ def test_load_of_an_address_raises_an_error() -> None:
         InputError, match=r"is on a server: `await Gemma.aload\(…\)` reads it there"
     ):
         Gemma.load("https://example.org/gemma.gguf")
+    with pytest.raises(InputError, match=r"'https://\[x/gemma.gguf' is not an address: "):
+        find_model("https://[x/gemma.gguf")

@@ -188,7 +188,11 @@ def find_model(
     if isinstance(model, FoundModel):
         return model
     if is_address(model):
-        name = unquote(PurePosixPath(urlsplit(model).path).name) or model
+        try:
+            parts = urlsplit(model)
+        except ValueError as error:
+            raise InputError(f"{shown(model)} is not an address: {error}.") from None
+        name = unquote(PurePosixPath(parts.path).name) or model
         return FoundModel(name, None, source=lambda: _open_address(model))
     if not isinstance(model, str | os.PathLike):
         return _find_source(model)

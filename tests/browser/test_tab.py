@@ -41,7 +41,13 @@ XGRAMMAR = PACKAGES / "@mlc-ai" / "web-xgrammar" / "lib" / "index.js"
 MODELS = ["small", "moe", "gemma3"]
 MTP = SHARED / "mtp" / "e2b"
 EMBED = SHARED / "embed"
-EMBEDDERS = {"v1-ollama": "embed1-ollama-F16.gguf", "v2": "embed2-F16.gguf"}
+EMBEDDERS = {
+    "v1": "embed1-Q8_0.gguf",
+    "v1-ollama": "embed1-ollama-F16.gguf",
+    "v2": "embed2-F16.gguf",
+}
+GEMMA3 = SHARED / "gemma3"
+LLAMA_CPP = {"plain": "plain-Q4_K_M.gguf", "scaled": "scaled-F16.gguf"}  # its files of Gemma 3
 
 
 DRAFTER = TinyDrafter(SHORT, centroids=40)
@@ -87,6 +93,7 @@ def tab(chromium: Any) -> Iterator[Tab]:
     shared: dict[str, bytes | Path] = {"xgrammar.js": XGRAMMAR}
     shared |= {"mtp.gguf": MTP / "target-F16.gguf", "mtp-drafter.gguf": MTP / "assistant-F16.gguf"}
     shared |= {f"{kind}.gguf": EMBED / kind / name for kind, name in EMBEDDERS.items()}
+    shared |= {f"{kind}.gguf": GEMMA3 / kind / name for kind, name in LLAMA_CPP.items()}
     audio = {"audio.gguf": audio_bytes(TINY_AUDIO, audio_weights(TINY_AUDIO))}
     with serving({**files, **models, **shared, **audio, "webgemma.whl": wheel()}) as origin:
         page, requested = chromium.new_page(), []
@@ -125,6 +132,21 @@ def test_logits_equal_those_of_transformers(tab: Tab, kind: str) -> None:
     np.testing.assert_allclose(
         tab.call("logits", kind, ids), expected, rtol=0, atol=GPU_LOGITS_OF_TRANSFORMERS
     )
+
+
+@needs_shared
+@pytest.mark.parametrize("kind", LLAMA_CPP)
+def test_files_of_gemma_3_equal_transformers(tab: Tab, kind: str) -> None:
+    """Longer than their windows, from weights of 4 and 6 bits, and with scaled positions."""
+    folder = GEMMA3 / kind
+    ids, wanted = (
+        list(map(int, (folder / name).read_text().split())) for name in ("ids.txt", "greedy.txt")
+    )
+    logits = tab.call("logits", kind, ids)
+    expected = np.load(folder / "logits.npy")
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=GPU_LOGITS_OF_TRANSFORMERS)
+    settings = {"temperature": 0, "max_tokens": len(wanted)}
+    assert tab.call("tokens", kind, ids, settings, kv="f32")[1] == wanted
 
 
 @needs_shared

@@ -144,6 +144,18 @@ def test_wrong_options(model: Path, tmp_path: Path) -> None:
     assert "A size of 65 is not possible" in refused(*given, "--jsonl", "--size", 65)
 
 
+def test_what_cannot_be_written_is_refused_before_it_is_computed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("in")
+    monkeypatch.setattr(Gemma, "load", lambda *_, **__: pytest.fail("a model is loaded"))
+    given = ("embed", file, "--model", model, "--out")
+    assert "is a folder; name a file in it" in refused(*given, tmp_path)
+    if sys.platform == "linux":  # where nobody may write
+        assert "/proc/x.npy cannot be written: " in refused(*given, "/proc/x.npy")
+
+
 def test_a_model_that_writes_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
     model, file = tmp_path / "small.gguf", tmp_path / "texts.txt"
     model.write_bytes(tiny_gguf(SMALL))

@@ -158,7 +158,7 @@ def test_odd_things_in_a_folder(tmp_path: Path) -> None:
     (folder / "link.txt").symlink_to(outside)
     (folder / "loop").symlink_to(folder)
     os.mkfifo(folder / "pipe.txt")
-    listing = list_files(folder, without=folder / "index")
+    listing = list_files(folder, without=[folder / "index"])
     assert [(file.path, file.nbytes) for file in listing.files] == [("a.txt", 2), ("sub/b.txt", 1)]
     assert listing.skipped == {"hidden": 2, "links": 2, "special": 1}
     assert read_bytes(folder / "pipe.txt", 10) is None  # and it does not wait for a writer

@@ -330,6 +330,8 @@ def test_folder_and_index_can_be_moved_together(folder: Path, tmp_path: Path) ->
         assert has_changed(index, passage)
         (moved / "foxes.txt").unlink()
         assert has_changed(index, passage)
+        (moved / "foxes.txt").symlink_to("foxes.txt")
+        assert has_changed(index, passage)
 
 
 def test_what_is_no_index_is_refused_and_stays(tmp_path: Path) -> None:
@@ -360,17 +362,29 @@ def test_a_damaged_index_is_a_sentence(folder: Path) -> None:
         "DELETE FROM facts",
         "DROP TABLE vectors",
         "UPDATE passages SET begin = 'x'",
+        "UPDATE passages SET end = begin + 1000000",
+        "UPDATE passages SET digest = 1000000000000",
+        "UPDATE documents SET path = CAST('a' || char(0) || id AS BLOB)",
+        "UPDATE facts SET value = CAST('a' || char(0) AS BLOB) WHERE name = 'folder'",
+        f"UPDATE vectors SET vector = x'{np.full(SIZE, np.nan, '<f4').tobytes().hex()}'",
+        f"UPDATE vectors SET vector = x'{np.full(SIZE, 9e9, '<f4').tobytes().hex()}'",
+        # Views and triggers of a stranger may compute for ever.
+        "ALTER TABLE facts RENAME TO other; CREATE VIEW facts AS SELECT * FROM other",
+        "CREATE TRIGGER more AFTER DELETE ON documents BEGIN DELETE FROM vectors; END",
     ):
         path.write_bytes(whole)
         connection = sqlite3.connect(path)
-        connection.execute(statement)
-        connection.commit()
+        connection.executescript(statement)
         connection.close()
         with pytest.raises(InputError, match=r"is damaged; --rebuild makes it anew\.$"):
             found(folder, "red fox")
-    path.write_bytes(whole[:100] + bytes(len(whole) - 100))
-    with pytest.raises(InputError):
-        found(folder, "red fox")
+    (root,) = sqlite3.connect(path).execute(
+        "SELECT rootpage FROM sqlite_master WHERE name = 'passages_of_document'"
+    )
+    for begin, end in ((100, len(whole)), (4096 * (root[0] - 1), 4096 * root[0])):
+        path.write_bytes(whole[:begin] + bytes(end - begin) + whole[end:])
+        with pytest.raises(InputError, match="is damaged"):
+            found(folder, "red fox")
     connection = sqlite3.connect(path)
     path.write_bytes(whole)
     connection.execute("PRAGMA user_version = 99")
@@ -439,6 +453,15 @@ def test_what_cannot_be_read_is_a_line_and_stays_in_the_index(
     assert done.problems["foxes.txt"] == "It cannot be read: Permission denied."
     monkeypatch.undo()
     assert update(folder)[0].unchanged == 5
+
+
+def test_of_binary_files_the_beginning_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder may hold more photos than a disk reads in an hour."""
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\0" + bytes(1 << 20))
+    monkeypatch.setattr(indexing_module, "read_bytes", lambda *_: pytest.fail("it is read"))
+    assert update(tmp_path)[0].skipped == {"binary": 1}
 
 
 def test_large_files_are_skipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from webgemma.api import Gemma
+from webgemma.cli.embedder import DEFAULT, check_embeds
 from webgemma.cli.options import (
     Device,
     DeviceOption,
@@ -32,17 +33,14 @@ from webgemma.cli.terminal import (
     write_json,
     writes_unicode,
 )
-from webgemma.cli.tokens import read_stdin, read_text, write_npy
-from webgemma.embeddings import Texts
+from webgemma.cli.tokens import check_writable, read_stdin, read_text, write_npy
 from webgemma.errors import InputError
-from webgemma.gemma.config import Config
 from webgemma.models import find_model
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-DEFAULT_MODEL = "embeddinggemma"
 JSON_LINES = (".jsonl", ".ndjson")  # endings of such files
 ROWS_AT_ONCE = 4096  # whose lines are written together
 
@@ -87,7 +85,7 @@ def embed(
     ] = None,
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="An Ollama name or a path to a .gguf.")
-    ] = DEFAULT_MODEL,
+    ] = DEFAULT,
     to: Annotated[
         Path | None,
         typer.Option("--out", help="Where to write [texts, size] float32 (.npy)."),
@@ -124,12 +122,12 @@ def embed(
     with reported_errors():
         if (to is None) == (not jsonl):
             raise InputError("Say where the vectors go: --out FILE.npy, or --jsonl to print them.")
-        if to is not None and not to.parent.is_dir():
-            raise InputError(f"{to} cannot be written: there is no folder {to.parent}.")
+        if to is not None:
+            check_writable(to)
         media = _media_rows({"image": image or [], "audio": audio or []})
         if file is None and not media:
             raise InputError("Say what to embed: a FILE of texts, --image or --audio.")
-        _check_model(model, size)
+        check_embeds(find_model(model), size)
         rows = read_rows(file) if file else []
         with _notes(), bytes_bar(model) as loading:
             gemma = Gemma.load(
@@ -197,14 +195,6 @@ def _row(name: str, number: int, line: str) -> Row:
     if not isinstance(text, str):
         raise InputError(f"{name}, line {number}, must be an object with a text, a string.")
     return Row(text, fields)
-
-
-def _check_model(model: str, size: int | None) -> None:
-    """Raise an error if the model's header shows that it does not embed so."""
-    found = find_model(model)
-    with found.open() as gguf:
-        config = Config.from_gguf(gguf)
-    Texts(found.label, config, None, config.context).size(size)
 
 
 def _vectors(

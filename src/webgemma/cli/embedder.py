@@ -2,8 +2,8 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -11,7 +11,9 @@ from webgemma.api import Gemma
 from webgemma.cli.options import Device
 from webgemma.cli.reply import note
 from webgemma.cli.terminal import bytes_bar
-from webgemma.models import find_model, needs_await
+from webgemma.embeddings import Texts
+from webgemma.gemma.config import Config
+from webgemma.models import FoundModel, find_model, needs_await
 from webgemma.progress import Progress
 from webgemma.search.embedding import Task
 
@@ -43,20 +45,22 @@ class ModelEmbedder:
             raise needs_await(found.label)
         self.name = name if found.ollama else str(found.path.resolve())  # from any folder
         self.fingerprint = file_fingerprint(found.path)
+        self._found = found
         self._device, self._gpu, self._quiet = device, gpu, quiet
         self._before_loading = before_loading
         self._gemma: Gemma | None = None
+        self._has_noted = False
 
     def embed(
         self, texts: Sequence[str], task: Task, size: int, progress: Progress
     ) -> "NDArray[np.float32]":
         """Return a unit vector for each text: [texts, size]."""
         model = self._loaded()
-        with warnings.catch_warnings(record=True) as noted:  # of a question that is cut
-            warnings.simplefilter("always")
+        with _noted() as notes:  # of texts that are cut
             vectors = model.embed(texts, task=task, size=size, progress=progress)
-        for warning in noted:
-            note(str(warning.message))
+        if not self._has_noted:  # once: there may be thousands
+            _print(notes)
+            self._has_noted = bool(notes)
         return vectors
 
     def close(self) -> None:
@@ -73,12 +77,35 @@ class ModelEmbedder:
 
     def _loaded(self) -> Gemma:
         if self._gemma is None:
+            check_embeds(self._found)
             self._before_loading()
-            with nullcontext() if self._quiet else bytes_bar("loading") as show:
+            bar = nullcontext() if self._quiet else bytes_bar("loading")
+            with _noted() as notes, bar as show:
                 self._gemma = Gemma.load(
                     self.name, self._device.value, gpu=self._gpu, progress=show
                 )
+            _print(notes)
         return self._gemma
+
+
+@contextmanager
+def _noted() -> Iterator[list[warnings.WarningMessage]]:
+    """Collect warnings."""
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        yield notes
+
+
+def _print(notes: Sequence[warnings.WarningMessage]) -> None:
+    for warning in notes:
+        note(str(warning.message))
+
+
+def check_embeds(found: FoundModel, size: int | None = None) -> None:
+    """Raise InputError if the header of a model's file says that it does not embed so."""
+    with found.open() as gguf:
+        config = Config.from_gguf(gguf)
+    Texts(found.label, config, None, config.context).size(size)
 
 
 def file_fingerprint(path: Path) -> str:

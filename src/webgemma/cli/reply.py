@@ -11,25 +11,19 @@ from typing import Any
 from rich.text import Text
 
 from webgemma.cli.reading import is_tty
-from webgemma.cli.terminal import err, out, write_json
+from webgemma.cli.terminal import CONTROLS, err, out, write_json
 from webgemma.cli.wrap import WordWrap
 from webgemma.replies import Piece, ToolResult, TopToken, Usage
 from webgemma.text.calls import ToolCall
 
 THOUGHT, CALL = "dim italic", "cyan"
 SHOWN_RESULT = 400  # characters of what a function returned
-# What a terminal would obey, spelled out: a model may write anything.
-_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {
-    0x0D: None,
-    0x7F: 0x2421,
-    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
-}
 
 
 def note(text: str, style: str = "dim") -> None:
     """Print a quiet line to standard error; nothing in it is markup."""
     sys.stdout.flush()
-    err.print(Text(text.translate(_CONTROLS), style=style), soft_wrap=not err.is_terminal)
+    err.print(Text(text.translate(CONTROLS), style=style), soft_wrap=not err.is_terminal)
 
 
 def call_text(call: ToolCall) -> str:
@@ -267,7 +261,7 @@ class _TerminalPage:
         if style != self._style:
             self._print(self._wrap.flush() if self._wrap else "")
             self._style = style
-        text = text.translate(_CONTROLS)
+        text = text.translate(CONTROLS)
         self._print(self._wrap.feed(text) if self._wrap else text)
 
     def end(self) -> None:

@@ -36,10 +36,18 @@ from webgemma.cli.terminal import (
     write_json,
 )
 from webgemma.errors import InputError
-from webgemma.search import Citations, Index, Passage, Update, check_citations, update_index
+from webgemma.search import (
+    Citations,
+    Index,
+    Passage,
+    Update,
+    check_citations,
+    index_lock,
+    update_index,
+)
 from webgemma.search.answering import fitting, question_messages, shown_path
 from webgemma.search.embedding import DEFAULT_SIZE, check_size, embed_texts
-from webgemma.search.index import NAME, delete_index
+from webgemma.search.index import NAME, Facts, delete_index
 from webgemma.search.indexing import check_embedder
 from webgemma.search.retrieval import MAX_TOP, find_passages, has_changed
 
@@ -75,7 +83,8 @@ def index(
     size: Annotated[
         int | None,
         typer.Option(
-            help=f"Numbers of a vector: 768, 512, 256 or 128, say; by default {DEFAULT_SIZE}."
+            help="Numbers of a vector: 768, 512, 256 or 128, say; by default those of the index, "
+            f"else {DEFAULT_SIZE}."
         ),
     ] = None,
     rebuild: Annotated[
@@ -100,20 +109,24 @@ def index(
         if not folder.is_dir():
             what = "is not a folder" if folder.exists() else "does not exist"
             raise InputError(f"{folder} {what}.")
-        path = index_path or folder / NAME
-        vector_size = DEFAULT_SIZE if size is None else check_size(size)
-        exists = path.is_file() and path.stat().st_size > 0
+        path = _index_at(index_path or folder)
+        if size is not None:
+            check_size(size)
+        again = "the same command without --rebuild" if rebuild else "the same command"
         try:
             with ExitStack() as stack:
+                stack.enter_context(index_lock(path))
                 made = None
-                if exists and not rebuild:
+                if _exists(path) and not rebuild:
                     made = stack.enter_context(Index.open(path))
                     _check_size(made, size)
-                name = embedder or (made.facts.embedder if made else DEFAULT)
+                before = made.facts if made else _facts_of(path)
+                name = embedder or (before.embedder if before else DEFAULT)
                 model = stack.enter_context(
                     ModelEmbedder(name, device, gpu, quiet=as_json, before_loading=bar.hide)
                 )
                 if made is None:
+                    vector_size = size or (before.size if before else DEFAULT_SIZE)
                     embed_texts(model, ["?"], "query", vector_size)  # can it? before one is deleted
                     delete_index(path)
                     created = Index.create(path, folder, model.name, model.fingerprint, vector_size)
@@ -122,20 +135,38 @@ def index(
                 documents, passages = made.counts()
         except KeyboardInterrupt:
             bar.hide()
-            again = "the same command without --rebuild" if rebuild else "the same command"
-            say(err, f"stopped: {update.done} of {update.files} files are done; {again} goes on")
+            done = f"{update.done} of {update.files} files are" if update.files else "nothing is"
+            say(err, f"stopped: {done} done; {again} goes on")
             raise typer.Exit(signals.exit_code) from None
         except InputError as error:
             bar.hide()
             if update.added + update.changed == 0:
                 raise
-            kept = f"{update.done} of {update.files} files are done; the same command goes on."
+            kept = f"{update.done} of {update.files} files are done; {again} goes on."
             raise InputError(f"{error} {kept}") from None
         bar.hide()
         if as_json:
             write_json(_update_facts(path, update, documents, passages))
             return
         _print_update(path, update, documents, passages)
+
+
+def _index_at(path: Path) -> Path:
+    """Return the path of an index that a user names, perhaps by its folder."""
+    return path / NAME if path.is_dir() else path
+
+
+def _exists(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _facts_of(path: Path) -> Facts | None:
+    """Return what an index is made with; None if there is none, or it cannot be read."""
+    try:
+        with Index.open(path) as index:
+            return index.facts
+    except InputError:
+        return None
 
 
 def _check_size(index: Index, size: int | None) -> None:
@@ -196,7 +227,7 @@ def ask(
     index_path: Annotated[
         Path | None,
         typer.Option(
-            "--index", metavar="FILE", help=f"The index; by default {NAME} in this folder."
+            "--index", metavar="FILE", help=f"The index, or its folder; by default {NAME} here."
         ),
     ] = None,
     embedder: EmbedderOption = None,
@@ -229,7 +260,7 @@ def ask(
         check_settings(settings)
         if settings.get("top_logprobs") and not as_json:
             raise InputError("--top-logprobs needs --json, which prints them.")
-        path = index_path or Path(NAME)
+        path = _index_at(index_path or Path())
         if not path.is_file():
             raise InputError(
                 f"There is no index {path}. Make one: webgemma index FOLDER"

@@ -29,6 +29,12 @@ out = Console(highlight=False)  # rich honours NO_COLOR and a missing terminal b
 err = Console(stderr=True, highlight=False)
 
 
+# What a terminal would obey, spelled out: models and files of strangers may say anything.
+CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {
+    0x0D: None,
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
 PLAIN = str.maketrans({"…": "...", "·": "-", "→": ">", "–": "-", "—": "-", "’": "'", "×": "x"})
 
 
@@ -68,7 +74,7 @@ def writes_unicode() -> bool:
 
 def print_error(message: str) -> None:
     """Print an error."""
-    err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+    err.print(f"[bold red]error:[/] {escape(message.translate(CONTROLS))}", soft_wrap=True)
 
 
 def say(console: Console, line: str) -> None:

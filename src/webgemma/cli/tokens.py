@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,8 +123,7 @@ def logits(
     """
     with reported_errors():
         tokens = _load_ids(ids)
-        if not to.parent.is_dir():
-            raise InputError(f"{to} cannot be written: there is no folder {to.parent}.")
+        check_writable(to)
         with Gemma.load(
             model, device.value, gpu=gpu, lora=lora, kv=kv.value, precision=precision.value
         ) as gemma:
@@ -135,6 +135,21 @@ def logits(
         else:
             shape = " x ".join(map(str, values.shape))
             out.print(f"{to}: {shape} float32", markup=False, soft_wrap=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise InputError for a file that cannot be written, before it has been computed."""
+    if not path.parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no folder {path.parent}.")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name a file in it.")
+    if path.exists() and not path.is_file():  # a pipe or a device
+        return
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}.") from None
 
 
 def write_npy(path: Path, values: "NDArray[np.float32]") -> None:

@@ -4,6 +4,7 @@ from webgemma.search.answering import Citations, check_citations, question_messa
 from webgemma.search.embedding import Embedder
 from webgemma.search.index import Index
 from webgemma.search.indexing import Update, update_index
+from webgemma.search.lock import index_lock
 from webgemma.search.retrieval import Passage, find_passages
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Update",
     "check_citations",
     "find_passages",
+    "index_lock",
     "question_messages",
     "update_index",
 ]

@@ -11,7 +11,7 @@ from webgemma.search.pdf import has_pypdf, read_pdf
 from webgemma.search.web_pages import declared_encoding, read_web_page
 
 HTML = (".html", ".htm", ".xhtml")
-PDF = ".pdf"
+PDF, PDF_MARK = ".pdf", b"%PDF-"
 MAX_TEXT_NBYTES = 8_000_000
 MAX_PDF_NBYTES = 200_000_000
 LOOKED_AT_NBYTES = 1 << 16  # of a file, to see whether it is text
@@ -51,12 +51,18 @@ def most_nbytes(path: str) -> int:
     return MAX_PDF_NBYTES if _suffix(path) == PDF else MAX_TEXT_NBYTES
 
 
+def may_be_document(path: str, beginning: bytes) -> bool:
+    """Return whether a file may hold text or a PDF, by its first LOOKED_AT_NBYTES."""
+    is_known = _suffix(path) == PDF or beginning.startswith(PDF_MARK) or _marked(beginning)
+    return bool(is_known) or not _is_binary(beginning)
+
+
 def read_document(path: str, data: bytes) -> Document | None:
     """Return the document that a file holds; None if it is neither text nor a PDF.
 
     InputError, without the path, if it is damaged, encrypted or too slow to read."""
     suffix = _suffix(path)
-    if suffix == PDF or data.startswith(b"%PDF-"):
+    if suffix == PDF or data.startswith(PDF_MARK):
         pdf = read_pdf(data)
         numbers = range(1, len(pdf.starts) + 1)
         return Document(pdf.text, "", pdf.title, "page", pdf.starts, numbers)
@@ -79,7 +85,7 @@ def is_readable(path: str) -> bool:
 
 def _decode(data: bytes, declared: str | None) -> tuple[str, str] | None:
     """Return the text and its encoding, or None for what is not text."""
-    marked = next((encoding for mark, encoding in _BOMS if data.startswith(mark)), None)
+    marked = _marked(data)
     if marked is None and _is_binary(data[:LOOKED_AT_NBYTES]):
         return None
     if not data.isascii():  # what is UTF-8 is hardly anything else, whatever it declares
@@ -93,6 +99,11 @@ def _decode(data: bytes, declared: str | None) -> tuple[str, str] | None:
                 if encoding == marked:
                     return None
     raise AssertionError("latin-1 decodes everything")
+
+
+def _marked(data: bytes) -> str | None:
+    """Return the encoding that a byte order mark tells."""
+    return next((encoding for mark, encoding in _BOMS if data.startswith(mark)), None)
 
 
 def _is_utf8(data: bytes) -> bool:

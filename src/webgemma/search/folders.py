@@ -6,14 +6,16 @@ cannot be read is a line in the report instead of an end."""
 import os
 import stat
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from webgemma.errors import InputError
 
 GENERATED = ("node_modules", "__pycache__")  # folders that programs fill
 
-_OPEN = os.O_RDONLY | sum(getattr(os, n, 0) for n in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+_FLAGS = os.O_RDONLY | sum(getattr(os, n, 0) for n in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,12 @@ class Listing:
         return any(path.startswith(f"{folder}/") for folder in self.closed)
 
 
-def list_files(folder: Path, without: Path | None = None) -> Listing:
-    """Return the files of a folder and of those in it, without one of them, such as the index.
+def list_files(folder: Path, without: Collection[Path] = ()) -> Listing:
+    """Return the files of a folder and of those in it, without some, such as the index.
 
     InputError if the folder itself cannot be listed."""
     listing = Listing()
-    aside = None if without is None else without.resolve()
+    aside = {path.resolve() for path in without}
     whole = folder.resolve()
     waiting = [""]
     while waiting:
@@ -59,7 +61,7 @@ def list_files(folder: Path, without: Path | None = None) -> Listing:
             continue
         for entry in found:
             path = f"{inside}/{entry.name}" if inside else entry.name
-            if whole / path == aside:
+            if whole / path in aside:
                 continue
             kind = _kind(entry)
             if kind == "folder":
@@ -94,11 +96,25 @@ def read_bytes(path: Path, most_nbytes: int) -> bytes | None:
     """Return the bytes of a plain file; None if it has more than `most_nbytes`, or is no file now.
 
     OSError if it cannot be read."""
-    with open(os.open(path, _OPEN), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    with _open(path) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most_nbytes:
             return None
-        data = file.read(most_nbytes + 1)
+        data = file.read(most_nbytes + 1) or b""  # None: one in /proc that would wait
     return data if len(data) <= most_nbytes else None
+
+
+def read_beginning(path: Path, nbytes: int) -> bytes:
+    """Return the first bytes of a plain file, or of what is no file now, nothing.
+
+    OSError if it cannot be read."""
+    with _open(path) as file:
+        is_plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        return (file.read(nbytes) if is_plain else None) or b""
+
+
+def _open(path: Path) -> BinaryIO:
+    return open(os.open(path, _FLAGS), "rb")
 
 
 def reason(error: OSError) -> str:

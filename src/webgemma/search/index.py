@@ -9,14 +9,16 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from webgemma.errors import InputError
+from webgemma.search.chunks import SIZE
 from webgemma.search.documents import Unit
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ VERSION = 1  # of the tables, of what documents become, and of how they are cut
 BUSY_SECONDS = 10.0
 SCANNED = 4096  # vectors at a time, without sqlite-vec
 MAX_TEXT_NBYTES = 64_000_000  # of a document, unpacked
+MAX_SCORE = 1.03  # vectors have length 1, nearly
 
 _TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
@@ -55,6 +58,7 @@ CREATE TABLE vectors (
 CREATE INDEX passages_of_document ON passages (document);
 CREATE INDEX passages_by_digest ON passages (digest);
 """
+_SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +124,10 @@ class Index:
         with self._reported():
             connection.execute("PRAGMA trusted_schema = OFF")  # the file may be a stranger's
             connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute(
-                "PRAGMA secure_delete = ON"
-            )  # what leaves the folder leaves the file
+            # What leaves the folder leaves the file.
+            connection.execute("PRAGMA secure_delete = ON")
+            self._check_version()
+            self._check_sound()
             self.facts = self._read_facts()
 
     @classmethod
@@ -217,16 +222,7 @@ class Index:
                     (id,),
                 ).fetchone()
                 if row:
-                    document, path, digest, title, unit, begin, end, first, last, own = row
-                    found[id] = Entry(
-                        id,
-                        int(document),
-                        os.fsdecode(path),
-                        str(digest),
-                        str(title),
-                        "page" if unit == "page" else "line",
-                        Span(int(begin), int(end), int(first), int(last), bytes(own)),
-                    )
+                    found[id] = _entry(id, row)
         return [found[id] for id in ids if id in found]
 
     def text(self, document: int) -> str:
@@ -251,6 +247,8 @@ class Index:
         with self._reported():
             ids = self._compared(query, count) if self.has_extension else self._scan(query, count)
             scores = {id: self._score(id, query) for id in ids}
+            if not all(abs(score) < MAX_SCORE for score in scores.values()):  # nor is it NaN
+                raise ValueError("vectors are not of length 1")
         return sorted(scores.items(), key=lambda each: (-each[1], each[0]))[:count]
 
     # Changing it
@@ -285,7 +283,7 @@ class Index:
 
     # How
 
-    def _read_facts(self) -> Facts:
+    def _check_version(self) -> None:
         (application,) = self._connection.execute("PRAGMA application_id").fetchone()
         if application != APPLICATION:
             raise InputError(f"{self.path} is not an index of webgemma.")
@@ -294,9 +292,23 @@ class Index:
             raise InputError(
                 f"{self.path} was made by another version of webgemma; --rebuild makes it anew."
             )
+
+    def _check_sound(self) -> None:
+        """Raise DatabaseError for tables that are not ours, or pages that are damaged.
+
+        A stranger's tables may be views and triggers that compute for ever, and so may pages that
+        refer to each other: no query is safe before."""
+        found = self._connection.execute(_SCHEMA).fetchmany(len(_own_schema()) + 1)
+        if found != _own_schema():
+            raise sqlite3.DatabaseError("malformed")
+        (said,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+        if said != "ok":
+            raise sqlite3.DatabaseError("malformed")
+
+    def _read_facts(self) -> Facts:
         facts: Mapping[str, Any] = dict(self._connection.execute("SELECT name, value FROM facts"))
         return Facts(
-            os.fsdecode(facts["folder"]),
+            _path_in(facts["folder"]),
             os.fsdecode(facts["embedder"]),
             str(facts["fingerprint"]),
             int(facts["size"]),
@@ -348,6 +360,38 @@ class Index:
 
     def _reported(self) -> Any:
         return _reported(self.path)
+
+
+@cache
+def _own_schema() -> list[tuple[str, ...]]:
+    """Return what the database says of its tables if they are those of an index."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(_TABLES)
+        return connection.execute(_SCHEMA).fetchall()
+
+
+def _entry(id: int, row: Sequence[Any]) -> Entry:
+    """Return an entry; TypeError or ValueError for values that no index has."""
+    document, path, file_digest, title, unit, begin, end, first, last, digest = row
+    is_passage = 0 <= begin < end <= begin + SIZE and 1 <= first <= last
+    if not (is_passage and isinstance(digest, bytes)):
+        raise ValueError("this is no passage")
+    return Entry(
+        id,
+        int(document),
+        _path_in(path),
+        str(file_digest),
+        str(title),
+        "page" if unit == "page" else "line",
+        Span(int(begin), int(end), int(first), int(last), digest),
+    )
+
+
+def _path_in(value: bytes) -> str:
+    """Return a path as the index has it; ValueError if no file has such a one."""
+    if b"\0" in value:
+        raise ValueError("the path has a NUL")
+    return os.fsdecode(value)
 
 
 def _write_tables(begun: Path, path: Path, facts: Mapping[str, Any]) -> None:

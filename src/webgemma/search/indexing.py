@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING
 from webgemma.errors import InputError
 from webgemma.progress import Progress, ignore_progress
 from webgemma.search.chunks import cut
-from webgemma.search.documents import Document, is_readable, most_nbytes, read_document
+from webgemma.search.documents import (
+    LOOKED_AT_NBYTES,
+    Document,
+    is_readable,
+    may_be_document,
+    most_nbytes,
+    read_document,
+)
 from webgemma.search.embedding import Embedder, embed_texts
-from webgemma.search.folders import File, list_files, read_bytes, reason
+from webgemma.search.folders import File, list_files, read_beginning, read_bytes, reason
 from webgemma.search.index import Index, NewDocument, Span, passage_digest
+from webgemma.search.lock import lock_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,7 +120,7 @@ class _Updating:
         self.nbytes = self.total_nbytes = 0
 
     def run(self) -> Update:
-        listing = list_files(self.folder, without=self.index.path)
+        listing = list_files(self.folder, without=(self.index.path, lock_path(self.index.path)))
         update = self.update
         update.files = len(listing.files)
         update.skipped += listing.skipped
@@ -145,8 +153,12 @@ class _Updating:
         if not is_readable(file.path):
             update.skipped["pdf"] += 1
             return file.path in self.stored
+        whole = self.folder / file.path
         try:
-            data = read_bytes(self.folder / file.path, most_nbytes(file.path))
+            if not may_be_document(file.path, read_beginning(whole, LOOKED_AT_NBYTES)):
+                update.skipped["binary"] += 1
+                return False
+            data = read_bytes(whole, most_nbytes(file.path))
         except OSError as error:
             update.problems[file.path] = f"It cannot be read: {reason(error)}."
             return file.path in self.stored  # perhaps it can be read again tomorrow

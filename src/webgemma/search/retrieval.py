@@ -67,12 +67,12 @@ def find_passages(
 
 def has_changed(index: Index, passage: Passage) -> bool:
     """Return whether the file of a passage is gone, or is not as it was when it was indexed."""
-    whole = (index.folder / passage.path).resolve()
-    if index.folder not in whole.parents:  # an index may be a stranger's
-        return True
     try:
+        whole = (index.folder / passage.path).resolve()
+        if index.folder not in whole.parents:  # an index may be a stranger's
+            return True
         data = read_bytes(whole, most_nbytes(passage.path))
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: links that lead in a circle
         return True
     return data is None or sha256(data).hexdigest() != passage.file_digest
 

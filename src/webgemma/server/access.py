@@ -8,6 +8,7 @@ import hmac
 import ipaddress
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -53,12 +54,13 @@ def check_keys(keys: Sequence[str], host: str) -> None:
 
 def check_origin(origin: str) -> str:
     """Return an origin that is to be allowed, as browsers send it; InputError if it is none."""
-    parts = urlsplit(origin)
-    if not parts.scheme or not parts.netloc or parts.path not in ("", "/") or parts.query:
-        raise InputError(
-            f"{origin!r} is no origin: write it as browsers do, such as https://chat.example.com."
-        )
-    return f"{parts.scheme}://{parts.netloc}".lower()
+    with suppress(ValueError):  # of urlsplit: brackets without an IPv6 address
+        parts = urlsplit(origin)
+        if parts.scheme and parts.netloc and parts.path in ("", "/") and not parts.query:
+            return f"{parts.scheme}://{parts.netloc}".lower()
+    raise InputError(
+        f"{origin!r} is no origin: write it as browsers do, such as https://chat.example.com."
+    )
 
 
 def is_allowed_host(header: str) -> bool:
