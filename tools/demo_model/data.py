@@ -1,4 +1,4 @@
-"""Step 2a: write the texts and chats of the shared corpus as training rows."""
+"""Step 2a: write the texts and chats of the corpora as training rows."""
 
 import argparse
 import json

