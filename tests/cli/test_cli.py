@@ -15,8 +15,11 @@ from helpers.store import add_model
 from helpers.tiny import SMALL, tiny_gguf
 from helpers.tiny_vision import SMALL_VISION, vision_gguf
 from PIL import Image
+from rich.text import Text
 from tolerance import LOGITS_OF_TRANSFORMERS
+from typer.main import get_command
 
+from webgemma.cli.program import app
 from webgemma.packages import PACKAGED
 
 DATA = tiny_gguf(SMALL)
@@ -440,3 +443,12 @@ def test_help_and_version() -> None:
         result = webgemma(*args)
         assert "Usage" in result.stdout + result.stderr
     assert webgemma("--version").stdout.startswith("webgemma ")
+
+
+def test_help_names_arguments_and_loses_no_words() -> None:
+    for name, command in get_command(app).commands.items():
+        for parameter in command.params:
+            words = getattr(parameter, "help", None) or ""
+            assert Text.from_markup(words).plain == words, f"{name} {parameter.name}"
+            if parameter.param_type_name == "argument":
+                assert parameter.metavar, f"{name} {parameter.name}"

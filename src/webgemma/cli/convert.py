@@ -22,7 +22,10 @@ class Format(StrEnum):
 
 
 def convert(
-    folder: Annotated[Path, typer.Argument(help="The folder with config.json and safetensors.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="The folder with config.json and safetensors."),
+    ],
     to: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write.")],
     format: Annotated[
         Format, typer.Option(help="How to store matrices; stored: as they are.")

@@ -88,7 +88,7 @@ def embed(
     ] = DEFAULT,
     to: Annotated[
         Path | None,
-        typer.Option("--out", help="Where to write [texts, size] float32 (.npy)."),
+        typer.Option("--out", help="Where to write the vectors, float32 (.npy)."),
     ] = None,
     jsonl: Annotated[
         bool, typer.Option("--jsonl", help="Print each row with its embedding as a line of JSON.")

@@ -17,7 +17,7 @@ def kernels(
     name: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[OP[/FORMAT] [SLOT=PROVIDER]... [CONSTANT=VALUE]...]",
+            metavar="OP[/FORMAT] [SLOT=PROVIDER]... [CONSTANT=VALUE]",
             help="A kernel, as error messages name it; without it, all ops are listed.",
         ),
     ] = None,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Size(StrEnum):
-    """Which of the two chat templates."""
+    """Which chat template."""
 
     small = "small"
     large = "large"
@@ -47,7 +47,8 @@ class Size(StrEnum):
 def tokenize(
     model: ModelArgument = None,
     text: Annotated[
-        str | None, typer.Argument(help="The text; standard input if left out.")
+        str | None,
+        typer.Argument(metavar="TEXT", help="The text; standard input if left out."),
     ] = None,
     special: Annotated[
         bool, typer.Option("--special", help="Read spelled-out special tokens as such.")
@@ -75,7 +76,7 @@ def render(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[MESSAGES.json]", help="A list of messages; - or nothing: standard input."
+            metavar="MESSAGES.json", help="A list of messages; - or nothing: standard input."
         ),
     ] = None,
     size: Annotated[

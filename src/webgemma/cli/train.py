@@ -82,7 +82,10 @@ class _Task:
 def train(
     context: typer.Context,
     model: ModelArgument,
-    data: Annotated[Path, typer.Argument(help="JSON lines of chats, questions or texts; or .txt.")],
+    data: Annotated[
+        Path,
+        typer.Argument(metavar="DATA", help="JSON lines of chats, questions or texts; or .txt."),
+    ],
     folder: Annotated[Path, typer.Option("--out", help="The folder of the adapter.")],
     rank: Annotated[int, typer.Option(help="The rank of A and B.")] = 16,
     alpha: Annotated[float | None, typer.Option(help="By default twice the rank.")] = None,
