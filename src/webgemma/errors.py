@@ -4,8 +4,7 @@
 class WebgemmaError(Exception):
     """Base of every error that webgemma raises on purpose: a sentence, and `advice` for programs.
 
-    `reason` is the sentence alone: whoever has no Python at hand, as on the chat page, is told
-    that, and what to do there."""
+    `reason` is the sentence alone, for whoever has no Python at hand, as on the chat page."""
 
     def __init__(self, sentence: str, advice: str = "") -> None:
         super().__init__(f"{sentence}; {advice}." if advice else sentence)

@@ -152,9 +152,9 @@ def _messages(given: Sequence[Message]) -> list[dict[str, Any]]:
             elif isinstance(part, ToolResultPart):
                 messages.append(_tool_result(part))
         if content or calls:
-            told: dict[str, Any] = {"role": message.role, "content": content}
-            told |= {"thinking": thinking} if thinking else {}
-            messages.append(told | ({"tool_calls": calls} if calls else {}))
+            written: dict[str, Any] = {"role": message.role, "content": content}
+            written |= {"thinking": thinking} if thinking else {}
+            messages.append(written | ({"tool_calls": calls} if calls else {}))
     return messages
 
 

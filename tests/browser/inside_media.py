@@ -1,4 +1,4 @@
-"""What the tests of pictures and sounds have run inside the tab, by Pyodide's Python."""
+"""What the tests of images and audio have run inside the tab, by Pyodide's Python."""
 
 from array import array
 from base64 import b64decode, b64encode
@@ -39,7 +39,7 @@ async def source(kind: str, data: bytes) -> Any:
 
 
 async def picture(kind: str, data: str) -> Any:
-    """The width, the height and the pixels of a picture, or the sentence why there are none."""
+    """The width, the height and the pixels of an image, or the sentence why there are none."""
     try:
         found = await decode_image(await source(kind, b64decode(data)))
     except InputError as error:
@@ -78,14 +78,14 @@ async def samples(values: list[Any], kind: str) -> Any:
 
 
 async def soft_tokens(model: str, mmproj: str, data: str, song: list[float]) -> Any:
-    """What eyes and ears at addresses make of a picture and of samples."""
+    """What the encoders of a file at an address make of an image and of samples."""
     base = js.location.href
-    address, senses = (js.URL.new(name, base).href for name in (model, mmproj))
-    with await Gemma.aload(address, "gpu", mmproj=senses, precision="exact") as gemma:
-        picture = js.Blob.new(to_js([to_js(b64decode(data))]))
-        seen = await gemma.aencode_image(picture, budget=70)
-        heard = await gemma.aencode_audio(js.Float32Array.new(to_js(song)))
-        return [list(row) for row in seen], [list(row) for row in heard]
+    address, encoders = (js.URL.new(name, base).href for name in (model, mmproj))
+    with await Gemma.aload(address, "gpu", mmproj=encoders, precision="exact") as gemma:
+        image = js.Blob.new(to_js([to_js(b64decode(data))]))
+        of_image = await gemma.aencode_image(image, budget=70)
+        of_audio = await gemma.aencode_audio(js.Float32Array.new(to_js(song)))
+        return [list(row) for row in of_image], [list(row) for row in of_audio]
 
 
 async def nonsense(what: str) -> list[str]:

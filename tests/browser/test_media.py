@@ -1,4 +1,4 @@
-"""Pictures and sounds in a tab: decoded as natively, in a worker and in the page's own thread."""
+"""Images and audio in a tab: decoded as natively, in a worker and in the page's own thread."""
 
 import io
 import math
@@ -32,14 +32,14 @@ NOISE = Image.fromarray(RNG.integers(0, 256, (40, 61, 3), np.uint8))
 GLASS = Image.fromarray(RNG.integers(0, 256, (40, 61, 4), np.uint8))
 EXACT, ROUNDED, JPEG = 0, 1, 2  # how far a pixel may be off
 TEXT = replace(SMALL, context=64)
-EYES = replace(SMALL_VISION, positions=96)
-HEARING = replace(TINY_AUDIO, output=SMALL.width)
+VISION = replace(SMALL_VISION, positions=96)
+AUDIO = replace(TINY_AUDIO, output=SMALL.width)
 
 
 def senses_gguf() -> bytes:
-    """Eyes and ears in one file."""
-    metadata = vision_metadata(EYES, "clip.") | audio_metadata(HEARING)
-    return gguf_bytes(metadata, [*vision_weights(EYES), *audio_weights(HEARING)])
+    """Both encoders in one file."""
+    metadata = vision_metadata(VISION, "clip.") | audio_metadata(AUDIO)
+    return gguf_bytes(metadata, [*vision_weights(VISION), *audio_weights(AUDIO)])
 
 
 @pytest.fixture(scope="module", params=THREADS)
@@ -161,7 +161,7 @@ def test_things_that_are_neither(tab: Tab, what: str) -> None:
 
 @pytest.mark.parametrize("tab", ["worker"], indirect=True)  # either thread has the same GPU
 def test_soft_tokens_are_natives_own(tab: Tab) -> None:
-    """Eyes and ears of an address, on the browser's GPU."""
+    """Both encoders of an address, on the browser's GPU."""
     data = PICTURES["png"][0]
     song = RNG.uniform(-0.5, 0.5, 5_000).astype(np.float32)
     given = ("text.gguf", "senses.gguf", base64(data), song.tolist())
@@ -178,7 +178,7 @@ def test_soft_tokens_are_natives_own(tab: Tab) -> None:
 
 
 def tone(rate: int, channels: int, seconds: float = 0.3) -> np.ndarray:
-    """Something to hear, the channels differing."""
+    """Audio whose channels differ."""
     at = np.arange(int(rate * seconds))[:, None] / rate
     phases = np.arange(channels)
     return 0.3 * np.sin(2 * np.pi * 440 * at + phases) + 0.2 * np.sin(2 * np.pi * 1000 * at)

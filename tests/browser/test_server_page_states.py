@@ -39,7 +39,7 @@ SCRIPT = {
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A server that other machines reach, whose model sees and hears, and follows a script."""
+    """A server that other machines reach, whose model has both encoders and follows a script."""
     folder = tmp_path_factory.mktemp("models")
     (folder / "media.gguf").write_bytes(with_encoders())
     models = [folder / "media.gguf", tiny_model(folder, "<b>plain")]
@@ -358,7 +358,7 @@ def test_images_are_drawn_anew_if_that_helps(
         assert image.size == expected
 
 
-def test_a_model_without_eyes_and_a_long_body_get_a_sentence(person: ServedPerson) -> None:
+def test_a_model_without_encoders_and_a_long_body_get_a_sentence(person: ServedPerson) -> None:
     person.open_models()
     person.choose("served", "<b>plain")
     person.attach("red.png")

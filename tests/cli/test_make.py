@@ -56,6 +56,6 @@ def test_the_first_chat_says_where_the_command_is(tmp_path: Path) -> None:
 def test_another_model_is_fetched_if_pip_has_it(
     given: list[str], fetched: str, ran: str, tmp_path: Path
 ) -> None:
-    pretend(tmp_path, "echo $@", ("created", "ready", "told"))
+    pretend(tmp_path, "echo $@", ("created", "ready", "introduced"))
     said = make_chat(tmp_path, *given)
     assert (said.stderr, said.stdout) == (fetched, ran)

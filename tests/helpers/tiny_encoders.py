@@ -1,4 +1,4 @@
-"""A tiny model that sees and hears: both encoders in its own file, as Ollama has them."""
+"""A tiny model with both encoders in its own file, as Ollama has them."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Speech to text with OpenAI's client, against a live server with a tiny model that hears."""
+"""Speech to text with OpenAI's client, against a live server; one model has an audio encoder."""
 
 import io
 from collections.abc import Iterator

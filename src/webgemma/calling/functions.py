@@ -82,7 +82,7 @@ def declared_tools(tools: object) -> tuple[object, dict[str, Function]]:
 def _inlined(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of an object with the definitions that it refers to in their places.
 
-    The model is told types in their places only. What refers to itself stays a reference."""
+    The prompt has types in their places only. What refers to itself stays a reference."""
     definitions = schema["$defs"]
 
     def inlined(given: Any, depth: int) -> Any:

@@ -1,4 +1,4 @@
-"""Replies that call Python functions: what those return is told to the model, until it answers."""
+"""Replies that call Python functions, whose results go to the model until it answers."""
 
 import inspect
 import json
@@ -59,8 +59,8 @@ async def replies_with_functions(
     """Yield the pieces of replies, and of results between them, until one calls no function.
 
     `begin` begins the reply to messages with a choice of tools: the first that which is given, the
-    others may call functions, and after `most` rounds none. It is told whether the messages end
-    with results. Only the last reply has a `finish`."""
+    others may call functions, and after `most` rounds none. Its last argument says whether
+    the messages end with results. Only the last reply has a `finish`."""
     said, chosen = list(messages), tool_choice
     yield Detached()  # each reply is driven as its own stream says
     for round in range(most + 1):

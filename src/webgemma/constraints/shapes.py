@@ -548,7 +548,7 @@ def _listed(value: Any) -> Shape:
 
 
 def _merged(shapes: list[Shape]) -> list[Shape]:
-    """Return the shapes with all strings in one, and all numbers: they are told apart as text."""
+    """Return the shapes with all strings in one, and all numbers, which differ as texts."""
     merged: list[Shape] = []
     strings = [shape.language for shape in shapes if isinstance(shape, String)]
     numbers = [shape.language for shape in shapes if isinstance(shape, Number)]

@@ -22,7 +22,7 @@ from webgemma.server.app import make_app
 from webgemma.server.registry import MAX_REQUESTS, Registry
 
 SCOPE = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "root_path": ""}
-STOP_SECONDS = 2.0  # that a replica has to end what it does; its clients have been told by then
+STOP_SECONDS = 2.0  # that a replica has to end what it does; its clients have their errors by then
 HEALTH_SECONDS = 5.0  # between two looks at a replica
 
 Message = MutableMapping[str, Any]  # of ASGI

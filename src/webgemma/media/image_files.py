@@ -14,7 +14,7 @@ from webgemma.errors import InputError
 from webgemma.images import MAX_PIXELS, RgbImage, check_size, rgb_image, too_large_message
 from webgemma.values import shown
 
-# Of pictures that people have. Pillow knows more, and starts other programs for some (EPS).
+# Of images that people have. Pillow knows more, and starts other programs for some (EPS).
 FORMATS = (
     "AVIF",
     "BMP",

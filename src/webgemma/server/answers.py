@@ -167,7 +167,7 @@ class Answer:
             first.cancel()
             await asyncio.wait([first])
             if not first.cancelled():
-                first.exception()  # who has left is not told
+                first.exception()  # nobody is there to get it
         if item is not None:
             yield item
             async for item in pieces:

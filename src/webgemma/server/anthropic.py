@@ -16,7 +16,7 @@ Event = tuple[str, dict[str, Any]]
 # Fields that are accepted and change nothing, with why. Unknown fields are ignored, too: clients
 # send those of betas.
 IGNORED = {
-    "metadata, user_profile_id, workspace_id": "requests are not told apart by user",
+    "metadata, user_profile_id, workspace_id": "requests are not distinguished by user",
     "service_tier, speed, inference_geo": "there is one machine",
     "cache_control": "what the model has read is always reused",
     "context_management": "a conversation that does not fit loses its oldest turns",
@@ -126,7 +126,7 @@ def _structure(body: Body) -> Structure | None:
 
 
 def _thinking(thinking: Body) -> tuple[bool, bool]:
-    """Return whether the model thinks, and whether the client sees it. Off unless requested."""
+    """Return whether the model thinks, and whether the client gets that. Off unless requested."""
     if not thinking.given:
         return False, False
     kind = thinking.choice("type", ("enabled", "adaptive", "disabled"))

@@ -22,7 +22,7 @@ from webgemma.server.bodies import json_text
 from webgemma.server.forms import Form, parse_form
 from webgemma.server.protocol import RequestError
 
-MAX_BODY_NBYTES = 64 << 20  # a conversation with pictures and sounds
+MAX_BODY_NBYTES = 64 << 20  # a conversation with images and audio
 BODY_SECONDS = 60.0  # until a body must be complete
 MAX_HELD_NBYTES = 1 << 30  # of the bodies of all requests that are served or wait
 MAX_VALUES = 1_000_000  # in JSON, where three bytes may become a hundred

@@ -21,7 +21,7 @@ DEFAULT_HOST = "localhost"
 DEFAULT_PORT = 11434  # Ollama's: its clients need no setting
 NEXT_PORTS = range(DEFAULT_PORT + 1, DEFAULT_PORT + 20)
 GRACE_SECONDS = 5.0  # that replies have to end by themselves when the server stops
-LAST_SECONDS = 1.0  # that clients then have to be told
+LAST_SECONDS = 1.0  # after that, for what clients are sent about it
 MAX_CONNECTIONS = 1024
 BACKLOG = 128
 HEAD_SECONDS = 15.0  # until a request's head must be complete
@@ -157,7 +157,7 @@ class _Connection(H11Protocol):
 
 
 class _Uvicorn(uvicorn.Server):
-    """Ends replies that take too long when the server stops, so that their clients are told."""
+    """Ends replies that take too long when the server stops, so that their clients get an error."""
 
     def __init__(self, config: uvicorn.Config, ahead: Ahead, grace_seconds: float) -> None:
         super().__init__(config)

@@ -45,7 +45,7 @@ REFUSED = {
     "previous_response_id": STATELESS,
     "prompt": "no prompts are stored: send instructions and input",
 }
-# Tools that run at OpenAI, or whose calls hold no JSON. The model is not told of them, so that
+# Tools that run at OpenAI, or whose calls hold no JSON. They are not in the prompt, so that
 # programs that always offer them work with it.
 LEFT_OUT = (
     "apply_patch",

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/audio/transcriptions`, for models that hear: a chat about the audio."""
+"""OpenAI's `/v1/audio/transcriptions`, for models with an audio encoder: a chat about the audio."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

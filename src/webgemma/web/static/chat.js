@@ -181,7 +181,7 @@ export class Chat {
     const model = this.view.model();
     if (message.model && !message.model.split(", ").includes(model)) message.model += `, ${model}`;
     message.finish = "unfinished";
-    stopCalls(message); // those that were cut: the model is told
+    stopCalls(message); // those that were cut: the model gets that as their result
     const isBegun = Boolean(message.content || message.thinking);
     this.generate(message, path, { ...settings, schema: "" }, [], isBegun); // its beginning kept to none
   }

@@ -42,7 +42,7 @@ export class Conversations extends EventTarget {
     this.trash = new Map(); // those that were deleted and can be restored, by id
     this.unread = new Set(); // conversations whose messages are not read
     this.reading = new Map(); // by conversation, the promise of its messages
-    this.heard = new WeakMap(); // by message, when another tab has told of it: reading may have begun before
+    this.heard = new WeakMap(); // by message, when another tab has reported it: reading may have begun before
     this.heardCount = 0;
     this.shown = null; // the conversation that this tab shows: other tabs do not change its leaf
     this.held = new Set(); // messages that this tab is writing: other tabs do not change them

@@ -9,7 +9,7 @@ import { t } from "./language.js";
 const START_SECONDS = 120; // to start Python, which also waits for its files
 const RUN_SECONDS = 20; // of a program
 const MAX_CODE = 100_000; // characters
-const MAX_TEXT = 20_000; // characters that the model is told
+const MAX_TEXT = 20_000; // characters that the model gets
 const POLICY = (nonce) => `default-src 'none'; script-src 'nonce-${nonce}' 'wasm-unsafe-eval'; worker-src data:`;
 const CUT = "\n[The output was cut here: it is too long.]";
 

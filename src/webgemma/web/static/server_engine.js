@@ -16,7 +16,7 @@ const AS_THEY_ARE = [
   "image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp",
   "audio/wav", "audio/x-wav", "audio/mpeg", "audio/ogg", "audio/flac", "audio/x-flac",
 ];
-const MAX_PIXELS = 2 ** 22; // far more than a model sees: larger images only take longer to send
+const MAX_PIXELS = 2 ** 22; // far more than a vision encoder reads: larger images only take longer to send
 
 /** Return an image as the server reads it: one of another type or of too many pixels is drawn anew. */
 async function sentImage(blob) {

@@ -1,7 +1,7 @@
 // The tools that a model may call on this page, and who is asked before. All of them are off until the user switches
 // them on for a conversation; each call of Python asks, unless the user has allowed all in this conversation.
 //
-// What a tool returns, or what is wrong with a call, is told to the model as text, in English as its own words.
+// What a tool returns, or what is wrong with a call, goes to the model as text, in English as its own words.
 
 import { calculate } from "./calculator.js";
 import { tellTime } from "./clock.js";
@@ -103,7 +103,7 @@ export class ToolBox extends EventTarget {
     if (!isOn && TOOLS[name].isAsking) this.allowed.delete(conversation);
   }
 
-  /** Return the settings by which a model may call tools; `isLast`: it is told of them, but may call none. */
+  /** Return the settings by which a model may call tools; `isLast`: they are in the prompt, but it may call none. */
   settings(names, isLast) {
     if (!names.length) return {};
     return { tools: names.map((name) => TOOLS[name].declaration), ...(isLast && { tool_choice: "none" }) };

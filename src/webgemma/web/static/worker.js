@@ -11,7 +11,7 @@ const failure = (kind, message = kind) => Object.assign(new Error(message), { ki
 const post = (json) => self.postMessage(JSON.parse(json));
 
 const started = (async () => {
-  if (!navigator.gpu) throw failure("no-webgpu"); // told at once: Python would take seconds to find out
+  if (!navigator.gpu) throw failure("no-webgpu"); // reported at once: Python would take seconds to find out
   navigator.gpu.requestAdapter().catch(() => {}); // starts the GPU process while Python starts
   const response = await fetch("api/about").catch(() => { throw failure("no-server"); });
   if (!response.ok) throw new Error(await response.text());
