@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from webgemma.cli.options import (
+    ContextOption,
     Device,
     DeviceOption,
     JsonOption,
@@ -14,6 +15,7 @@ from webgemma.cli.options import (
     LoraOption,
     Precision,
     PrecisionOption,
+    ThinkOption,
     with_settings,
 )
 from webgemma.cli.stopping import StopSignals
@@ -40,9 +42,7 @@ def batch(
         typer.Option(help="The column of prompts or messages; else messages, then prompt."),
     ] = None,
     system: Annotated[str | None, typer.Option(help="The system message of all rows.")] = None,
-    think: Annotated[
-        bool, typer.Option("--think", help="Let the model think before it replies.")
-    ] = False,
+    think: ThinkOption = False,
     replicas: Annotated[
         int | None,
         typer.Option(min=1, help="Processes, each with a model of its own; else one for each GPU."),
@@ -60,9 +60,7 @@ def batch(
     force: Annotated[
         bool, typer.Option("--force", help="Begin anew, and replace OUT if it exists.")
     ] = False,
-    context: Annotated[
-        int | None, typer.Option(help="Positions of prompt and reply together, at most.")
-    ] = None,
+    context: ContextOption = None,
     device: DeviceOption = Device.auto,
     lora: LoraOption = None,
     kv: KvOption = Kv.f16,

@@ -21,6 +21,7 @@ from webgemma.cli.options import (
     GpuOption,
     JsonOption,
     LoraOption,
+    MmprojOption,
     Precision,
     PrecisionOption,
 )
@@ -80,9 +81,7 @@ def embed(
     audio: Annotated[
         list[Path] | None, typer.Option(help="Audio to embed, after the images; may repeat.")
     ] = None,
-    mmproj: Annotated[
-        Path | None, typer.Option(help="The file of the vision and audio encoders.")
-    ] = None,
+    mmproj: MmprojOption = None,
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="An Ollama name or a path to a .gguf.")
     ] = DEFAULT,

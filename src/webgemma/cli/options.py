@@ -48,6 +48,16 @@ class Precision(StrEnum):
     f16 = "f16"
 
 
+ContextOption = Annotated[
+    int | None,
+    typer.Option("--context", help="Positions of prompt and reply together, at most."),
+]
+ThinkOption = Annotated[
+    bool, typer.Option("--think", help="Let the model think before it replies.")
+]
+MmprojOption = Annotated[
+    Path | None, typer.Option("--mmproj", help="The file of the vision and audio encoders.")
+]
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute.")]
 GpuOption = Annotated[
     str | None,

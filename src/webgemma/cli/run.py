@@ -11,6 +11,7 @@ from webgemma.api import Gemma
 from webgemma.cli.chat import TerminalChat
 from webgemma.cli.conversation import attachment
 from webgemma.cli.options import (
+    ContextOption,
     Device,
     DeviceOption,
     DraftOption,
@@ -19,10 +20,12 @@ from webgemma.cli.options import (
     Kv,
     KvOption,
     LoraOption,
+    MmprojOption,
     ModelArgument,
     NoDraftOption,
     Precision,
     PrecisionOption,
+    ThinkOption,
     chosen_draft,
     with_settings,
 )
@@ -47,13 +50,9 @@ def run(
     lora: LoraOption = None,
     kv: KvOption = Kv.f16,
     precision: PrecisionOption = Precision.auto,
-    context: Annotated[
-        int | None, typer.Option(help="Positions of prompt and reply together, at most.")
-    ] = None,
+    context: ContextOption = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    think: Annotated[
-        bool, typer.Option("--think", help="Let the model think before it replies.")
-    ] = False,
+    think: ThinkOption = False,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")
     ] = False,
@@ -70,9 +69,7 @@ def run(
     image_budget: Annotated[
         int, typer.Option(help="Soft tokens of an image, at most: 70, 140, 280, 560 or 1120.")
     ] = BUDGET,
-    mmproj: Annotated[
-        Path | None, typer.Option(help="The file of the vision and audio encoders.")
-    ] = None,
+    mmproj: MmprojOption = None,
     schema: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Reply in JSON of the JSON Schema in this file."),

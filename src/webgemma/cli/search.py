@@ -12,6 +12,7 @@ from rich.text import Text
 from webgemma.api import Gemma
 from webgemma.cli.embedder import DEFAULT, ModelEmbedder
 from webgemma.cli.options import (
+    ContextOption,
     Device,
     DeviceOption,
     GpuOption,
@@ -21,6 +22,7 @@ from webgemma.cli.options import (
     ModelArgument,
     Precision,
     PrecisionOption,
+    ThinkOption,
     with_settings,
 )
 from webgemma.cli.preflight import check_question_order, check_request, check_settings
@@ -235,12 +237,8 @@ def ask(
     sources_only: Annotated[
         bool, typer.Option("--sources-only", help="List the passages, without a reply.")
     ] = False,
-    think: Annotated[
-        bool, typer.Option("--think", help="Let the model think before it replies.")
-    ] = False,
-    context: Annotated[
-        int | None, typer.Option(help="Positions of prompt and reply together, at most.")
-    ] = None,
+    think: ThinkOption = False,
+    context: ContextOption = None,
     device: DeviceOption = Device.auto,
     gpu: GpuOption = None,
     kv: KvOption = Kv.f16,

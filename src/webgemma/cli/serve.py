@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import typer
 
 from webgemma.cli.options import (
+    ContextOption,
     Device,
     DeviceOption,
     DraftOption,
@@ -105,9 +106,7 @@ def serve(
             "it is loaded. If not given: 4, or as many as there is memory for."
         ),
     ] = None,
-    context: Annotated[
-        int | None, typer.Option(help="Positions of prompt and reply together, at most.")
-    ] = None,
+    context: ContextOption = None,
     device: DeviceOption = Device.auto,
     gpu: Annotated[
         list[str] | None,
