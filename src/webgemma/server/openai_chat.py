@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from webgemma.replies import Piece, Usage
+from webgemma.server.openai_chunks import ChunkStream
 from webgemma.server.openai_common import (
     ContentTokens,
     Event,
@@ -14,7 +15,6 @@ from webgemma.server.openai_common import (
     checked,
     chosen,
     content_tokens,
-    error_body,
     flag,
     function_tool,
     read_body,
@@ -209,8 +209,8 @@ def _logprobs(tokens: list[Event] | None) -> Event | None:
     return None if tokens is None else {"content": tokens, "refusal": None}
 
 
-class ChatStream:
-    """Turns the pieces of an answer's replies into its chunks; `DONE` follows the last."""
+class ChatStream(ChunkStream):
+    """Turns the pieces of an answer's replies into its chunks."""
 
     def __init__(
         self,
@@ -221,16 +221,9 @@ class ChatStream:
         model: str = "",
         token_bytes: TokenBytes | None = None,
     ) -> None:
-        self.request = request
+        kind = "chat.completion.chunk"
+        super().__init__(request, kind, request.choices, id=id, created=created, model=model)
         self.id = id
-        self.head = {
-            "id": id,
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": model or request.model,
-        }
-        self.replies = [Reply() for _ in range(request.choices)]
-        self._ended = [False] * request.choices
         self._tokens = [ContentTokens(token_bytes) for _ in range(request.choices)]
 
     def begin(self) -> Iterator[Event]:
@@ -254,15 +247,6 @@ class ChatStream:
         if piece.finish:
             yield self._last(index)
 
-    def end(self) -> Iterator[Event]:
-        """Yield the last chunks: of choices that had no tokens, and the usage if it is wanted."""
-        for index, ended in enumerate(self._ended):
-            if not ended:
-                yield self._last(index)
-        if self.request.own["include_usage"]:
-            used = usage(self.request, self.replies)
-            yield self.head | {"choices": [], "usage": used}
-
     def stage(self, stage: Stage) -> Event:
         """Return the chunk that says what the answer waits for."""
         progress: Event = {"stage": stage.name}
@@ -274,12 +258,7 @@ class ChatStream:
         """Return the chunk of a canvas after a step."""
         return self._chunk(index, {"canvas": facts})
 
-    def error(self, error: RequestError) -> Iterator[Event]:
-        """Yield what says that the answer cannot be continued."""
-        yield error_body(error)
-
-    def _last(self, index: int) -> Event:
-        self._ended[index] = True
+    def _end_of(self, index: int) -> Event:
         return self._chunk(index, {}, finish=finish_reason(self.replies[index]))
 
     def _chunk(
@@ -295,5 +274,4 @@ class ChatStream:
             "logprobs": _logprobs(tokens),
             "finish_reason": finish,
         }
-        usage = {"usage": None} if self.request.own["include_usage"] else {}
-        return self.head | {"choices": [choice]} | usage
+        return self._with_head(choice)

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from webgemma.replies import Piece
+from webgemma.server.openai_chunks import ChunkStream
 from webgemma.server.openai_common import (
     ContentTokens,
     Event,
     TextOffsets,
     TokenBytes,
     content_tokens,
-    error_body,
     flag,
     read_body,
     read_choices,
@@ -123,8 +123,8 @@ def _choice(index: int, text: str, columns: Event | None, finish: str | None) ->
     return {"index": index, "text": text, "logprobs": columns, "finish_reason": finish}
 
 
-class CompletionStream:
-    """Turns the pieces of an answer's replies into its chunks; `DONE` follows the last."""
+class CompletionStream(ChunkStream):
+    """Turns the pieces of an answer's replies into its chunks."""
 
     def __init__(
         self,
@@ -135,16 +135,8 @@ class CompletionStream:
         model: str = "",
         token_bytes: TokenBytes | None = None,
     ) -> None:
-        self.request = request
-        self.head = {
-            "id": id,
-            "object": "text_completion",
-            "created": created,
-            "model": model or request.model,
-        }
         count = len(request.prompts) * request.choices
-        self.replies = [Reply() for _ in range(count)]
-        self._ended = [False] * count
+        super().__init__(request, "text_completion", count, id=id, created=created, model=model)
         self._tokens = [(ContentTokens(token_bytes), TextOffsets()) for _ in range(count)]
 
     def begin(self) -> Iterator[Event]:
@@ -159,27 +151,9 @@ class CompletionStream:
             tokens, offsets = self._tokens[index]
             columns = offsets.columns(tokens.feed(piece))
         if piece.text:
-            yield self._chunk(_choice(index, piece.text, columns, None))
+            yield self._with_head(_choice(index, piece.text, columns, None))
         if piece.finish:
             yield self._last(index)
 
-    def end(self) -> Iterator[Event]:
-        """Yield the last chunks: of choices that had no tokens, and the usage if it is wanted."""
-        for index, ended in enumerate(self._ended):
-            if not ended:
-                yield self._last(index)
-        if self.request.own["include_usage"]:
-            used = usage(self.request, self.replies)
-            yield self.head | {"choices": [], "usage": used}
-
-    def error(self, error: RequestError) -> Iterator[Event]:
-        """Yield what says that the answer cannot be continued."""
-        yield error_body(error)
-
-    def _last(self, index: int) -> Event:
-        self._ended[index] = True
-        return self._chunk(_choice(index, "", None, _finish(self.replies[index])))
-
-    def _chunk(self, choice: Event) -> Event:
-        usage = {"usage": None} if self.request.own["include_usage"] else {}
-        return self.head | {"choices": [choice]} | usage
+    def _end_of(self, index: int) -> Event:
+        return self._with_head(_choice(index, "", None, _finish(self.replies[index])))
