@@ -14,7 +14,7 @@ from helpers.anything import shared
 from tolerance import RESAMPLED
 
 from webgemma import InputError
-from webgemma.media.audio_files import CUTOFF, ZEROS, read_audio, resample, resampled
+from webgemma.media.audio_files import CUTOFF, ZEROS, read_audio, resampled
 from webgemma.values import shown
 
 # Format, subtype, rate, and tolerance against the samples written.
@@ -100,6 +100,10 @@ def test_a_file_of_unknown_length_is_read_to_its_end() -> None:
     data[22:26] = b"\xff" * 4
     with pytest.raises(InputError, match="is longer than 3 hours"):
         read_audio(bytes(data))
+
+
+def resample(samples: np.ndarray, rate: int) -> np.ndarray:
+    return np.concatenate(list(resampled([samples], rate)))
 
 
 @pytest.mark.parametrize("rate", [8000, 11025, 44100, 48000])

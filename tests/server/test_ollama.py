@@ -219,11 +219,6 @@ def test_an_error_ends_a_stream():
         next(chunks)
 
 
-def test_a_missing_model_is_said_in_ollamas_words():
-    error = ollama.not_found("gemma9")
-    assert (error.status, ollama.error(error)) == (404, {"error": "model 'gemma9' not found"})
-
-
 # Loading and unloading
 
 

@@ -32,7 +32,6 @@ from webgemma.values import shown
 MAX_CHOICES = 1000
 MAX_CHARACTERS = 1 << 16  # of a grammar, or of all choices
 
-ANY_JSON = True  # the schema that allows every JSON value
 ANY_OBJECT = {"type": "object"}
 
 # White space around JSON: a blank or two, and a line break at its end. With more, a small model

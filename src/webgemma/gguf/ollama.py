@@ -111,7 +111,6 @@ class OllamaModel:
     layers: tuple[Layer, ...]
     config: dict[str, Any]  # the keys that Ollama defines have the types that it defines
     digest: str  # sha256 of the manifest in hex; its first 12 digits are the ID in `ollama list`
-    config_digest: str
     modified_seconds: float  # since 1970
     nbytes: int  # of all layers and the config
 
@@ -338,7 +337,6 @@ def _load(name: ModelName, path: Path, blobs: Path) -> OllamaModel:
         layers=tuple(layers),
         config=config,
         digest=hashlib.sha256(text.encode()).hexdigest(),
-        config_digest="".join(layer.digest for layer in config_layers),
         modified_seconds=_stat(path, where).st_mtime,
         nbytes=sum(layer.nbytes for layer in layers + config_layers),
     )

@@ -201,17 +201,11 @@ def _kind(source: object, samples: "NDArray[Any]") -> str:
 # Resampling
 
 
-def resample(samples: "Samples", rate: int) -> "Samples":
-    """Return y[m] = Σ x[n] · s · kernel(s · (m · rate / 16000 − n)), the samples at 16 kHz.
-
-    s = min(1, 16000 / rate) widens the kernel where the rate falls."""
-    import numpy as np
-
-    return np.concatenate(list(resampled([samples], rate)))
-
-
 def resampled(blocks: "Iterable[Samples]", rate: int) -> "Iterator[Samples]":
-    """Yield the same in chunks, from blocks of samples: hours of audio are never held at once."""
+    """Yield y[m] = Σ x[n] · s · kernel(s · (m · rate / 16000 − n)), the samples at 16 kHz.
+
+    s = min(1, 16000 / rate) widens the kernel where the rate falls. Blocks are read and chunks
+    yielded one by one: hours of audio are never held at once."""
     import numpy as np
 
     if rate == SAMPLE_RATE:

@@ -109,11 +109,6 @@ def parse_name(given: object) -> str:
     return body.name("model" if body.has("model") or not body.has("name") else "name")
 
 
-def not_found(name: str) -> RequestError:
-    """Return the error for a model that is not there, in the words that clients look for."""
-    return RequestError(f"model '{name}' not found", 404, "model")
-
-
 def _common(body: Body) -> dict[str, Any]:
     """Return the arguments of a Request that both routes have."""
     logprobs = body.flag("logprobs")
