@@ -45,7 +45,6 @@ KINDS = {
     "moe": replace(MOE, formats=("F16",)),
     "diffusion": DIFFUSION,
 }
-DTYPES = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 
 
 def hugging_face_name(name: str, stem: str) -> str:

@@ -31,7 +31,7 @@ const quoted = (passage, number) => {
 };
 
 /** Return the text of a question with its passages, as the model reads it. */
-export function questionText(question, passages) {
+function questionText(question, passages) {
   const texts = passages.map((passage, at) => quoted(passage, at + 1)).join("\n\n");
   return `${texts || "There are no passages."}\n\nQuestion: ${question.trim()}`;
 }

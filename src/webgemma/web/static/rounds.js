@@ -4,7 +4,7 @@
 // user, "failed" or "stopped".
 
 export const MAX_ROUNDS = 10; // in one reply; then the model has to answer without another call
-export const STOPPED = "The user stopped this call.";
+const STOPPED = "The user stopped this call.";
 const ENDED = ["done", "refused", "failed", "stopped"];
 const MOST = 1000; // rounds, and calls of one, in a file that is imported
 

@@ -41,7 +41,7 @@ export function languageOf(text) {
 }
 
 /** Return what is read of a reply's element: its text without code, each block as a sentence of its own. */
-export function spokenText(node) {
+function spokenText(node) {
   const copy = node.cloneNode(true);
   for (const part of copy.querySelectorAll(LEFT_OUT)) part.remove();
   for (const block of copy.querySelectorAll(BLOCKS)) block.append("\n");

@@ -60,7 +60,7 @@ function markdownMessage(message) {
 }
 
 /** Return a conversation's messages, those of `path`, as Markdown. */
-export function markdownOf(conversation, path) {
+function markdownOf(conversation, path) {
   const head = `# ${escaped(conversation.title)}\n\n*${date(conversation.created)} · webgemma*`;
   return `${[head, ...path.map(markdownMessage)].join("\n\n")}\n`;
 }
@@ -118,7 +118,7 @@ async function styles(hasFormulas) {
 }
 
 /** Return a conversation's messages, those of `path`, as an HTML page: as here, with its styles and without scripts. */
-export async function htmlOf(conversation, path) {
+async function htmlOf(conversation, path) {
   const main = element("main", "", element("h1", "", conversation.title), element("p", "facts", `${date(conversation.created)} · webgemma`));
   for (const message of path) main.append(await messageElement(message));
   const head = element("head");
