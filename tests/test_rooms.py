@@ -16,7 +16,7 @@ ROOT = Path(webgemma.__file__).parent
 TESTS = Path(__file__).parent
 
 ROOMS = (
-    *("errors", "values", "fair_lock", "turns", "sync", "progress", "javascript"),
+    *("errors", "values", "fair_lock", "turns", "sync", "faces", "progress", "javascript"),
     *("gguf", "text", "settings", "sampler", "denoising", "images", "device"),
     *("kernels", "graph", "gemma", "reference", "media", "engine", "constraints", "lora"),
     *(
@@ -34,7 +34,7 @@ ROOMS = (
 )
 LOOSE = {  # modules beside the folders
     *("__init__", "__main__", "api", "models", "settings", "replies", "sampler", "denoising"),
-    *("images", "graph", "errors", "values", "progress", "javascript", "sync", "turns"),
+    *("images", "graph", "errors", "values", "progress", "javascript", "sync", "faces", "turns"),
     *("fair_lock", "notebook", "batches", "embeddings", "llm_plugin", "packages", "structured"),
 }
 

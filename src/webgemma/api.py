@@ -51,6 +51,14 @@ from webgemma.engine.interface import (
 )
 from webgemma.engine.opening import open_engine
 from webgemma.errors import InputError, WebgemmaError
+from webgemma.faces import (
+    asynchronous,
+    asynchronous_constructor,
+    asynchronous_stream,
+    plain,
+    plain_constructor,
+    plain_stream,
+)
 from webgemma.gemma.config import Config
 from webgemma.gemma.lora_weights import Choice
 from webgemma.gguf.sources import Source
@@ -75,19 +83,7 @@ from webgemma.progress import Progress, ignore_progress
 from webgemma.replies import Piece, PlainReader, Replies, ReplyReader, StopText, too_long
 from webgemma.settings import Settings, resolve
 from webgemma.structured import Structures, extracted, extraction, with_value
-from webgemma.sync import (
-    Worker,
-    asynchronous,
-    asynchronous_constructor,
-    asynchronous_stream,
-    drive_aside,
-    for_caller,
-    has_event_loop,
-    plain,
-    plain_constructor,
-    plain_stream,
-    run_sync,
-)
+from webgemma.sync import Worker, drive_aside, for_caller, has_event_loop, run_sync
 from webgemma.text.chat import Chat, opens_thought
 from webgemma.text.inputs import wrong_type
 from webgemma.text.sizes import least_length, without_oldest
