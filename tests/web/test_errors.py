@@ -9,7 +9,7 @@ import pytest
 
 import webgemma
 from webgemma import errors
-from webgemma.web.tab import _kind
+from webgemma.web.reports import kind_of
 
 PACKAGE = Path(webgemma.__file__).parent
 # What a tab never runs: other front ends, the server of the page, and what is native.
@@ -73,7 +73,7 @@ def test_advice_for_programs_stands_apart() -> None:
 def test_every_kind_has_its_words_on_the_page() -> None:
     notice = (PACKAGE / "web" / "static" / "notice.js").read_text("utf-8")
     kinds = {
-        _kind(error)
+        kind_of(error)
         for error in (
             *(errors.StorageError("x"), errors.PromptLengthError("x"), errors.GgufError("x")),
             *(errors.DeviceMemoryError("x", 0), errors.DeviceLostError("x")),

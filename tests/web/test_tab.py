@@ -407,7 +407,7 @@ def test_a_model_is_stored_then_loaded_from_storage() -> None:
     files = PretendFiles()
 
     async def act(tab: Tab) -> None:
-        await tab.store(ollama_spec(files, DATA, DIGEST))
+        await tab.stored.store(ollama_spec(files, DATA, DIGEST))
         id = DIGEST.removeprefix("sha256:")
         await tab.load(SimpleNamespace(kind="stored", id=id, name="gemma:x"), None, "auto")
         await tab.unload()
@@ -437,7 +437,7 @@ def test_a_drafter_is_loaded_with_its_model_stored_and_deleted() -> None:
     stored_spec = SimpleNamespace(kind="stored", id=id, name="gemma:x")
 
     async def act(tab: Tab) -> None:
-        await tab.store(spec)
+        await tab.stored.store(spec)
         for each in (spec, stored_spec):
             await tab.inspect("one", each)
             await tab.load(each, None, "auto", "one")
@@ -520,7 +520,7 @@ def test_an_mmproj_is_stored_and_deleted_with_its_model() -> None:
     opened = []
 
     async def act(tab: Tab) -> None:
-        await tab.store(spec)
+        await tab.stored.store(spec)
         stored = SimpleNamespace(kind="stored", id=id, name="gemma:x")
         source = await tab._open_part(stored, "mmproj")
         assert source is not None
@@ -544,7 +544,7 @@ def test_a_stored_model_that_was_inspected_and_not_loaded_can_be_deleted() -> No
     id = DIGEST.removeprefix("sha256:")
 
     async def act(tab: Tab) -> None:
-        await tab.store(ollama_spec(files, DATA, DIGEST))
+        await tab.stored.store(ollama_spec(files, DATA, DIGEST))
         await tab.inspect("one", SimpleNamespace(kind="stored", id=id, name="gemma:x"))
         await tab.delete(id)
 
@@ -558,7 +558,7 @@ def test_notes_of_stored_models_keep_their_keys() -> None:
     spec = ollama_spec(files, DATA, DIGEST)
     spec.mmproj = SimpleNamespace(kind="url", url="/models/x", name="m", nbytes=1, digest=None)
     spec.draft = spec.mmproj
-    messages_of(lambda tab: tab.store(spec), files)
+    messages_of(lambda tab: tab.stored.store(spec), files)
     notes = json.loads(files.disk[f"webgemma/models/{DIGEST.removeprefix('sha256:')}.json"])[
         "notes"
     ]
@@ -570,7 +570,7 @@ def test_a_damaged_download_is_reported_and_the_model_stays() -> None:
 
     async def act(tab: Tab) -> None:
         await tab.load(BUNDLED, None, "auto")
-        await tab.store(ollama_spec(files, DATA[:-1] + b"!", DIGEST))
+        await tab.stored.store(ollama_spec(files, DATA[:-1] + b"!", DIGEST))
         await tab.chat(1, HELLO, GREEDY)
 
     messages = messages_of(act, files)
@@ -586,12 +586,12 @@ def test_a_copy_is_cancelled_and_resumed(monkeypatch: pytest.MonkeyPatch) -> Non
     spec = ollama_spec(files, DATA, DIGEST)
 
     async def act(tab: Tab) -> None:
-        copy = asyncio.ensure_future(tab.store(spec))
+        copy = asyncio.ensure_future(tab.stored.store(spec))
         while not sum(map(len, files.disk.values())) > 1 << 13:
             await asyncio.sleep(0)
-        tab.cancel_store(DIGEST.removeprefix("sha256:"))
+        tab.stored.cancel(DIGEST.removeprefix("sha256:"))
         await copy
-        await tab.store(spec)
+        await tab.stored.store(spec)
 
     messages = messages_of(act, files)
     partial, complete = [m["models"][0] for m in messages if m["type"] == "stored_models"]
@@ -607,7 +607,7 @@ def test_a_failed_copy_is_reported(free: int | None, kind: str) -> None:
     files = PretendFiles()
     files.free = free
     digest = DIGEST if free else "sha256:nonsense"
-    messages = messages_of(lambda tab: tab.store(ollama_spec(files, DATA, digest)), files)
+    messages = messages_of(lambda tab: tab.stored.store(ollama_spec(files, DATA, digest)), files)
     error = next(m for m in messages if m["type"] == "error")
     assert error["kind"] == kind
     assert "store" in error

@@ -9,37 +9,26 @@ from array import array
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from webgemma.api import Gemma
 from webgemma.denoising import Canvas
 from webgemma.device import aopen_device
-from webgemma.errors import (
-    DeviceError,
-    DeviceLostError,
-    DeviceMemoryError,
-    GgufError,
-    MissingEncoderError,
-    MissingPackageError,
-    ModelNotFoundError,
-    PromptLengthError,
-    StorageError,
-    WebgemmaError,
-)
+from webgemma.errors import DeviceLostError, GgufError, WebgemmaError
 from webgemma.gemma.config import Config
 from webgemma.gemma.drafter_config import drafter_config
 from webgemma.gemma.encoder_config import EncoderConfigs
 from webgemma.gguf.browser import ANY_SERVER, ServerAdvice, browser_files, open_address, open_file
-from webgemma.gguf.opfs import OpfsStore, stored_id
 from webgemma.gguf.reader import Gguf
 from webgemma.gguf.sources import Source
-from webgemma.models import BUNDLED, BUNDLED_PATH, gpu_nbytes
+from webgemma.models import BUNDLED, BUNDLED_PATH
 from webgemma.replies import Usage, canvas_facts
 from webgemma.settings import SETTINGS, applicable
 from webgemma.text.markup import CHANNEL_OPEN
 from webgemma.web.gpu_memory import free_nbytes
+from webgemma.web.reports import ThrottledProgress, kind_of
+from webgemma.web.stored_models import StoredModels
 
 if TYPE_CHECKING:
     from webgemma.web.searching import Searching
@@ -48,7 +37,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 FRAME_SECONDS = 1 / 60  # minimum time between two messages with text of a reply
-PROGRESS_SECONDS = 0.1  # minimum time between two messages of progress
 BUNDLED_URL = f"package/demo/{BUNDLED_PATH.name}"  # the page's wheel leaves it out
 SERVER = ServerAdvice(
     "its server does not respond; if that is `webgemma web`, check that it is still running",
@@ -62,10 +50,6 @@ OPTIONS = (
     *("tools", "tool_choice", "parallel_tool_calls"),
 )
 
-# Keys in the notes of stored models. Browsers hold models stored under these names: do not rename.
-PART_NOTES = {"mmproj": "eyes", "draft": "draft"}  # the ids of files that belong to the model
-GPU_NOTE, GPU_MIN_NOTE = "gpu_nbytes", "gpu_least_nbytes"
-
 
 class Tab:
     """One loaded model with its replies, and the models stored in this browser.
@@ -76,13 +60,12 @@ class Tab:
     def __init__(self, post: Callable[[str], None], files: Any = None) -> None:
         self._post = post
         self._files = browser_files() if files is None else files
-        self._store = OpfsStore(self._files)
         self._model: Gemma | None = None
         self._watch: asyncio.Future[None] | None = None  # of the model's device
         self._inspected: tuple[Any, Gguf] | None = None  # the latest, and its id
         self._replies: dict[Any, asyncio.Future[Any]] = {}  # and embeddings
         self._stopped: set[Any] = set()  # ids of replies that were stopped before they began
-        self._copies: dict[str, asyncio.Future[None]] = {}
+        self.stored = StoredModels(self._report, self._report_error, self._open, self._files)
         self._tuning: Tuning | None = None
         self._searching: Searching | None = None
 
@@ -115,7 +98,7 @@ class Tab:
                 gguf.close()
                 raise
         except WebgemmaError as error:
-            self._report_error(error, _kind(error), inspect=id)
+            self._report_error(error, kind_of(error), inspect=id)
             return
         self._take_inspected(None)
         if kind == "model":
@@ -132,7 +115,7 @@ class Tab:
         `inspected` is the id of an inspection, whose header is then not read again. A context that
         is larger than the model's becomes the model's."""
         await self.unload()
-        progress = _ThrottledProgress(
+        progress = ThrottledProgress(
             lambda loaded, total: self._report("progress", loaded=loaded, total=total)
         )
         try:
@@ -150,7 +133,7 @@ class Tab:
                 draft=await self._open_part(spec, "draft"),
             )
         except WebgemmaError as error:
-            self._report_error(error, _kind(error))
+            self._report_error(error, kind_of(error))
             return
         finally:
             progress.close()
@@ -234,7 +217,7 @@ class Tab:
         if self._model is model:
             self._watch = None  # not cancelled: it ends here
             await self.unload()
-            self._report_error(error, _kind(error))
+            self._report_error(error, kind_of(error))
 
     async def probe_gpu_memory(self, nbytes: int) -> None:
         """Report how many of `nbytes` the GPU can hold, including what the loaded model takes."""
@@ -257,7 +240,7 @@ class Tab:
             from webgemma.web.tuning import Tuning
 
             def report_error(error: WebgemmaError, request: str) -> None:
-                self._report_error(error, _kind(error), tune=request)
+                self._report_error(error, kind_of(error), tune=request)
 
             self._tuning = Tuning(self._report, report_error, lambda: self._model, self._files)
         return self._tuning
@@ -269,7 +252,7 @@ class Tab:
             from webgemma.web.searching import Searching
 
             def report_error(error: WebgemmaError, request: Any) -> None:
-                self._report_error(error, _kind(error), search=request)
+                self._report_error(error, kind_of(error), search=request)
 
             self._searching = Searching(self._report, report_error, self._open)
         return self._searching
@@ -279,118 +262,16 @@ class Tab:
         try:
             source = await self._open(spec)
         except WebgemmaError as error:
-            self._report_error(error, _kind(error), tune="add_adapter")
+            self._report_error(error, kind_of(error), tune="add_adapter")
             return
         await self.tuning.add_adapter(source)
-
-    # Stored models
-
-    async def store(self, spec: Any) -> None:
-        """Copy a model into this browser's storage, until it is complete or cancelled."""
-        try:
-            id = stored_id(spec.name, spec.nbytes, spec.digest or None)
-        except WebgemmaError as error:
-            self._report_error(error, _kind(error), store=None)
-            return
-        if id in self._copies:
-            return
-        copy = self._copies[id] = asyncio.ensure_future(self._copy(id, spec))
-        try:
-            await copy
-            report_end = partial(self._report, "stored", id=id, name=spec.name)
-        except asyncio.CancelledError:
-            if not copy.cancelled():
-                raise
-            report_end = partial(self._report, "store_cancelled", id=id, name=spec.name)
-        except WebgemmaError as error:
-            report_end = partial(self._report_error, error, _kind(error), store=id)
-        finally:
-            del self._copies[id]
-        await self.list_stored()  # first: the page's message depends on what was copied
-        report_end()
-
-    def cancel_store(self, id: str) -> None:
-        """Stop copying a model; what has been copied stays."""
-        if id in self._copies:
-            self._copies[id].cancel()
 
     async def delete(self, id: str) -> None:
         """Delete a stored model, with the files of its own that no other model uses."""
         self._take_inspected(None)  # it may be this one, if loading it was cancelled
-        try:
-            parts = {
-                model.id: {model.notes[note] for note in PART_NOTES.values() if note in model.notes}
-                for model in await self._store.list()
-            }
-            own = parts.pop(id, set())
-            await self._store.delete(id)
-            for part in own.difference(*parts.values()):
-                await self._store.delete(part)
-        except WebgemmaError as error:
-            self._report_error(error, _kind(error), store=id)
-        await self.list_stored()
+        await self.stored.delete(id)
 
-    async def list_stored(self) -> None:
-        """Report the stored models, and how much more can be stored."""
-        models = [
-            {
-                "id": model.id,
-                "name": model.name,
-                "nbytes": model.nbytes,
-                "stored_nbytes": model.stored_nbytes,
-                "complete": model.whole,
-                "digest": model.digest,
-                **{part: model.notes.get(note) for part, note in PART_NOTES.items()},
-                "gpu_nbytes": model.notes.get(GPU_NOTE),
-                "gpu_min_nbytes": model.notes.get(GPU_MIN_NOTE),
-            }
-            for model in await self._store.list()
-        ]
-        free = await self._store.free_nbytes()
-        self._report("stored_models", models=models, free_nbytes=free)
-
-    async def _copy(self, id: str, spec: Any) -> None:
-        """Copy a model and the files that belong to it, and note what it needs."""
-        parts = {note: getattr(spec, part, None) for part, note in PART_NOTES.items()}
-        # The parts first: a model that is complete then has them.
-        notes = {note: await self._copy_file(id, part) for note, part in parts.items() if part}
-        await self._copy_file(id, spec)
-        if notes:
-            await self._store.note(id, **notes)
-        await self._note_gpu_needs(id)
-
-    async def _copy_file(self, id: str, spec: Any) -> str:
-        """Copy one file of the model with this id; return the id of the file's copy."""
-
-        def stage_progress(stage: str) -> _ThrottledProgress:
-            facts = {"id": id, "name": spec.name, "stage": stage}
-            return _ThrottledProgress(
-                lambda done, total: self._report("storing", done=done, total=total, **facts)
-            )
-
-        stages = {stage: stage_progress(stage) for stage in ("copying", "checking")}
-        source = await self._open(spec)
-        try:
-            copy = await self._store.store(
-                source, spec.name, spec.digest or None, lambda stage, *done: stages[stage](*done)
-            )
-        finally:
-            source.close()
-            for stage in stages.values():
-                stage.close()
-        return copy.id
-
-    async def _note_gpu_needs(self, id: str) -> None:
-        """Note the GPU memory of a stored model, so that listing does not read its header."""
-        try:
-            gguf = await Gguf.aopen(await self._store.open(id))
-            try:
-                nbytes, min_nbytes = gpu_nbytes(gguf)
-            finally:
-                gguf.close()
-            await self._store.note(id, **{GPU_NOTE: nbytes, GPU_MIN_NOTE: min_nbytes})
-        except WebgemmaError:
-            pass  # loading reports why it is not a model
+    # Sources
 
     def _take_inspected(self, id: Any) -> Gguf | None:
         """Return the file of this inspection if it is the latest one; close any other."""
@@ -431,7 +312,7 @@ class Tab:
         if spec.kind == "bundled":
             return await open_address(BUNDLED_URL, self._files, BUNDLED, SERVER, whole=True)
         if spec.kind == "stored":
-            return await self._store.open(spec.id)
+            return await self.stored.open(spec.id)
         if spec.kind == "file":
             return await open_file(spec.file, self._files)
         is_other = "://" in spec.url  # the page's own addresses are relative
@@ -445,8 +326,7 @@ class Tab:
         if part_spec := getattr(spec, part, None):
             return await self._open(part_spec)
         if spec.kind == "stored":
-            id: str | None = (await self._store.find(spec.id)).notes.get(PART_NOTES[part])
-            return await self._store.open(id) if id else None
+            return await self.stored.open_part(spec.id, part)
         return None
 
     async def _reply(
@@ -470,7 +350,7 @@ class Tab:
         finish, count, start = "stopped", 0, time.monotonic()
         batch = _TextBatch(self, id)
         media = sorted({part["type"] for part in _media_parts(messages)}, reverse=True)
-        encoding = _ThrottledProgress(
+        encoding = ThrottledProgress(
             lambda done, total: self._report("encoding", id=id, media=media, done=done, total=total)
         )
         if media:
@@ -499,7 +379,7 @@ class Tab:
         except asyncio.CancelledError:
             pass
         except WebgemmaError as error:
-            self._report_error(error, _kind(error), id=id)
+            self._report_error(error, kind_of(error), id=id)
             return
         finally:
             encoding.close()
@@ -519,7 +399,7 @@ class Tab:
         try:
             rows = await self._model.aembed(texts, task, size)
         except WebgemmaError as error:
-            self._report_error(error, _kind(error), id=id)
+            self._report_error(error, kind_of(error), id=id)
             return None
         return array("f", chain.from_iterable(rows)).tobytes()
 
@@ -537,35 +417,6 @@ class Tab:
 
 class _StoppedError(Exception):
     """The page has stopped a request."""
-
-
-class _ThrottledProgress:
-    """Progress that is reported every PROGRESS_SECONDS at most; the latest value is never lost."""
-
-    def __init__(self, report: Callable[[int, int], None]) -> None:
-        self._report = report
-        self._report_seconds = 0.0  # when the last report was sent
-        self._latest = (0, 0)
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        self._latest = (done, total)
-        if time.monotonic() - self._report_seconds >= PROGRESS_SECONDS or done == total:
-            self._flush()
-        elif self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(PROGRESS_SECONDS, self._flush)
-
-    def _flush(self) -> None:
-        self.close()
-        self._report_seconds = time.monotonic()
-        self._report(*self._latest)
-
-    def close(self) -> None:
-        """Drop a pending report: the work has ended."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
 
 
 class _TextBatch:
@@ -612,22 +463,3 @@ def _kind_of_file(gguf: Gguf) -> str:
     if gguf.metadata.get("general.type") == "adapter":
         return "adapter"
     return "mmproj" if gguf.metadata.get("general.architecture") == "clip" else "model"
-
-
-def _kind(error: WebgemmaError) -> str:
-    """Return the kind of an error, by which the page chooses its advice."""
-    if isinstance(error, StorageError):
-        return "storage"
-    if isinstance(error, PromptLengthError):
-        return "prompt"
-    if isinstance(error, DeviceMemoryError):
-        return "memory"
-    if isinstance(error, GgufError | ModelNotFoundError):
-        return "file"
-    if isinstance(error, MissingEncoderError):
-        return "no-encoder"
-    if isinstance(error, MissingPackageError):
-        return "no-schemas"
-    if isinstance(error, DeviceLostError):
-        return "device-lost"
-    return "device" if isinstance(error, DeviceError) else "other"
