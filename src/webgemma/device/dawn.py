@@ -181,9 +181,9 @@ class Dawn(Library):
         self.path = find_dawn()
         functions, self._own = _open_functions(self.path)
         self.refusals: list[str] = []
-        self._switches, self._kept = _toggles()
-        self._on_hardware, self._kept_too = _toggles(ENABLED + UNCHECKED)
-        self._in_software, self._kept_as_well = _toggles(disabled=SLOW_IN_SOFTWARE)
+        toggles = [_toggles(), _toggles(ENABLED + UNCHECKED), _toggles(disabled=SLOW_IN_SOFTWARE)]
+        self._switches, self._on_hardware, self._in_software = (made for made, _ in toggles)
+        self._kept = toggles  # what these refer to
         super().__init__(functions)
 
     def adapters(self) -> list[Adapter]:
