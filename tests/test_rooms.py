@@ -3,6 +3,7 @@
 A room imports only what stands left of it; imports inside functions and for types count."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -147,3 +148,17 @@ def test_importing_webgemma_does_not_import_numpy() -> None:
     """A browser has none, and natively it takes longer to import than all the rest."""
     code = "import sys, webgemma; sys.exit('numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_paths_through_the_house_exist() -> None:
+    text = (TESTS.parent / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"(?<![\w/])([a-z_]+(?:/[a-z_]+)*)\.([A-Z_]\w+|[a-z_]+)(?:\.(\w+))?", text)
+    paths = [(ROOT / f"{module}.py", names) for module, *names in named]
+    found = [(path, names) for path, names in paths if path.is_file() and names[0] != "py"]
+    assert len(found) >= 20
+    for path, names in found:
+        scope: list[ast.stmt] = ast.parse(path.read_text()).body
+        for name in filter(None, names):
+            inside = [node for node in scope if getattr(node, "name", "") == name]
+            assert inside, f"CONTRIBUTING.md: {path.relative_to(ROOT)} has no {'.'.join(names)}"
+            scope = getattr(inside[0], "body", [])
