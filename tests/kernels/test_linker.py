@@ -322,7 +322,6 @@ NAMES = {
             "SLICE": 64,
             "BUFFERS": 1,
             "SHARES": 1,
-            "TRANSPOSED": False,
             "SPLIT_X": False,
             "SPLIT_W": False,
             "OVER_ROWS": False,

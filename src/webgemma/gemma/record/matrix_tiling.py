@@ -42,7 +42,6 @@ DECODING_TILES = (
     MatrixTile(16, 32, 16, 32, 2, 3, 5, 1.15),
 )
 MOST_DECODING_TOKENS = 64
-TRANSPOSED = False  # slices in workgroup memory
 SHARE_LENGTH = 64  # of k; at least the longest unit of a format
 CORES = 132  # of an H200
 MAX_SPLITS, FEWEST_SLICES = 16, 4  # of k: splits, and the slices of each where k is not shared
@@ -184,8 +183,6 @@ class MatrixTiling:
         m, n, _ = self.units.shape
         lines, length = (self.slice, self.rows) if self.over_rows else (self.rows, self.slice)
         halves = self.tokens * (self.slice + 8) + lines * (length + 8)
-        if TRANSPOSED:
-            halves = self.slice * (self.tokens + 8) + length * (lines + 8)
         nbytes = 2 * halves + 4 * (m * n * self.threads // self.units.subgroup + self.tokens)
         return nbytes <= limits.workgroup_nbytes and self.threads <= limits.workgroup_threads
 
@@ -213,7 +210,6 @@ class MatrixTiling:
             "SPLIT_X": False,
             "SPLIT_W": False,
             "OVER_ROWS": self.over_rows,
-            "TRANSPOSED": TRANSPOSED,
         }
 
 

@@ -9,7 +9,6 @@
 // With SPLIT_X and SPLIT_W, x and W are sums of a high and a low float16, 22 bits together; a slice takes a
 // phase more for each: W high by x low, W high by x high, W low by x high.
 // With OVER_ROWS, n are columns of W and sums are over its rows k: of W[k, n].
-// With TRANSPOSED, slices are stored so that neighbouring threads, which have neighbouring rows, store neighbours.
 // uses: format
 
 struct Params {
@@ -35,7 +34,6 @@ override MATRIX_K: u32;
 override SPLIT_X: bool;
 override SPLIT_W: bool;
 override OVER_ROWS: bool;
-override TRANSPOSED: bool;
 
 // Eight float16 each. Of a row the high ones, with SPLIT_X then the low ones; after the last row, a scale for each.
 var<storage, read> x: array<vec4<u32>>;
@@ -50,10 +48,10 @@ const SLICE_VEC8S: u32 = SLICE / 8u;
 const W_LENGTH: u32 = select(SLICE, TILE_ROWS, OVER_ROWS); // weights of a row of W in a slice
 const W_LINES: u32 = select(TILE_ROWS, SLICE, OVER_ROWS); // such rows
 // Lines in workgroup memory are longer than needed, so that neighbouring lines use other banks.
-const X_LINE: u32 = select(SLICE, TILE_TOKENS, TRANSPOSED) + 8u;
-const X_SIZE: u32 = X_LINE * select(TILE_TOKENS, SLICE, TRANSPOSED);
-const W_LINE: u32 = select(W_LENGTH, W_LINES, TRANSPOSED) + 8u;
-const W_SIZE: u32 = W_LINE * select(W_LINES, W_LENGTH, TRANSPOSED);
+const X_LINE: u32 = SLICE + 8u;
+const X_SIZE: u32 = X_LINE * TILE_TOKENS;
+const W_LINE: u32 = W_LENGTH + 8u;
+const W_SIZE: u32 = W_LINE * W_LINES;
 const W_UNITS: u32 = W_LENGTH / UNIT; // units of a line
 const W_ITEMS: u32 = W_LINES * W_UNITS; // units of a slice of W
 const W_EACH: u32 = (W_ITEMS + THREADS - 1u) / THREADS;
@@ -105,24 +103,20 @@ var<workgroup> results: array<f32, THREADS / SUBGROUP * MATRIX>; // a matrix of 
 
 // Where a value is in workgroup memory: of a token at k, of a row at a weight.
 fn x_place(buffer: u32, token: u32, k: u32) -> u32 {
-    return buffer * X_SIZE + select(token * X_LINE + k, k * X_LINE + token, TRANSPOSED);
+    return buffer * X_SIZE + token * X_LINE + k;
 }
 
 fn w_place(buffer: u32, row: u32, weight: u32) -> u32 {
-    return buffer * W_SIZE + select(row * W_LINE + weight, weight * W_LINE + row, TRANSPOSED);
+    return buffer * W_SIZE + row * W_LINE + weight;
 }
 
 // The row and the unit of a slice of W that an item is, and the token and the vec4 of one of x.
 fn w_part(item: u32) -> vec2<u32> {
-    return select(vec2(item / W_UNITS, item % W_UNITS), vec2(item % W_LINES, item / W_LINES), TRANSPOSED);
+    return vec2(item / W_UNITS, item % W_UNITS);
 }
 
 fn x_part(item: u32) -> vec2<u32> {
-    return select(
-        vec2(item / SLICE_VEC8S, item % SLICE_VEC8S),
-        vec2(item % TILE_TOKENS, item / TILE_TOKENS),
-        TRANSPOSED,
-    );
+    return vec2(item / SLICE_VEC8S, item % SLICE_VEC8S);
 }
 
 // The row and the unit of W that an item of a slice is.
@@ -198,11 +192,10 @@ fn stage_low_w(ahead: ptr<function, Ahead>, buffer: u32, thread: u32) {
 fn store_weights(values: vec4<f16>, item: u32, j: u32, buffer: u32) {
     let part = w_part(item);
     let to = w_place(buffer, part.x, part.y * UNIT + 4u * j);
-    let step = select(1u, W_LINE, TRANSPOSED);
     w_tile[to] = values.x;
-    w_tile[to + step] = values.y;
-    w_tile[to + 2u * step] = values.z;
-    w_tile[to + 3u * step] = values.w;
+    w_tile[to + 1u] = values.y;
+    w_tile[to + 2u] = values.z;
+    w_tile[to + 3u] = values.w;
 }
 
 fn stage_x(ahead: ptr<function, Ahead>, low: bool, buffer: u32, thread: u32) {
@@ -211,15 +204,14 @@ fn stage_x(ahead: ptr<function, Ahead>, low: bool, buffer: u32, thread: u32) {
         if (X_ITEMS % THREADS == 0u || item < X_ITEMS) {
             let part = x_part(item);
             let to = x_place(buffer, part.x, 8u * part.y);
-            let step = select(1u, X_LINE, TRANSPOSED);
             var eight = (*ahead).tokens[i];
             if (low) {
                 eight = (*ahead).low[i % LOW_EACH];
             }
             for (var j = 0u; j < 4u; j++) {
                 let values = bitcast<vec2<f16>>(eight[j]);
-                x_tile[to + 2u * j * step] = values.x;
-                x_tile[to + (2u * j + 1u) * step] = values.y;
+                x_tile[to + 2u * j] = values.x;
+                x_tile[to + 2u * j + 1u] = values.y;
             }
         }
     }
@@ -323,11 +315,11 @@ fn add_phase(
         for (var j = 0u; j < WIDE; j++) {
             let n = row + j * MATRIX_N;
             let at = w_place(buffer, select(n, k, OVER_ROWS), select(k, n, OVER_ROWS));
-            right[j] = subgroupMatrixLoad<Right>(&w_tile, at, OVER_ROWS == TRANSPOSED, W_LINE);
+            right[j] = subgroupMatrixLoad<Right>(&w_tile, at, !OVER_ROWS, W_LINE);
         }
         for (var i = 0u; i < HIGH; i++) {
             let at = x_place(buffer, token + i * MATRIX_M, k);
-            let left = subgroupMatrixLoad<Left>(&x_tile, at, TRANSPOSED, X_LINE);
+            let left = subgroupMatrixLoad<Left>(&x_tile, at, false, X_LINE);
             for (var j = 0u; j < WIDE; j++) {
                 (*sums)[i][j] = subgroupMatrixMultiplyAccumulate(left, right[j], (*sums)[i][j]);
             }
