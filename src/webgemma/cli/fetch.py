@@ -35,7 +35,7 @@ def fetch(
         if not (accept_terms or _accepts()):
             raise InputError(
                 f"{model.title} was not fetched: its terms have to be accepted, by typing yes or "
-                "with --accept-terms."
+                "with --accept-terms (make: ACCEPT=1)."
             )
         with bytes_bar("fetching") as show:
             path = fetch_model(model, terms, show)

