@@ -116,6 +116,7 @@ def test_the_tasks_are_those_of_python() -> None:
     ("name", "content", "sentence"),
     [
         ("none.txt", None, "There is no file"),
+        (".", None, "is a folder; name a file."),
         ("empty.txt", b"", "has no texts."),
         ("empty.jsonl", b"\n \n", "has no texts."),
         ("latin.txt", b"\xe9", "is not UTF-8 text"),
@@ -152,6 +153,8 @@ def test_what_cannot_be_written_is_refused_before_it_is_computed(
     monkeypatch.setattr(Gemma, "load", lambda *_, **__: pytest.fail("a model is loaded"))
     given = ("embed", file, "--model", model, "--out")
     assert "is a folder; name a file in it" in refused(*given, tmp_path)
+    assert "is the file that is read" in refused(*given, file)
+    assert file.read_text() == "in"
     if sys.platform == "linux":  # where nobody may write
         assert "/proc/x.npy cannot be written: " in refused(*given, "/proc/x.npy")
 
@@ -232,6 +235,8 @@ def test_media_that_cannot_be_embedded(seeing: Path, model: Path, tmp_path: Path
     assert "Say what to embed" in refused("embed", *options, model)
     assert "There is no file" in refused("embed", *options, model, "--audio", tmp_path / "no.wav")
     cat = seeing / "cat.png"
-    assert "reads text only" in refused("embed", *options, model, "--image", cat)
+    assert f"error: {model.name} reads text only" in refused(
+        "embed", *options, model, "--image", cat
+    )
     message = refused("embed", *options, seeing / "model.gguf", "--image", cat)
     assert "cannot read images" in message

@@ -122,11 +122,15 @@ def embed(
         if (to is None) == (not jsonl):
             raise InputError("Say where the vectors go: --out FILE.npy, or --jsonl to print them.")
         if to is not None:
-            check_writable(to)
+            check_writable(to, *([file] if file else []), *(image or []), *(audio or []))
         media = _media_rows({"image": image or [], "audio": audio or []})
         if file is None and not media:
             raise InputError("Say what to embed: a FILE of texts, --image or --audio.")
-        check_embeds(find_model(model), size)
+        found = find_model(model)
+        if check_embeds(found, size).generation == 3 and media:
+            raise InputError(
+                f"{found.label} reads text only: EmbeddingGemma 2 also embeds images and audio."
+            )
         rows = read_rows(file) if file else []
         with _notes(), bytes_bar(model) as loading:
             gemma = Gemma.load(

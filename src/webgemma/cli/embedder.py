@@ -101,11 +101,12 @@ def _print(notes: Sequence[warnings.WarningMessage]) -> None:
         note(str(warning.message))
 
 
-def check_embeds(found: FoundModel, size: int | None = None) -> None:
-    """Raise InputError if the header of a model's file says that it does not embed so."""
+def check_embeds(found: FoundModel, size: int | None = None) -> Config:
+    """Return what a model's file says of it; InputError if it does not embed so."""
     with found.open() as gguf:
         config = Config.from_gguf(gguf)
     Texts(found.label, config, None, config.context).size(size)
+    return config
 
 
 def file_fingerprint(path: Path) -> str:

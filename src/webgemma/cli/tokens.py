@@ -124,7 +124,7 @@ def logits(
     """
     with reported_errors():
         tokens = _load_ids(ids)
-        check_writable(to)
+        check_writable(to, ids)
         with Gemma.load(
             model, device.value, gpu=gpu, lora=lora, kv=kv.value, precision=precision.value
         ) as gemma:
@@ -138,8 +138,12 @@ def logits(
             out.print(f"{to}: {shape} float32", markup=False, soft_wrap=True)
 
 
-def check_writable(path: Path) -> None:
-    """Raise InputError for a file that cannot be written, before it has been computed."""
+def check_writable(path: Path, *sources: Path) -> None:
+    """Raise InputError for a file that cannot be written, before it has been computed.
+
+    It is none of the `sources`, which would be lost."""
+    if path.is_file() and any(each.is_file() and path.samefile(each) for each in sources):
+        raise InputError(f"{path} is the file that is read: name another one with --out.")
     if not path.parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no folder {path.parent}.")
     if path.is_dir():
@@ -211,5 +215,7 @@ def read_text(path: Path) -> str:
         return path.read_text("utf-8")
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder; name a file.") from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text.") from None
