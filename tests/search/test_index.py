@@ -465,9 +465,16 @@ def test_of_binary_files_the_beginning_is_read(
 
 
 def test_large_files_are_skipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not counted: a film would be most of the progress, and take no time."""
     monkeypatch.setattr(indexing_module, "most_nbytes", lambda _: 45)
-    done, _ = update(folder)
+    embedder, seen = WordEmbedder(), list[tuple[int, int]]()
+    with opened(folder, embedder) as index:
+        done = update_index(folder, index, embedder, progress=lambda *now: seen.append(now))
     assert done.skipped["large"] == 3
+    sizes = [path.stat().st_size for path in folder.rglob("[!.]*") if path.is_file()]
+    small = sum(nbytes for nbytes in sizes if nbytes <= 45)
+    assert seen[0] == (0, small)
+    assert seen[-1] == (small, small)
 
 
 # With and without sqlite-vec

@@ -125,7 +125,7 @@ class _Updating:
         update.files = len(listing.files)
         update.skipped += listing.skipped
         update.problems |= listing.problems
-        self.total_nbytes = sum(file.nbytes for file in listing.files)
+        self.total_nbytes = sum(map(_work, listing.files))
         self.stored = self.index.digests()
         kept = {path for path in self.stored if listing.may_hold(path)}
         self.progress(0, self.total_nbytes)
@@ -136,7 +136,7 @@ class _Updating:
             update.done += len(self.waiting) == before
             if sum(max(1, len(read.spans)) for read in self.waiting) >= TOGETHER:
                 self._embed_waiting()
-            self.nbytes += file.nbytes
+            self.nbytes += _work(file)
             if not self.waiting:
                 self.progress(self.nbytes, self.total_nbytes)
         self._embed_waiting()
@@ -215,6 +215,11 @@ class _Updating:
             self.progress(min(reached, self.total_nbytes), self.total_nbytes)
 
         return show
+
+
+def _work(file: File) -> int:
+    """Return what a file counts in the progress: its bytes, if it is small enough to be read."""
+    return file.nbytes if file.nbytes <= most_nbytes(file.path) else 0
 
 
 def spans_of(document: Document) -> list[Span]:
