@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 
@@ -155,6 +156,9 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="time transformers, too")
     parser.add_argument("--compile", action="store_true", help="the peer, with torch.compile")
     options = parser.parse_args()
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if options.peer and missing:
+        sys.exit(f"--peer needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     config = embedding_300m()
     config = replace(config, layers=config.layers[: options.layers])
     rng = random.Random(1)
