@@ -1,8 +1,8 @@
 """Answering: a question with numbered passages for a chat model, and the check of its citations.
 
-Passages come from strangers' files: they are data. Every line of one begins with a mark, so that
-none can pretend to be another passage, the question or an instruction; tags in it are plain text,
-as everywhere in a message."""
+Passages come from strangers' files: they are data, and so are titles. Every line begins with a
+mark, so that none can pretend to be another passage, the question or an instruction; tags are plain
+text, as everywhere in a message."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -84,9 +84,9 @@ def shown_path(path: str) -> str:
 
 def _quoted(number: int, passage: Passage) -> str:
     title = " ".join(passage.title.split())[:200]
-    named = f" ({shown_path(title)})" if title else ""
-    lines = "\n".join(MARK + line for line in passage.text.splitlines())
-    return f"[{number}] {shown_path(passage.path)}, {passage.place}{named}:\n{lines}"
+    lines = [f"Title: {shown_path(title)}"] if title else []
+    quoted = "\n".join(MARK + line for line in [*lines, *passage.text.splitlines()])
+    return f"[{number}] {shown_path(passage.path)}, {passage.place}:\n{quoted}"
 
 
 def _numbers(text: str) -> list[int]:

@@ -2,8 +2,8 @@
 // A passage is {document, name, title, begin, end, first, last, unit: "line" | "page", text}: the id, name and title of
 // its document, where it stands in its text, on which lines or pages, and what it says.
 //
-// Passages come from strangers' files: they are data. Every line of one begins with a mark, so that none can pretend to
-// be another passage, the question or an instruction; as search/answering.py does it, natively.
+// Passages come from strangers' files: they are data, and so are titles. Every line of one begins with a mark, so that
+// none can pretend to be another passage, the question or an instruction; as search/answering.py does it, natively.
 
 import { shownName } from "./document_text.js";
 import { button, element } from "./dom.js";
@@ -25,9 +25,10 @@ export const SYSTEM = "You answer questions about the user's files. You are give
 const linesOf = ({ unit, first, last }) => `${unit}${first === last ? "" : "s"} ${first}${first === last ? "" : `-${last}`}`;
 
 const quoted = (passage, number) => {
-  const lines = passage.text.split(/\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]/).map((line) => MARK + line).join("\n");
   const title = passage.title.replace(/\s+/g, " ").trim().slice(0, 200);
-  return `[${number}] ${shownName(passage.name)}, ${linesOf(passage)}${title && ` (${shownName(title)})`}:\n${lines}`;
+  const lines = passage.text.split(/\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]/);
+  if (title) lines.unshift(`Title: ${shownName(title)}`);
+  return `[${number}] ${shownName(passage.name)}, ${linesOf(passage)}:\n${lines.map((line) => MARK + line).join("\n")}`;
 };
 
 /** Return the text of a question with its passages, as the model reads it. */
