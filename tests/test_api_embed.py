@@ -291,6 +291,7 @@ def test_without_numpy_vectors_are_lists(on_gpu: Gemma, monkeypatch: pytest.Monk
         (([3],), "Text 0 must be a string or a list of token ids, not int"),
         ((["in", None],), "Text 1 must be a string or a list of token ids, not nothing"),
         (([b"in"],), "Text 0 must be a string"),
+        (([bytearray(b"in")],), "Text 0 must be a string or a list of token ids, not bytearray"),
         (([[]],), "Text 0 has no ids"),
         (([[2, 999]],), "Text 0 holds the id 999 at position 1"),
         (([["in"]],), "Text 0 holds 'in' at position 0"),

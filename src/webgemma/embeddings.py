@@ -138,7 +138,7 @@ class Texts:
         where = f"Text {number}"
         if isinstance(text, str):
             return self._ended(Turn("", [self._vocabulary().bos]), prefix + text, number)
-        if isinstance(text, bytes | Mapping) or not isinstance(text, Iterable):
+        if isinstance(text, bytes | bytearray | Mapping) or not isinstance(text, Iterable):
             raise wrong_type(text, where, "a string or a list of token ids")
         ids = check_ids(text, self.config.vocab, where)
         if not ids:

@@ -105,7 +105,7 @@ def test_what_gemma_3_does_not_have(messages: Said, options: Any, message: str) 
 
 def test_images_are_refused() -> None:
     messages = [{"role": "user", "content": "what?", "images": ["a.png"]}]
-    with pytest.raises(MissingEncoderError, match=r"text only; leave it out of messages\[0\]"):
+    with pytest.raises(MissingEncoderError, match=r"leave images and audio out of messages\[0\]"):
         CHAT.render(messages)
 
 

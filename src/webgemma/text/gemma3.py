@@ -66,7 +66,7 @@ def _text(message: Message, *, trim: bool = True, keep_end: bool = False) -> str
         if isinstance(part, Markup):
             raise MissingEncoderError(
                 "webgemma runs only the text model of Gemma 3, which reads text only",
-                f"leave it out of {message.where}",
+                f"leave images and audio out of {message.where}",
             )
     texts = list(message.content)
     if keep_end:
