@@ -234,8 +234,10 @@ def test_a_folder_without_text(tmp_path: Path, model: Path, embedded: list[str])
     empty.mkdir()
     facts = answer("index", empty, "--embedder", model, "--device", "cpu")
     assert (facts["documents"], embedded) == (0, [])
-    sentence = refused("ask", "who", "-", "--index", facts["index"], "--device", "cpu")
-    assert "has no passages" in sentence
+    asked = ("ask", "who", "-", "--index", facts["index"], "--device", "cpu")
+    assert "has no passages: no file of " in refused(*asked)
+    with index_lock(Path(facts["index"])):  # another run has just begun
+        assert "has no passages yet: wait for `webgemma index`" in refused(*asked)
     assert "nothing has changed" in webgemma("index", empty, terminal=True).stdout
 
 

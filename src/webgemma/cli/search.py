@@ -51,6 +51,7 @@ from webgemma.search.answering import fitting, question_messages, shown_path
 from webgemma.search.embedding import DEFAULT_SIZE, check_size, embed_texts
 from webgemma.search.index import NAME, Facts, delete_index
 from webgemma.search.indexing import check_embedder
+from webgemma.search.lock import lock_path
 from webgemma.search.retrieval import MAX_TOP, find_passages, has_changed
 
 SHOWN = 160  # characters of a source
@@ -309,6 +310,10 @@ def _find(
         check_embedder(index, model.name, model.fingerprint)
         passages = find_passages(index, model, question, top)
     if not passages:
+        if lock_path(index.path).exists():  # a run makes it, or was killed
+            raise InputError(
+                f"{index.path} has no passages yet: wait for `webgemma index`, or run it again."
+            )
         raise InputError(f"{index.path} has no passages: no file of {index.folder} has text.")
     return passages
 
