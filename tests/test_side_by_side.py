@@ -306,6 +306,40 @@ def test_what_conversations_have_in_common_is_read_once(path: Path) -> None:
         assert cached(gemma, chats[2]) == gemma.count_tokens(chats[2]) - 1
 
 
+def reused(gemma: Gemma, ids: list[int]) -> int:
+    """Return how many tokens of a prompt are not read again."""
+    (piece,) = gemma.generate(ids, max_tokens=1, temperature=0)
+    assert piece.usage
+    return piece.usage.cached
+
+
+def test_a_prefix_is_taken_from_where_all_layers_have_it(path: Path) -> None:
+    """The rings of a conversation that has gone far beyond it have it no longer."""
+    chance = random.Random(1)
+    text = [2, *(chance.randrange(24, 300) for _ in range(159))]
+    with load(path, slots=3) as gemma:
+        assert reused(gemma, text) == 0
+        assert reused(gemma, [*text[:50], 30, 31]) == 0
+        assert reused(gemma, [*text[:60], 32, 33]) == 50
+
+
+def test_a_saved_prompt_is_reused_beside_others(path: Path, tmp_path: Path) -> None:
+    """It takes the place of what was used longest ago, and is what was used last."""
+    prompts = [prompt(number) for number in (3, 4, 5, 6)]
+    with load(path, slots=3) as gemma:
+        expected = said(gemma, [*prompts[0], 40, 41], {"temperature": 0})
+    with load(path, slots=3) as gemma:
+        assert reused(gemma, prompts[0]) == 0
+        gemma.save(tmp_path / "saved")
+        assert all(reused(gemma, ids) <= 1 for ids in prompts[1:3])
+        assert gemma.restore(tmp_path / "saved")[: len(prompts[0])] == prompts[0]
+        assert reused(gemma, prompts[3]) <= 1  # in the place of the second
+        assert reused(gemma, prompts[2]) == len(prompts[2]) - 1
+        assert reused(gemma, prompts[0]) == len(prompts[0]) - 1
+        gemma.restore(tmp_path / "saved")
+        assert said(gemma, [*prompts[0], 40, 41], {"temperature": 0}) == expected
+
+
 # Failures
 
 

@@ -183,7 +183,7 @@ class Batch:
         self.device = slots.device
         self.worker: Worker | None = None  # whose lock and thread steps take, if there is one
         self.generations: list[Generation] = []
-        self._began = 0  # generations, ever
+        self._uses = 0  # of all sessions, ever
         self._chunks: deque[Reading] = deque()  # that are under way
         self._steps: deque[_Step] = deque()
         self._computed: list[_Line] = []  # whose logits are there, or under way
@@ -212,8 +212,7 @@ class Batch:
                 f"speculate is {MTP}, but {self.slots.model.name} was loaded without a drafter",
                 "load it with draft=FILE, or use auto, lookup or off",
             )
-        self._began += 1
-        session.used = self._began
+        self.note_use(session)
         cached = len(session.tokens)
         speculation = Speculation(
             settings["speculate"], settings["max_drafts"], unmarked(marks), drafters
@@ -224,6 +223,11 @@ class Batch:
         self._configure(generation)
         self.generations.append(generation)
         return generation
+
+    def note_use(self, session: Conversation) -> None:
+        """Let a session be the one that was used last."""
+        self._uses += 1
+        session.used = self._uses
 
     def _configure(self, generation: Generation) -> None:
         sampler, slot = self.slots.sampler, generation.session.index

@@ -119,13 +119,18 @@ class GpuEngine:
                 raise InputError(BUSY, BUSY_ADVICE)
             return None
         marks = marked(ids, soft)
-        best = max(self._sessions, key=lambda each: each.reusable(marks, soft, choice))
-        length = best.reusable(marks, soft, choice)
+
+        def reach(session: Session) -> int:
+            """Return how many tokens of the prompt a session holds, in all of its layers."""
+            length = session.reusable(marks, soft, choice)
+            return length if session.cache.covers_window(length) else 0
+
+        best = max(self._sessions, key=reach)
+        length = reach(best)
         if best in idle and (length == len(best.tokens) or len(idle) == 1):
             return best
-        # The conversation of the session that was used longest ago is dropped.
-        oldest = min(idle, key=lambda each: (len(each.tokens) > 0, each.used))
-        if oldest is not best and length >= FEWEST_COPIED and best.cache.covers_window(length):
+        oldest = _oldest(idle)  # whose conversation is dropped
+        if oldest is not best and length >= FEWEST_COPIED:
             oldest.copy_prefix(best, length)
         return oldest
 
@@ -209,9 +214,13 @@ class GpuEngine:
         await self._session.save(path)
 
     async def restore(self, path: SavedPath) -> list[int]:
-        """Continue where a saved session was; return its tokens."""
-        await self._session.load(path)
-        return list(self._session.tokens)
+        """Continue where a saved session was, in the slot that was used longest ago; return its
+        tokens."""
+        session = _oldest(self._sessions)
+        await session.load(path)
+        session.batch.note_use(session)
+        self._session = session
+        return list(session.tokens)
 
     def close(self) -> None:
         """Free the session and, with the last engine on it, the model and its device."""
@@ -225,6 +234,11 @@ class GpuEngine:
             self._session.model.close()
             self._session.device.close()
             self.gguf.close()
+
+
+def _oldest(sessions: Sequence[Session]) -> Session:
+    """Return an empty session or, if all hold conversations, the one that was used longest ago."""
+    return min(sessions, key=lambda each: (len(each.tokens) > 0, each.used))
 
 
 async def open_gpu_engine(

@@ -77,7 +77,7 @@ class Session:
         self.cache = CacheSlot(self.slots.cache, index)
         self.tokens: list[int] = []  # whose keys and values the cache holds
         self.closed = False
-        self.used = 0  # when, in generations of the batch
+        self.used = 0  # when, in uses of the batch's sessions
         self._owns = owns
         self._epoch = 0  # counts what changes the cache
         self._lora = self.model.lora  # with which plans and cache were made
@@ -278,7 +278,8 @@ class Session:
             )
         epoch = await self._next_epoch()
         self.truncate(0)
-        if length - saved.lost > self.cache.ring and self.slots.chunk < LARGEST_CHUNK:
+        images = self.model.config.bidirectional_images  # whose rings are longer
+        if length - saved.lost > self.cache.ring and images and self.slots.chunk < LARGEST_CHUNK:
             self._enlarge_chunk()
         self.cache.lost = saved.lost
         try:

@@ -162,12 +162,29 @@ def test_headers_that_are_not_valid_raise_an_error(
     model: Model, saved: bytes, tmp_path: Path, change: dict[str, object] | str
 ) -> None:
     """Write each with the right checksum."""
+    path = tmp_path / "saved"
+    path.write_bytes(with_header(saved, change))
+    with pytest.raises(InputError, match=r"is damaged|belongs to another model"):
+        run_sync(Session.restore(model, path))
+
+
+def with_header(saved: bytes, change: dict[str, object] | str) -> bytes:
+    """Return the bytes of a file with another header, or some of its fields changed."""
     magic, version, nbytes = struct.unpack("<8sII", saved[:16])
     header = json.loads(saved[16 : 16 + nbytes])
     text = json.dumps(header | change) if isinstance(change, dict) else change
     packed = text.encode(errors="surrogateescape")
     data = struct.pack("<8sII", magic, version, len(packed)) + packed + saved[16 + nbytes : -32]
-    path = tmp_path / "saved"
-    path.write_bytes(data + hashlib.sha256(data).digest())
-    with pytest.raises(InputError, match=r"is damaged|belongs to another model"):
-        run_sync(Session.restore(model, path))
+    return data + hashlib.sha256(data).digest()
+
+
+def test_a_damaged_file_leaves_the_conversations_beside_it(
+    model: Model, saved: bytes, tmp_path: Path
+) -> None:
+    """This one says that it has more than the rings of any model without whole images hold."""
+    session = Session(model, 64, slots=2)
+    other = Session.in_slot(session.batch, 1)
+    before = take(other, IDS[:40], 3)
+    assert "is damaged" in rejection(session, tmp_path / "saved", with_header(saved, {"lost": 0}))
+    assert take(session, IDS[:40], 3) == take(other, IDS[:40], 3) == before
+    session.close()
