@@ -58,6 +58,11 @@ class Dialect(ABC):
         """Return what a body asks for."""
 
     @staticmethod
+    async def prepared(request: Request, _tokenizer: Tokenizer, /) -> Request:
+        """Return a request as it is served, now that the model is there."""
+        return request
+
+    @staticmethod
     @abstractmethod
     def error(error: RequestError, /) -> dict[str, Any]:
         """Return the body of an error."""
@@ -138,6 +143,7 @@ class Answer:
             self._engine = engine
             facts.loaded = time.perf_counter_ns()
             facts.tokenizer = engine.model.tokenizer
+            request = self.request = await self.dialect.prepared(request, facts.tokenizer)
             progress = self._note_encoded if request.progress else None
             with self.metrics.request() as count:
                 async with aclosing(engine.replies(request, adapter, progress)) as replies:

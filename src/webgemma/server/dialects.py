@@ -1,5 +1,6 @@
 """The routes that answer with replies: each API's bodies, answers and streams."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
@@ -9,6 +10,7 @@ from webgemma.replies import Piece, canvas_facts
 from webgemma.server import (
     anthropic,
     ollama,
+    ollama_context,
     openai_chat,
     openai_completions,
     openai_responses,
@@ -17,6 +19,7 @@ from webgemma.server import (
 from webgemma.server.answers import Dialect, Facts
 from webgemma.server.openai_common import DONE, Event, error_body, sse
 from webgemma.server.protocol import Reply, Request, RequestError, Stage
+from webgemma.text.tokenizer import Tokenizer
 
 
 class _OpenAi(Dialect):
@@ -196,16 +199,12 @@ class OllamaGenerate(_Ollama):
 
     route = "generate"
 
+    parse = staticmethod(ollama.parse_generate)
+
     @staticmethod
-    def parse(body: Any) -> Request:
-        """Return what a body asks for; the ids of an earlier answer cannot be continued yet."""
-        request = ollama.parse_generate(body)
-        if request.own["context"]:
-            raise RequestError(
-                "context is not supported: send the conversation's messages to /api/chat instead.",
-                param="context",
-            )
-        return request
+    async def prepared(request: Request, tokenizer: Tokenizer) -> Request:
+        """Return the request with the conversation that an earlier answer's context holds."""
+        return await asyncio.to_thread(ollama_context.continued, request, tokenizer)
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """Return the whole answer."""
@@ -214,8 +213,19 @@ class OllamaGenerate(_Ollama):
             replies,
             created=self.facts.created,
             durations=self._durations(),
+            context=self._context(replies[0]),
             token_bytes=self.facts.token_bytes,
         )
+
+    def end(self) -> Iterator[bytes]:
+        """Return the last line."""
+        context = self._context(self._stream.reply)
+        return map(ollama.line, self._stream.end(self._durations(), context))
+
+    def _context(self, reply: Reply) -> Sequence[int]:
+        if self.facts.tokenizer is None:
+            return ()
+        return ollama_context.with_reply(self.request, reply, self.facts.tokenizer)
 
 
 class Anthropic(Dialect):
