@@ -8,7 +8,7 @@ import asyncio
 import base64
 import struct
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from webgemma.server.registry import Registry
 
 MAX_TEXTS = 2048  # of a request, as OpenAI has it
 MAX_TOKENS = 300_000  # of all its texts together
+TURN_TOKENS = 16384  # of texts that are computed in one turn: as many as the largest pass has
 MAX_THREADS = 2  # that read texts or write answers; others need some, too
 DIGITS = 9  # after the point, of a number in JSON: more than a float32 below 1 has
 
@@ -228,7 +229,9 @@ class Embeddings:
             )
             tokens = _checked_tokens(texts, asked, reader)
             adapter = self.registry.adapter(name)
-            vectors = await engine.model.aembed(texts.ids, size=size, lora=adapter)
+            vectors: list[Any] = []
+            for ids in _turns(texts.ids):  # between which other requests have theirs
+                vectors += list(await engine.model.aembed(ids, size=size, lora=adapter))
             ended = time.perf_counter_ns()
             self.metrics.read(tokens, 0, (ended - loaded) / 1e9)
         return Embedded(name, vectors, tokens, ended - started, loaded - started)
@@ -251,6 +254,20 @@ def _named(field: str, work: Callable[[], Any]) -> Any:
         return work()
     except InputError as error:
         raise RequestError(str(error), param=field) from None
+
+
+def _turns(texts: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
+    """Yield the texts in groups of so many tokens, at least a text each."""
+    group: list[Sequence[int]] = []
+    tokens = 0
+    for ids in texts:
+        if group and tokens + len(ids) > TURN_TOKENS:
+            yield group
+            group, tokens = [], 0
+        group.append(ids)
+        tokens += len(ids)
+    if group:
+        yield group
 
 
 def _checked_tokens(texts: ReadTexts, asked: Asked, reader: Texts) -> int:
