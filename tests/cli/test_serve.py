@@ -110,6 +110,9 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     assert "need an API key" in refused("serve", model, "--host", "0.0.0.0")
     assert "There is no file" in refused("serve", tmp_path / "missing.gguf")
     assert "slots is 65; it must be" in refused("serve", model, "--slots", "65")
+    for models in ([model], ["-", model]):
+        sentence = refused("serve", *models, "--context", 1000)
+        assert "small cannot be served: A context of 1000 is not possible" in sentence
     assert "is no origin" in refused("serve", model, "--origin", "*")
     assert "No such file" in refused("serve", model, "--api-key-file", tmp_path / "none")
     keys = tmp_path / "keys.txt"

@@ -172,7 +172,6 @@ def test_an_idle_model_is_prepared_for_structured_output(
         async with two.use("one"):
             await asyncio.sleep(0.15)
             assert prepared == []
-        await asyncio.sleep(0.01)
         async with two.use("one"):  # not idle for long enough
             await asyncio.sleep(0.1)
         assert prepared == []
@@ -183,7 +182,7 @@ def test_an_idle_model_is_prepared_for_structured_output(
         await asyncio.sleep(0.15)
         assert prepared == [False]
         (model,) = two.loaded()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await two.close()
         assert model.preparing is not None
         await asyncio.wait([model.preparing])
@@ -236,8 +235,9 @@ def test_a_model_that_cannot_be_loaded_leaves_no_trace(two: Registry) -> None:
         failing: Any = two._loaded.options
         failing["context"] = 10**9
         for _ in range(2):
-            with pytest.raises(InputError, match="context"):
+            with pytest.raises(RequestError, match="context") as wrong:
                 await two.use("one").__aenter__()
+            assert wrong.value.status == 500  # it is not the client's
         assert not two.is_loading
         failing["context"] = None
         async with two.use("one") as engine:
@@ -411,7 +411,7 @@ def test_only_those_wait_who_need_the_model_that_is_loading(
         behind = asyncio.create_task(touch(registry, "three"))
         while not slow.begun:
             await asyncio.sleep(0.01)
-        await asyncio.wait_for(touch(registry, "one"), 5)
+        await asyncio.wait_for(touch(registry, "one"), 30)
         assert not registry.is_loading  # one answers
         assert not any(task.done() for task in (*waiting, behind))
         waiting[0].cancel()  # who leaves does not end it for others
@@ -437,7 +437,7 @@ def test_a_model_that_nobody_waits_for_is_not_loaded(
             task.cancel()
         await asyncio.wait(tasks)
         slow.go.set()
-        await asyncio.wait_for(touch(registry, "two"), 5)
+        await asyncio.wait_for(touch(registry, "two"), 30)
         assert slow.begun == ["two.gguf"] * 2
         assert (slow.loaded, registry.requests) == (1, 0)
         slow.go.clear()
@@ -472,7 +472,7 @@ def test_a_device_with_less_memory_than_the_limits(
             await asyncio.sleep(0.1)
             assert not waiting.done()
             assert not behind.done()
-        await asyncio.wait_for(asyncio.gather(waiting, behind), 5)
+        await asyncio.wait_for(asyncio.gather(waiting, behind), 30)
         assert loaded(registry) == ["two"]
         await registry.unload("two")
         slow.room = 0
@@ -504,12 +504,12 @@ def test_nobody_waits_for_ever(three: list[str]) -> None:
         third = asyncio.create_task(touch(registry, "three"))
         await asyncio.sleep(0.05)
         later = asyncio.create_task(touch(registry, "one"))  # used least recently: it has to leave
-        await asyncio.wait_for(touch(registry, "two"), 5)
+        await asyncio.wait_for(touch(registry, "two"), 30)
         assert not third.done()
         assert not later.done()
         free["two"].set()  # but this one is idle first
-        await asyncio.wait_for(asyncio.gather(using[1], third), 5)
-        await asyncio.wait_for(later, 5)
+        await asyncio.wait_for(asyncio.gather(using[1], third), 30)
+        await asyncio.wait_for(later, 30)
         assert sorted(loaded(registry)) == ["one", "three"]
         free["one"].set()
         await using[0]
@@ -527,7 +527,7 @@ def test_each_model_has_its_own_time(three: list[str]) -> None:
             await registry.unload("three")
             await registry.unload("one")
             assert loaded(registry) == ["three", "two"]  # in use, it stays until it is not
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(registry.running()) > 1:
                 await asyncio.sleep(0.01)
         assert loaded(registry) == ["two"]

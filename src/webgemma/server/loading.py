@@ -15,7 +15,7 @@ from typing import Any
 from webgemma.api import Gemma
 from webgemma.engine.gpu import DEFAULT_SLOTS
 from webgemma.engine.memory_budget import MemoryBudget, gigabytes
-from webgemma.errors import DeviceMemoryError, WebgemmaError
+from webgemma.errors import DeviceMemoryError, InputError, WebgemmaError
 from webgemma.gemma.weights import TableLocation
 from webgemma.server.engine import Engine
 from webgemma.server.offered import Key, Offered
@@ -236,6 +236,8 @@ class LoadedModels:
     def _end(self, model: LoadedModel, task: "asyncio.Task[None]") -> None:
         """Let the next one be loaded, whatever became of this one."""
         error = _stopping() if task.cancelled() else task.exception()
+        if type(error) is InputError:  # of the server's options, not of what the client sent
+            error = RequestError(str(error), 500)
         if error is not None:
             model.ready.set_exception(error)
             model.ready.exception()  # it may be that nobody waits any more

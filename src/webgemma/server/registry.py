@@ -52,10 +52,11 @@ class Registry:
         self._store = None if models else store or OllamaStore()
         self._own: dict[str, Offered] = {}
         offers = [offered_model(model) for model in models or ["-"]]
-        if options.get("draft"):
-            if len(models) != 1:
-                raise InputError("A drafter belongs to one model: name that, and no other.")
-            offers[0].memory_budget(options)  # the drafter is there, and fits the model
+        if options.get("draft") and len(models) != 1:
+            raise InputError("A drafter belongs to one model: name that, and no other.")
+        if models and (options.get("draft") or options.get("context")):
+            for offered in offers:
+                _check_options(offered, options)
         if adapters and len(models) != 1:
             raise InputError("Adapters belong to one model: name that, and no other.")
         for offered in offers + [offered_adapter(text, offers[0]) for text in adapters]:
@@ -166,6 +167,14 @@ class Registry:
     async def close(self) -> None:
         """Free what is loaded."""
         await self._loaded.close()
+
+
+def _check_options(offered: Offered, options: dict[str, Any]) -> None:
+    """Raise InputError for a context or a drafter that a model cannot have."""
+    try:
+        offered.memory_budget(options)
+    except InputError as error:
+        raise InputError(f"{offered.name} cannot be served: {error}") from None
 
 
 def _folded(name: str) -> str:
