@@ -3,14 +3,17 @@
 import asyncio
 import json
 import re
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from helpers.live_server import Live, live_server, tiny_model, wait_until
+from helpers.live_server import PATIENCE, Live, live_server, tiny_model, wait_until
 
+from webgemma.server import answers, listening
 from webgemma.server.engine import Engine
 from webgemma.server.protocol import Request
 
@@ -157,12 +160,44 @@ def test_the_numbers_are_true_and_who_leaves_frees_a_slot(
     wait_until(lambda: counts(live) == (0, 0) and not any(busy(live)))
 
 
-def test_who_reads_slowly_stops_nobody(live: Live) -> None:
-    held = Held(live, 4, max_tokens=150)
-    try:
+def test_who_reads_slowly_stops_nobody(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replies are written ahead of clients that leave their connections full, and not lost."""
+    monkeypatch.setattr(answers, "SEND_SECONDS", 600.0)
+    monkeypatch.setattr(listening, "STALL_SECONDS", 600.0)
+    engine = live.registry.loaded()[0].engine
+    assert engine is not None
+    # A slot each; as text with all of these log-probabilities it is more than what is buffered.
+    special = engine.model.tokenizer.special_ids.values()
+    more: Any = {"max_tokens": 150, "logprobs": True, "top_logprobs": 20, "stream": True}
+    more["logit_bias"] = {str(token): -100 for token in special}
+    data = json.dumps({**CHAT, **more}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x.local\r\nContent-Length: {len(data)}"
+    connections = live.server._server.server_state.connections
+    with ExitStack() as opened:
+        for listener in live.server._sockets:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+        clients = [opened.enter_context(socket.socket()) for _ in range(4)]
+        for client in clients:
+            client.settimeout(PATIENCE)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+            client.connect(("127.0.0.1", live.port))
+            client.sendall(head.encode() + b"\r\n\r\n" + data)
+
+        def full() -> int:
+            return sum(bool(each.flow and each.flow.write_paused) for each in list(connections))
+
+        wait_until(lambda: full() == 4)
+        wait_until(lambda: not any(busy(live)) and counts(live) == (0, 0))
         assert live.post("/v1/chat/completions", {**CHAT, "max_tokens": 3}).status_code == 200
-    finally:
-        held.close()
+        assert full() == 4
+        for client in clients:
+            received = b""
+            while b"data: [DONE]" not in received:
+                part = client.recv(1 << 16)
+                assert part, "it was cut"
+                received += part
+            assert received.count(b'"logprobs": {') > 100
+            assert b'"finish_reason": "length"' in received
 
 
 def test_a_client_that_leaves_ends_all_its_replies(live: Live) -> None:
