@@ -80,6 +80,7 @@ class Piece:
     With `watch`, DiffusionGemma also yields pieces that hold only the canvas after a step: their
     token is -1. So is that of a piece with `tool_results`, of functions that the reply called.
 
+    `stop`, of the last piece, is the stop string that ended the reply, if one did.
     `value`, of the last piece of a complete reply to which `schema` was given, is what it stands
     for: JSON as Python has it, or an instance of the class that was given."""
 
@@ -94,6 +95,7 @@ class Piece:
     usage: Usage | None = None
     tool_results: tuple[ToolResult, ...] = ()
     value: Any = None
+    stop: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +278,7 @@ class StopText:
     def __init__(self, stops: str | Sequence[str]) -> None:
         self.stops: Sequence[str] = SETTINGS["stop"].check(stops)
         self.stopped = False
+        self.found = ""  # the one that ended it
         self._held = ""
 
     def feed(self, text: str) -> str:
@@ -283,10 +286,11 @@ class StopText:
         if self.stopped:
             return ""
         text = self._held + text
-        found = min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=-1)
-        if found >= 0:
+        found = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if found:
             self.stopped = True
-            return text[:found]
+            first, self.found = min(found)
+            return text[:first]
         keep = max((_overlap(text, stop) for stop in self.stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -315,14 +319,14 @@ class PlainReader:
         text = self.stream.feed(token) if self.stream else ""
         text = self.stops.feed(text)
         finish: Literal["", "stop"] = "stop" if self.stops.stopped else ""
-        return Piece(token, text, logprob, finish=finish, top=top)
+        return Piece(token, text, logprob, finish=finish, top=top, stop=self.stops.found)
 
     def last(self, token: int, logprob: float, finish: Finish, top: Top = ()) -> Piece:
         """Return the last token's piece, with everything that was held back."""
         text = "" if finish == "stop" or self.stream is None else self.stream.feed(token)
         text += self.stream.finish() if self.stream else ""
         text = self.stops.feed(text) + self.stops.finish()
-        return Piece(token, text, logprob, finish=finish, top=top)
+        return Piece(token, text, logprob, finish=finish, top=top, stop=self.stops.found)
 
 
 class ReplyReader:
@@ -339,7 +343,8 @@ class ReplyReader:
         reply = self.parser.feed(self._text(token))
         text = self.stops.feed(reply.content)
         finish: Literal["", "stop"] = "stop" if self.stops.stopped else ""
-        return Piece(token, text, logprob, reply.thinking, tuple(reply.tool_calls), finish, top)
+        calls, stop = tuple(reply.tool_calls), self.stops.found
+        return Piece(token, text, logprob, reply.thinking, calls, finish, top, stop=stop)
 
     def last(self, token: int, logprob: float, finish: Finish, top: Top = ()) -> Piece:
         """Return the last token's piece, with everything that was held back."""
@@ -349,7 +354,8 @@ class ReplyReader:
         text = self.stops.feed(fed.content + rest.content + end.content) + self.stops.finish()
         thinking = fed.thinking + rest.thinking + end.thinking
         calls = (*fed.tool_calls, *rest.tool_calls, *end.tool_calls)
-        return Piece(token, text, logprob, thinking, calls, finish, top)
+        stop = self.stops.found
+        return Piece(token, text, logprob, thinking, calls, finish, top, stop=stop)
 
     def _text(self, token: int) -> str:
         return "" if token in self.hidden else self.stream.feed(token)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -39,8 +40,8 @@ THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
 class Served:
     """Anthropic's client at a server that gives one reply; keeps the requests it read."""
 
-    def __init__(self, pieces: list[Piece], cached: int = 0, stop: str | None = None) -> None:
-        self.pieces, self.stop = cached_prompt(pieces, cached), stop
+    def __init__(self, pieces: list[Piece], cached: int = 0) -> None:
+        self.pieces = cached_prompt(pieces, cached)
         self.requests: list[Request] = []
         self.ids = (f"toolu_{n}" for n in count())
         self.client = client.Anthropic(
@@ -71,7 +72,6 @@ class Served:
             [whole(self.pieces)],
             id="msg_1",
             call_ids=lambda: next(self.ids),
-            stop_sequence=self.stop,
         )
         Message.model_validate(answer, strict=True)
         return httpx2.Response(200, json=answer)
@@ -81,7 +81,7 @@ class Served:
         events = stream.begin(self.pieces[0].usage if self.pieces else None)
         for piece in self.pieces:
             events += stream.piece(0, piece)
-        events += stream.end(self.stop)
+        events += stream.end()
         for name, data in events:
             assert data["type"] == name
             if name != "ping":
@@ -173,7 +173,9 @@ def test_thoughts_are_not_shown_unless_requested():
     ],
 )
 def test_why_a_reply_ended(pieces, max_tokens, stop, reason, stream):
-    served = Served(pieces, stop=stop)
+    if stop:
+        pieces = [*pieces[:-1], replace(pieces[-1], stop=stop)]
+    served = Served(pieces)
     given = BODY | {"max_tokens": max_tokens}
     if stream:
         with served.client.messages.stream(**given) as events:

@@ -259,6 +259,14 @@ def test_anthropic_messages(to_anthropic: Any, text: str) -> None:
         assert "".join(stream.text_stream) == text
         last = stream.get_final_message()
     assert last.usage == whole.usage
+    stop = text[len(text) // 2 :][:2]
+    for end in ([stop], ["nowhere", stop]):
+        cut = to_anthropic.messages.create(**asked, stop_sequences=end)
+        assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", stop)
+        assert cut.content[0].text == text[: text.index(stop)]
+        with to_anthropic.messages.stream(**asked, stop_sequences=end) as stream:
+            last = stream.get_final_message()
+        assert (last.stop_reason, last.stop_sequence) == ("stop_sequence", stop)
     counted = to_anthropic.messages.count_tokens(model="small", messages=HELLO)
     assert counted.input_tokens == whole.usage.input_tokens
 

@@ -291,12 +291,8 @@ def answer(
     *,
     id: str,
     call_ids: Callable[[], str],
-    stop_sequence: str | None = None,
 ) -> dict[str, Any]:
-    """Return the whole answer of `/v1/messages`.
-
-    `call_ids` gives the id of each tool call, and `stop_sequence` is the one that ended the reply,
-    if that is known: without it a reply that one ended has the stop_reason end_turn."""
+    """Return the whole answer of `/v1/messages`; `call_ids` gives the id of each tool call."""
     reply = replies[0]
     content: list[dict[str, Any]] = []
     if reply.thinking and request.own["shows_thinking"]:
@@ -305,7 +301,7 @@ def answer(
         content.append({"type": "text", "text": reply.text})
     content += [_tool_use(call, call_ids(), call.arguments) for call in reply.tool_calls]
     usage = _usage(reply.usage)
-    end = _end(request, reply, stop_sequence)
+    end = _end(request, reply)
     return _message(request, id, content) | end | {"usage": usage}
 
 
@@ -379,9 +375,9 @@ class Stream:
             events += self._call(call)
         return events
 
-    def end(self, stop_sequence: str | None = None) -> list[Event]:
+    def end(self) -> list[Event]:
         """Return the last events: why the reply ended, and the usage."""
-        delta = _end(self.request, self.reply, stop_sequence)
+        delta = _end(self.request, self.reply)
         usage = _usage(self.reply.usage)
         return [
             *self._close(),
@@ -444,7 +440,7 @@ def _tool_use(call: ToolCall, id: str, arguments: Mapping[str, Any]) -> dict[str
     return {"type": "tool_use", "id": id, "name": call.name, "input": arguments}
 
 
-def _end(request: Request, reply: Reply, stop_sequence: str | None) -> dict[str, Any]:
+def _end(request: Request, reply: Reply) -> dict[str, Any]:
     """Return why a reply ended; one without a single token had no room."""
     reason = "end_turn"
     if reply.finish != "stop":
@@ -454,9 +450,9 @@ def _end(request: Request, reply: Reply, stop_sequence: str | None) -> dict[str,
             reason = "model_context_window_exceeded"
     elif reply.tool_calls:
         reason = "tool_use"
-    elif stop_sequence is not None:
+    elif reply.stop:
         reason = "stop_sequence"
-    ended_by = stop_sequence if reason == "stop_sequence" else None
+    ended_by = reply.stop if reason == "stop_sequence" else None
     return {"stop_reason": reason, "stop_sequence": ended_by}
 
 

@@ -86,6 +86,7 @@ class Reply:
     tool_calls: list[ToolCall] = field(default_factory=list)
     tokens: list[Piece] = field(default_factory=list)  # one for each token, if logprobs are wanted
     finish: str = ""  # "stop" or "length"; empty while it is being written
+    stop: str = ""  # the stop text that ended it, if one did
     usage: Usage | None = None
     _unassigned: int = 0  # tokens that are part of whatever comes next
 
@@ -95,6 +96,7 @@ class Reply:
         self.thinking += piece.thinking
         self.tool_calls += piece.tool_calls
         self.finish = piece.finish or self.finish
+        self.stop = piece.stop or self.stop
         self.usage = piece.usage or self.usage
         if piece.token >= 0:
             self._unassigned += 1
