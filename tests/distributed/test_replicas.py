@@ -15,7 +15,7 @@ import pytest
 from helpers.command import refused
 from openai import OpenAI
 
-from webgemma import Gemma
+from webgemma import Gemma, InputError
 from webgemma.distributed import cluster
 from webgemma.distributed.cluster import take_gpu
 
@@ -221,6 +221,42 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "ray", None)
     said = refused("serve", "-", "--ray", "--device", "cpu", "--port", 0)
     assert 'pip install "webgemma[ray]"' in said
+
+
+def test_a_ray_that_does_not_start_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine its processes may not find each other in the time that Ray gives them."""
+    killed: list[Any] = []
+
+    class Node:
+        def __init__(self, *names: str) -> None:
+            raise Exception(f"The current node timed out during {names[0]}.\nPerhaps.")
+
+        def kill_all_processes(self, **options: Any) -> None:
+            killed.append(options)
+
+    monkeypatch.setattr(cluster, "_start", lambda *_: cluster._tidy(Node)("startup"))
+    with (
+        pytest.raises(InputError, match=r"Ray on this machine does not start: .* startup\.$"),
+        cluster.connected(1),
+    ):
+        pass
+    assert killed == [{"check_alive": False, "wait": True}]
+
+
+def test_who_starts_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([RuntimeError(), RuntimeError(), {"a": 1}])
+
+    def get_node(address: str) -> Any:
+        answer = next(answers)
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return answer | {"address": address}
+
+    assert cluster._patient(get_node)("x") == {"a": 1, "address": "x"}
+    monkeypatch.setattr(cluster, "START_SECONDS", 0)
+    answers = iter([RuntimeError("not there")])
+    with pytest.raises(RuntimeError, match="not there"):
+        cluster._patient(get_node)("x")
 
 
 def test_processes_of_a_machine_share_its_gpus(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from webgemma.errors import InputError, WebgemmaError
@@ -18,6 +19,7 @@ from webgemma.values import shown
 NEEDS_RAY = 'This needs Ray: run `pip install "webgemma[ray]"`.'
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 MAX_REPLICAS = 1024
+START_SECONDS = 120.0  # that Ray's processes have to find each other; Ray would wait 30
 
 # Ray would report its use to its makers, and write into the terminal.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
@@ -86,7 +88,7 @@ def connected(replicas: int) -> Iterator[Any]:
             except KeyboardInterrupt:
                 ray.shutdown()  # what has been started by now
                 raise
-            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            except Exception as error:  # some of Ray's are of no type of their own
                 ray.shutdown()
                 where = f"at {address} ({ADDRESS_VARIABLE})" if address else "on this machine"
                 raise InputError(f"Ray {where} does not start: {_first_line(error)}") from None
@@ -101,7 +103,12 @@ def connected(replicas: int) -> Iterator[Any]:
 
 def _start(ray: Any, replicas: int, options: Mapping[str, Any]) -> None:
     """Start Ray on this machine, out of reach of others."""
-    with _changed("ray._private.ray_constants", "ENABLE_RAY_CLUSTER", False):
+    services, node = (import_module(f"ray._private.{name}") for name in ("services", "node"))
+    with (
+        _changed("ray._private.ray_constants", "ENABLE_RAY_CLUSTER", False),
+        _changed(services.__name__, "get_node", _patient(getattr(services, "get_node", None))),
+        _changed(node.__name__, "Node", _tidy(getattr(node, "Node", object))),
+    ):
         ray.init(
             address="local",
             # Copies of a model on one GPU need no core each.
@@ -110,6 +117,36 @@ def _start(ray: Any, replicas: int, options: Mapping[str, Any]) -> None:
             _node_ip_address="127.0.0.1",
             **options,
         )
+
+
+def _patient(get_node: Any) -> Any:
+    """Return a function that waits for a node of Ray as long as a busy machine may need."""
+
+    def get(*args: Any, **named: Any) -> Any:
+        end = monotonic() + START_SECONDS
+        while True:
+            try:
+                return get_node(*args, **named)
+            except RuntimeError:  # it is not there yet
+                if monotonic() >= end:
+                    raise
+                sleep(0.2)
+
+    return get
+
+
+def _tidy(node: Any) -> Any:
+    """Return a kind of Ray's node that ends its processes if it cannot be started."""
+
+    def start(self: Any, *args: Any, **named: Any) -> None:
+        try:
+            node.__init__(self, *args, **named)
+        except BaseException:
+            with suppress(Exception):
+                self.kill_all_processes(check_alive=False, wait=True)
+            raise
+
+    return type(node.__name__, (node,), {"__init__": start})
 
 
 def check_resources(ray: Any, replicas: int, num_gpus: float) -> None:
