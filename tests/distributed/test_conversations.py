@@ -56,6 +56,18 @@ def test_texts_are_known_by_their_beginnings() -> None:
     assert of("short") == ()
 
 
+def test_ollamas_context_is_a_conversation() -> None:
+    def of(context: Any) -> tuple[bytes, ...]:
+        body = {"model": "m", "prompt": "and then?", "context": context}
+        return read_asked(json.dumps(body).encode()).digests
+
+    ids = list(range(2 * CHUNK + 9))
+    assert len(of(ids)) == 2
+    assert of([*ids, 5, 6]) == of(ids) != of([1, *ids])
+    for other in ([], None, 7, {"a": 1}, [3]):
+        assert of(other) == ()
+
+
 def test_any_body_can_be_sent_somewhere() -> None:
     for body in (b"", b"nonsense", b"[1]", b'{"messages": 7}', b"\xff", b"[" * 100_000):
         assert read_asked(body).digests == ()

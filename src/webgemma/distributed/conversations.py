@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_HOMES = 1 << 16  # beginnings that are remembered, the last used ones
-CHUNK = 256  # characters of a plain text by which its beginnings differ
+CHUNK = 256  # characters of a plain text, or ids, by which its beginnings differ
 MAX_CHUNKS = 64
 NBYTES = 16  # of a digest
 
@@ -44,8 +44,10 @@ def read_asked(body: bytes) -> Asked:
 def _digests(given: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield the digests of all beginnings."""
     chain = _link(b"", {name: given.get(name) for name in BEFORE})
-    items = next((given[n] for n in ("messages", "input", "prompt") if given.get(n)), None)
-    if isinstance(items, str):
+    names = ("messages", "input", "context", "prompt")  # Ollama's context comes before its prompt
+    name = next((name for name in names if given.get(name)), "")
+    items = given.get(name)
+    if isinstance(items, str) or (name == "context" and isinstance(items, list)):
         whole = range(CHUNK, min(len(items), CHUNK * MAX_CHUNKS) + 1, CHUNK)
         items = [items[end - CHUNK : end] for end in whole]
     begun = False
