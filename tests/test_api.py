@@ -131,7 +131,19 @@ def test_stop_strings_end_the_text(small: Gemma) -> None:
     stop = text[5:7]
     pieces = list(small.generate("the", stop=["never this", stop], **settings))
     assert "".join(piece.text for piece in pieces) == text[: text.index(stop)]
-    assert pieces[-1].finish == "stop"
+    assert (pieces[-1].finish, pieces[-1].stop) == ("stop", stop)
+    assert not any(piece.finish or piece.stop for piece in pieces[:-1])
+    # Also if it is complete with the last token that a reply may have.
+    limit = {**settings, "max_tokens": len(pieces)}
+    assert [*small.generate("the", stop=stop, **limit)] == pieces
+    said = [piece.text for piece in small.chat("the", **settings)]
+    last = next(at for at in range(4, len(said)) if len(said[at]) == 1)
+    end = "".join(said[: last + 1])[-2:]
+    *_, piece = small.chat("the", stop=end, **settings)
+    assert (piece.finish, piece.stop) == ("stop", end)
+    assert piece.usage
+    *_, again = small.chat("the", stop=end, **settings | {"max_tokens": piece.usage.reply})
+    assert again == piece
 
 
 def test_the_beginning_of_a_stop_string_is_not_lost(small: Gemma) -> None:

@@ -326,6 +326,7 @@ class PlainReader:
         text = "" if finish == "stop" or self.stream is None else self.stream.feed(token)
         text += self.stream.finish() if self.stream else ""
         text = self.stops.feed(text) + self.stops.finish()
+        finish = "stop" if self.stops.stopped else finish
         return Piece(token, text, logprob, finish=finish, top=top, stop=self.stops.found)
 
 
@@ -354,7 +355,7 @@ class ReplyReader:
         text = self.stops.feed(fed.content + rest.content + end.content) + self.stops.finish()
         thinking = fed.thinking + rest.thinking + end.thinking
         calls = (*fed.tool_calls, *rest.tool_calls, *end.tool_calls)
-        stop = self.stops.found
+        finish, stop = "stop" if self.stops.stopped else finish, self.stops.found
         return Piece(token, text, logprob, thinking, calls, finish, top, stop=stop)
 
     def _text(self, token: int) -> str:
