@@ -114,6 +114,9 @@ def test_what_it_refuses(tmp_path: Path) -> None:
         sentence = refused("serve", *models, "--context", 1000)
         assert "small cannot be served: A context of 1000 is not possible" in sentence
     assert "is no origin" in refused("serve", model, "--origin", "*")
+    assert "no GPU named 'Voodoo 2'" in refused("serve", model, "--gpu", "Voodoo 2")
+    missing = refused("serve", model, "--lora", tmp_path / "missing")
+    assert "There is no file" in missing
     assert "No such file" in refused("serve", model, "--api-key-file", tmp_path / "none")
     keys = tmp_path / "keys.txt"
     keys.write_text("\n\n")

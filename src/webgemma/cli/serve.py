@@ -31,6 +31,7 @@ from webgemma.cli.options import (
 )
 from webgemma.cli.stopping import StopSignals
 from webgemma.cli.terminal import err, out, reported_errors
+from webgemma.device.opening import find_gpus
 from webgemma.errors import InputError
 
 if TYPE_CHECKING:
@@ -175,6 +176,8 @@ def serve(
             raise InputError("--replicas needs --ray, which starts them.")
         if gpu and len(gpu) > 1 and not ray:
             raise InputError("Several GPUs need --ray, which serves from each of them.")
+        if gpu and not ray and device != Device.cpu:
+            find_gpus(gpu[0])
         options: dict[str, Any] = {
             "max_loaded": max_loaded,
             "memory_gb": None if memory_gb == math.inf else memory_gb,

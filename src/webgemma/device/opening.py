@@ -22,6 +22,19 @@ def open_device(gpu: str | None = None, *, software: bool = True) -> Device:
     `gpu` may also be "wgpu" or "dawn", for the best GPU of one library, or begin with "wgpu:" or
     "dawn:". Without it, a GPU that Dawn cannot open is opened by wgpu-native. Without `software`, a
     GPU that is this machine's CPU does not count."""
+    found = find_gpus(gpu, software=software)
+    while gpu is None and found[0].library.key == "dawn" and found[1:]:
+        with suppress(DeviceError):  # `webgemma gpus` says why
+            device = open_gpu(found[0])
+            if device.matrix_shapes or found[0].kind != found[1].kind:
+                return device
+            device.close()  # its matrix units, the reason for Dawn, multiply wrongly
+        found.pop(0)
+    return open_gpu(found[0])
+
+
+def find_gpus(gpu: str | None = None, *, software: bool = True) -> list[Adapter]:
+    """Return the GPUs that `open_device` chooses from, the best one first; DeviceError for none."""
     library, _, name = (gpu or "").partition(":")
     if library.lower() in LIBRARIES:
         available, problems = _listing().list_one(library.lower())
@@ -35,14 +48,7 @@ def open_device(gpu: str | None = None, *, software: bool = True) -> Device:
         names = ", ".join(a.name for a in available) or "none at all"
         why = "".join(f" {problem}" for problem in problems) if gpu else ""
         raise DeviceError(f"There is no GPU{wanted} on this machine; WebGPU finds: {names}.{why}")
-    while gpu is None and found[0].library.key == "dawn" and found[1:]:
-        with suppress(DeviceError):  # `webgemma gpus` says why
-            device = open_gpu(found[0])
-            if device.matrix_shapes or found[0].kind != found[1].kind:
-                return device
-            device.close()  # its matrix units, the reason for Dawn, multiply wrongly
-        found.pop(0)
-    return open_gpu(found[0])
+    return found
 
 
 def list_all_gpus() -> tuple[list[Adapter], list[str]]:

@@ -9,7 +9,7 @@ from webgemma.engine.memory_budget import MemoryBudget
 from webgemma.errors import GgufError, InputError
 from webgemma.gemma.config import Config
 from webgemma.gemma.drafter_config import drafter_config
-from webgemma.lora.loading import fitted_adapters
+from webgemma.lora.loading import Lora, fitted_adapters
 from webgemma.models import BUNDLED_PATH, FoundModel, find_model, with_draft
 from webgemma.server.ollama_models import ModelEntry
 
@@ -48,14 +48,19 @@ class Offered:
                 drafter = file, drafter_config(file, config)
             return MemoryBudget.of(gguf, config, context, kv, slots=slots, drafter=drafter)
 
+    def check_lora(self, lora: Lora) -> None:
+        """Raise InputError or GgufError for adapters that are not there, or of another model."""
+        if lora:
+            with self.found.open() as gguf:
+                fitted_adapters(lora, Config.from_gguf(gguf))
+
 
 def offered_adapter(text: str, base: Offered) -> Offered:
     """Return an adapter that the command line gives as NAME=PATH or NAME=PATH:SCALE."""
     name, equals, path = text.partition("=")
     if not (equals and name.strip() and path) or name != "".join(name.split()):
         raise InputError(f"--adapter is {text!r}; it must be NAME=PATH or NAME=PATH:SCALE.")
-    with base.found.open() as gguf:
-        fitted_adapters(path, Config.from_gguf(gguf))
+    base.check_lora(path)
     entry = replace(base.entry, name=name)
     return replace(base, name=name, entry=entry, adapter=path, base=base)
 

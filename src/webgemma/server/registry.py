@@ -54,7 +54,7 @@ class Registry:
         offers = [offered_model(model) for model in models or ["-"]]
         if options.get("draft") and len(models) != 1:
             raise InputError("A drafter belongs to one model: name that, and no other.")
-        if models and (options.get("draft") or options.get("context")):
+        if models and any(options.get(name) for name in ("draft", "context", "lora")):
             for offered in offers:
                 _check_options(offered, options)
         if adapters and len(models) != 1:
@@ -170,9 +170,10 @@ class Registry:
 
 
 def _check_options(offered: Offered, options: dict[str, Any]) -> None:
-    """Raise InputError for a context or a drafter that a model cannot have."""
+    """Raise InputError for a context, a drafter or adapters that a model cannot have."""
     try:
         offered.memory_budget(options)
+        offered.check_lora(options.get("lora"))
     except InputError as error:
         raise InputError(f"{offered.name} cannot be served: {error}") from None
 
