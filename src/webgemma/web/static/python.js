@@ -25,6 +25,16 @@ async function storeSnapshot(build, snapshot) {
   } catch { /* the storage is full: the next visit starts without a snapshot */ }
 }
 
+/** Return what makes Pyodide's module, with memory for the snapshot: it has grown, and Pyodide does not grow it. */
+async function roomyModule(pyodide, snapshot) {
+  const { default: create } = await import(`${pyodide}pyodide.asm.mjs`);
+  return async (settings) => {
+    const module = await create(settings);
+    if (snapshot.length > module.HEAP8.length) module.growMemory(snapshot.length);
+    return module;
+  };
+}
+
 /** Start Python, ready to import the wheel; `build` identifies the wheel and Pyodide, which are at whole addresses. */
 export async function startPython({ build, pyodide, wheel }) {
   const wheelBytes = fetch(wheel).then((response) => response.arrayBuffer());
@@ -33,7 +43,8 @@ export async function startPython({ build, pyodide, wheel }) {
   const snapshot = await readSnapshot(build);
   if (snapshot) {
     try {
-      const python = await loadPyodide({ indexURL: pyodide, _loadSnapshot: snapshot });
+      const createPyodideModule = await roomyModule(pyodide, snapshot);
+      const python = await loadPyodide({ indexURL: pyodide, _loadSnapshot: snapshot, createPyodideModule });
       python.unpackArchive(await wheelBytes, "whl"); // a snapshot has no files
       return python;
     } catch (error) {
