@@ -137,6 +137,9 @@ async (name) => {
   };
   const found = {};
   found.damaged = await failure(() => load(new File(["no model"], "mine.gguf")));
+  found.address = await failure(() => load("https://"));
+  found.percent = await failure(() => load("100%.gguf"));
+  found.nowhere = await failure(() => load(null, { pyodide: "nowhere" }));
   const model = await load("gemma.gguf", { pyodide: "pyodide" });
   const greedy = { temperature: 0, max_tokens: 12 };
   const whole = (text) => model.chat(text, greedy).text();
@@ -154,6 +157,7 @@ async (name) => {
   });
   for await (const piece of model.chat("Tell a long story.")) break;
   found.unknown = await failure(() => model.chat("Hi", { temprature: 1 }).text());
+  found.nan = await failure(() => model.chat("Hi", { temperature: NaN }).text());
   found.writes = await failure(() => model.embed(["in"]));
   const content = [{ type: "image", image: "cat.png" }];
   found.image = await failure(() => model.chat([{ role: "user", content }]).text());
@@ -193,8 +197,12 @@ def test_the_module_chats_embeds_stops_and_says_what_is_wrong(chromium: Any) -> 
     assert last["usage"]["prompt"] > last["usage"]["reply"] > 0
     starts = {
         "damaged": "file: mine.gguf is ",
+        "address": "other: https:// is not an address.",
+        "percent": "file: 100%.gguf does not exist",
+        "nowhere": "other: Python cannot be loaded from http",
         "aborted": "AbortError: ",
         "unknown": "other: There is no setting 'temprature'",
+        "nan": "other: temperature is NaN, not a number.",
         "writes": "other: ",
         "image": "other: An image in a message is a Blob",
         "text": "other: embedder.gguf is an embedding model",

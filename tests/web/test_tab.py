@@ -138,15 +138,16 @@ def test_a_tool_call_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     call = ToolCall("get_weather", {"city": "Bern"})
 
     async def achat(*_: Any, **__: Any) -> AsyncIterator[Piece]:
-        yield Piece(1, "", 0.0)
-        yield Piece(2, "", 0.0, tool_calls=(call,), finish="stop")
+        yield Piece(1, "I look", 0.0)
+        yield Piece(2, " it up.", 0.0, tool_calls=(call,), finish="stop")
 
     async def act(tab: Tab) -> None:
         await tab.load(BUNDLED, None, "auto")
         monkeypatch.setattr(Gemma, "achat", achat)
         await tab.chat(3, HELLO, GREEDY)
 
-    *_, sent, done = messages_of(act)
+    *_, before, sent, done = messages_of(act)
+    assert before["text"].endswith(" it up.")
     arguments = {"city": "Bern"}
     assert sent == {"type": "tool_call", "id": 3, "name": "get_weather", "arguments": arguments}
     assert (done["type"], done["tokens"], done["usage"]) == ("done", 2, None)
@@ -285,6 +286,11 @@ def test_a_context_is_at_most_the_models() -> None:
 
     contexts = [m["context"] for m in messages_of(act) if m["type"] == "loaded"]
     assert contexts == [longest, longest - 1, min(longest, 32768)]
+
+
+def test_a_context_that_is_no_number_is_refused() -> None:
+    (error,) = messages_of(lambda tab: tab.load(BUNDLED, "many", "auto"))  # type: ignore[arg-type]
+    assert error["message"].startswith("A context of 'many' is not possible")
 
 
 def test_a_chosen_adapter_is_stored_and_applied() -> None:

@@ -120,7 +120,7 @@ class Tab:
         )
         try:
             gguf: Any = self._take_inspected(inspected) or await Gguf.aopen(await self._open(spec))
-            if context is not None:
+            if isinstance(context, int):  # of another type it is refused below
                 context = min(context, Config.from_gguf(gguf).context)
             abilities = await self._abilities(gguf, spec)
             model = await Gemma.aload(
@@ -373,6 +373,8 @@ class Tab:
                 start = start if count > 1 else time.monotonic()
                 batch.add(piece.thinking, thinking=True)
                 batch.add(piece.text, thinking=False)
+                if piece.tool_calls:
+                    batch.flush()  # what came before them
                 for call in piece.tool_calls:
                     self._report("tool_call", id=id, name=call.name, arguments=call.arguments)
                 finish = piece.finish or finish

@@ -39,7 +39,9 @@ async function roomyModule(pyodide, snapshot) {
 export async function startPython({ build, pyodide, wheel }) {
   const wheelBytes = fetch(wheel).then((response) => response.arrayBuffer());
   wheelBytes.catch(() => {}); // the error is thrown where it is awaited
-  const { loadPyodide } = await import(`${pyodide}pyodide.mjs`);
+  const { loadPyodide } = await import(`${pyodide}pyodide.mjs`).catch(() => {
+    throw new Error(`Python cannot be loaded from ${pyodide}: Pyodide's files are not there, or their server does not respond.`);
+  });
   const snapshot = await readSnapshot(build);
   if (snapshot) {
     try {

@@ -36,9 +36,9 @@ export interface Model {
   /** GPU memory that it takes. */
   readonly nbytes: number;
   /** Reply to a conversation, or to one text. It begins when it is iterated over, or by text(). */
-  chat(messages: string | Message[], options?: ChatOptions): Reply;
+  chat(messages: string | readonly Message[], options?: ChatOptions): Reply;
   /** Return a vector of length 1 for each text; the model has to be an EmbeddingGemma. */
-  embed(texts: Iterable<string>, options?: EmbedOptions): Promise<Float32Array[]>;
+  embed(texts: Iterable<string> & object, options?: EmbedOptions): Promise<Float32Array[]>;
   /** End the worker, which frees all memory, on the GPU too. What is being written fails with kind "closed". */
   close(): void;
 }
@@ -51,9 +51,11 @@ export interface Reply extends AsyncIterable<Piece> {
 
 export interface Message {
   role: "system" | "user" | "assistant" | "tool";
-  content?: string | Part[];
+  content?: string | readonly Part[];
+  /** Of an assistant: what it thought before its calls of tools. */
+  thinking?: string;
   /** Of an assistant. */
-  tool_calls?: { function: ToolCall }[];
+  tool_calls?: readonly { function: ToolCall }[];
   /** Of a tool: its name. */
   name?: string;
 }
@@ -114,7 +116,7 @@ export interface Settings {
   /** The longest reply, in tokens. */
   max_tokens?: number | null;
   /** End the reply before this text; may repeat. */
-  stop?: string | string[] | null;
+  stop?: string | readonly string[] | null;
   /** The same seed gives the same text. */
   seed?: number | null;
   /** 0: always the likeliest token. */
@@ -165,9 +167,9 @@ export interface ChatOptions extends Settings {
   /** A grammar in llama.cpp's GBNF. */
   grammar?: string;
   /** The texts that the reply may be. */
-  choices?: string[];
+  choices?: readonly string[];
   /** Functions that the model may call, as OpenAI declares them. */
-  tools?: object[];
+  tools?: readonly object[];
   /** "auto", "required", "none" or the name of a tool. */
   tool_choice?: string;
   parallel_tool_calls?: boolean;

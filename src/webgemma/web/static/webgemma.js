@@ -70,6 +70,10 @@ class Model {
 
   async *#pieces(messages, { signal, progress, continue_last = false, ...settings }) {
     signal?.throwIfAborted();
+    for (const [name, value] of Object.entries(settings)) {
+      // JSON would turn it into null, the default.
+      if (typeof value === "number" && !Number.isFinite(value)) throw new WebgemmaError(`${name} is ${value}, not a number.`);
+    }
     const connection = this.#connection;
     const id = crypto.randomUUID();
     const call = connection.begin(id, signal);
@@ -277,7 +281,13 @@ class Call {
   }
 }
 
-const absolute = (address) => new URL(address, globalThis.document?.baseURI ?? location.href);
+function absolute(address) {
+  try {
+    return new URL(address, globalThis.document?.baseURI ?? location.href);
+  } catch {
+    throw new WebgemmaError(`${address} is not an address.`);
+  }
+}
 
 /** Return a model's source as the worker reads it. */
 function sourceOf(source) {
@@ -285,7 +295,16 @@ function sourceOf(source) {
   if (source instanceof Blob || source.kind === "file") return { kind: "file", file: source };
   if (typeof source !== "string" && !(source instanceof URL)) throw new WebgemmaError(NO_SOURCE);
   const url = absolute(source);
-  return { kind: "url", url: url.href, name: decodeURIComponent(url.pathname.split("/").at(-1)) || url.host };
+  return { kind: "url", url: url.href, name: nameOf(url) };
+}
+
+function nameOf({ pathname, host }) {
+  const name = pathname.split("/").at(-1) || host;
+  try {
+    return decodeURIComponent(name);
+  } catch {
+    return name; // with a % that encodes nothing
+  }
 }
 
 /** Return messages as the worker reads them: audio as samples, which workers cannot decode. */
