@@ -22,7 +22,7 @@ class LibrariesHook(BuildHookInterface):
     _copies: tempfile.TemporaryDirectory[str] | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add the libraries, unless the sources of a source distribution have them already."""
+        """Add the libraries, from node_modules or from an unpacked source distribution."""
         if version == "editable" or self.target_name not in FOLDERS:
             return
         table = runpy.run_path(str(Path(self.root, "src", "webgemma", "web", "libraries.py")))
@@ -31,7 +31,7 @@ class LibrariesHook(BuildHookInterface):
             if files or os.environ.get("WEBGEMMA_LIBRARIES") == "required":
                 raise SystemExit(f"error: {missing}")
             self.app.display_warning(f"{missing} Built without them, `webgemma web` cannot chat.")
-        if not files or table["PACKAGED"].is_dir():
+        if not files:
             return
         self._copies = tempfile.TemporaryDirectory()  # one text is the licence of several libraries
         for name, path in {**files, **table["licence_files"]()}.items():

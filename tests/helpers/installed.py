@@ -11,13 +11,22 @@ ROOT = Path(__file__).resolve().parents[2]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
 
 
-def build_wheel(folder: Path) -> Path:
-    """Build the wheel in a folder and return its path."""
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
+def build_wheel(folder: Path, root: Path = ROOT) -> Path:
+    """Build the wheel of the sources at `root` in a folder and return its path."""
+    return _build("wheel", folder, root)
+
+
+def build_sources(folder: Path) -> Path:
+    """Build the source distribution in a folder and return its path."""
+    return _build("sdist", folder, ROOT)
+
+
+def _build(target: str, folder: Path, root: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target]
     env = {**os.environ, "WEBGEMMA_LIBRARIES": "required", "SOURCE_DATE_EPOCH": "1580601600"}
-    subprocess.run([*command, "--directory", folder], cwd=ROOT, env=env, check=True, timeout=120)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+    subprocess.run([*command, "--directory", folder], cwd=root, env=env, check=True, timeout=120)
+    (built,) = folder.iterdir()
+    return built
 
 
 def install(wheel: Path, folder: Path) -> Path:

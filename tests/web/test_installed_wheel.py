@@ -4,6 +4,7 @@ import hashlib
 import json
 import runpy
 import shutil
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from urllib.parse import urljoin
 from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
-from helpers.installed import ROOT, build_wheel, install, serving_installed
+from helpers.installed import ROOT, build_sources, build_wheel, install, serving_installed
 
 from webgemma.models import BUNDLED_PATH
 from webgemma.web.libraries import LIBRARIES, library_files, licence_files
@@ -37,9 +38,12 @@ def test_it_has_the_libraries_with_their_licences_and_the_model(wheel: Path) -> 
     assert {name.split("/")[3] for name in in_lib} == set(LIBRARIES)
 
 
-def test_two_builds_are_equal(wheel: Path, tmp_path: Path) -> None:
-    (ROOT / "src" / "webgemma" / "py.typed").touch()  # another time, the same bytes
-    assert build_wheel(tmp_path).read_bytes() == wheel.read_bytes()
+def test_a_build_from_the_source_distribution_is_equal(wheel: Path, tmp_path: Path) -> None:
+    with tarfile.open(build_sources(tmp_path / "sources")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (sources,) = tmp_path.glob("webgemma-*")
+    (sources / "src" / "webgemma" / "py.typed").touch()  # another time, the same bytes
+    assert build_wheel(tmp_path / "dist", sources).read_bytes() == wheel.read_bytes()
 
 
 def test_it_serves_every_file_of_the_page_away_from_the_checkout(
