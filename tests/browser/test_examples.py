@@ -103,6 +103,7 @@ def test_an_example_replies_as_natively_piece_by_piece(chromium: Any, name: str)
         page.wait_for_function("(text) => reply.textContent === text", arg=texts[-1])
         assert not page.evaluate("crossOriginIsolated")
         seen = page.evaluate("[...seen]")
+        assert page.inner_text("body").split() == texts[-1].split()  # and nothing else
     assert set(seen) <= set(texts)
     assert len(seen) > len(set(texts)) // 2  # two may come in one frame
 
