@@ -189,7 +189,7 @@ def test_without_its_packages_it_says_which(
     for name in ("webgemma.server.listening", "uvicorn"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert "webgemma[server]" in refused("serve", tiny_model(tmp_path))
+    assert 'pip install "webgemma[server]"' in refused("serve", tiny_model(tmp_path))
 
 
 def test_help_has_examples() -> None:

@@ -168,7 +168,7 @@ def serve(
             if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn"):
                 raise
             raise InputError(
-                "The server needs two packages more: run `pip install 'webgemma[server]'`."
+                'The server needs two packages more: run `pip install "webgemma[server]"`.'
             ) from None
         if memory_gb is not None and not memory_gb > 0:  # also for NaN
             raise InputError(f"--memory-gb is {memory_gb:g}; it must be a number above zero.")
