@@ -5,7 +5,7 @@
 const NO_START = "webgemma has not started: worker.js, package/, wheel/, lib/ and api/ have to lie beside webgemma.js, as they are in its package.";
 /** What is wrong, by the kind of an error, where the engine's words are for other places. */
 const SENTENCES = {
-  "no-webgpu": "This browser offers no GPU: use a browser with WebGPU (a current Chrome, Edge, Safari or Firefox), switch hardware acceleration on, and open the page over https or from localhost.",
+  "no-webgpu": "This browser offers no GPU: use a browser with WebGPU (a current Chrome, Edge or Safari, or Firefox on Windows or a Mac), switch hardware acceleration on, and open the page over https or from localhost.",
   "no-server": NO_START,
   "no-pyodide": NO_START,
   "no-schemas": "Replies by a schema, choices, pattern, grammar or tools need lib/xgrammar/ beside webgemma.js, which cannot be loaded.",

@@ -12,7 +12,9 @@ const post = (json) => self.postMessage(JSON.parse(json));
 
 const started = (async () => {
   if (!navigator.gpu) throw failure("no-webgpu"); // reported at once: Python would take seconds to find out
-  navigator.gpu.requestAdapter().catch(() => {}); // starts the GPU process while Python starts
+  navigator.gpu.requestAdapter().catch(() => null).then((adapter) => { // the GPU process starts while Python does
+    if (!adapter) self.postMessage({ type: "error", kind: "no-webgpu", message: "no-webgpu" });
+  });
   const response = await fetch("api/about").catch(() => { throw failure("no-server"); });
   if (!response.ok) throw new Error(await response.text());
   const about = await response.json();
