@@ -93,7 +93,7 @@ class BytesFile {
 /** A file on a server that supports range requests. */
 class AddressFile extends StreamedFile {
   constructor(url, size, tag) {
-    super(decodeURI(new URL(url).pathname.split("/").at(-1)) || url, size);
+    super(nameOf(url), size);
     this.url = url;
     this.tag = tag; // identifies this version of the file
   }
@@ -110,6 +110,16 @@ class AddressFile extends StreamedFile {
   close() {
     this.abort?.abort();
     super.close();
+  }
+}
+
+/** Return the name of the file at an address. */
+function nameOf(url) {
+  const name = new URL(url).pathname.split("/").at(-1) || url;
+  try {
+    return decodeURI(name);
+  } catch {
+    return name; // with a % that encodes nothing
   }
 }
 
