@@ -16,6 +16,7 @@ from helpers.constrained import (
 
 from webgemma.constraints.compiling import Compiler
 from webgemma.constraints.native import LlguidanceCompiler
+from webgemma.constraints.specifications import Json
 from webgemma.errors import InputError
 from webgemma.text.tokenizer import Tokenizer
 
@@ -56,6 +57,47 @@ def test_what_is_not_supported_is_refused(compiler: Compiler, name: str) -> None
     with pytest.raises(InputError) as raised:
         constraint_of(compiler, schema=CASES[name]["schema"])
     assert REFUSED[name] in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"$ref": "#"}, "at #: it refers to itself"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#"}]}}}, "at #: it refers to"),
+        ({"enum": []}, "at #: its keywords together allow no value"),
+        (False, "at #: its keywords together allow no value"),
+        (
+            {
+                "type": "array",
+                "items": {"allOf": [{"type": "string"}, {"type": "null"}]},
+                "minItems": 1,
+            },
+            "at #/items: its keywords together allow no value",
+        ),
+        (
+            {"type": "object", "properties": {"a": {"enum": []}}, "required": ["a"]},
+            "at #/properties/a: its keywords together allow no value",
+        ),
+        (
+            {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+            "none that nests at most 32 levels",
+        ),
+        ({"type": "number", "minimum": 1e308}, "at #: no number within its bounds can be written"),
+        ({"type": "number", "maximum": -1e308}, "at #: no number within its bounds"),
+        ({"type": "integer", "exclusiveMaximum": -1e300}, "at #: its keywords together allow no"),
+    ],
+)
+def test_a_schema_without_values_is_refused_with_its_place(schema: Any, problem: str) -> None:
+    with pytest.raises(InputError) as raised:
+        Json(schema).grammar()
+    assert problem in str(raised.value)
+
+
+def test_thousands_of_choices(compiler: Compiler) -> None:
+    constraint = constraint_of(compiler, schema={"enum": [*range(3000), *map(str, range(300))]})
+    tokenizer = small_tokenizer()
+    for text, is_allowed in (("2999", True), ('"299"', True), ("3000", False), ('"300"', False)):
+        assert accepts(constraint, tokenizer.encode(text), tokenizer.eos) == is_allowed
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ FLOAT_DIGITS = 15  # any two numbers with so many digits are different floats
 MAX_EXPONENT = 307  # of numbers within bounds
 MAX_CHOICES = 1000  # multiples that are listed
 
+_BEYOND = Decimal(10**MAX_DIGITS)  # more than any number has without an exponent
 _EXACT = Context(prec=4 * MAX_DIGITS)
 _DIGIT = chars((48, 57))
 _DIGITS = repeat(_DIGIT)
@@ -91,6 +92,15 @@ class Numbers:
             and (self.multiple is None or number % self.multiple == 0)
         )
 
+    @property
+    def is_range(self) -> bool:
+        """Whether there are numbers between the bounds, perhaps none that can be written."""
+        if self.whole or self.multiple:
+            return False
+        low, high = self.low, self.high
+        is_excluded = self.above or self.below
+        return low is None or high is None or (low < high or (low == high and not is_excluded))
+
     def language(self) -> Language:
         """Return how these numbers are written; InputError for multiples that are not supported."""
         if self.whole or self.multiple:
@@ -99,13 +109,8 @@ class Numbers:
             return any_number()
         low = None if self.low is None else _float_bound(self.low, self.above, inf)
         high = None if self.high is None else _float_bound(self.high, self.below, -inf)
-        bounds = [_PLAIN]
-        if low is not None:
-            bounds.append(_at_least(low))
-        if high is not None:
-            bounds.append(_at_most(high))
         return union(
-            intersection(*bounds),
+            _within(_PLAIN, low, high),
             _scientific(low, high),
             concat(
                 literal("-"),
@@ -117,14 +122,11 @@ class Numbers:
         low, high = self.low, self.high
         least = None if low is None else floor(low) + 1 if self.above else ceil(low)
         most = None if high is None else ceil(high) - 1 if self.below else floor(high)
-        bounds = [_INTEGER]
+        numbers: Language = _INTEGER
         if self.multiple and self.multiple > 1:
-            bounds.append(_multiples(self.multiple, least, most))
-        if least is not None:
-            bounds.append(_at_least(Decimal(least)))
-        if most is not None:
-            bounds.append(_at_most(Decimal(most)))
-        return intersection(*bounds)
+            numbers = intersection(numbers, _multiples(self.multiple, least, most))
+        bounds = (None if each is None else Decimal(each) for each in (least, most))
+        return _within(numbers, *bounds)
 
 
 def decimal(value: float) -> Decimal:
@@ -236,6 +238,18 @@ def _float_bound(bound: Decimal, strict: bool, inwards: float) -> Decimal:
         rounded = nextafter(rounded, inwards)
     candidates = (Decimal(repr(rounded)), Decimal(rounded))
     return max(candidates) if inwards > 0 else min(candidates)
+
+
+def _within(numbers: Language, low: Decimal | None, high: Decimal | None) -> Language:
+    """Return those of some plain numbers that are within bounds."""
+    if (low is not None and low >= _BEYOND) or (high is not None and high <= -_BEYOND):
+        return NOTHING
+    bounds = [numbers]
+    if low is not None and low > -_BEYOND:
+        bounds.append(_at_least(low))
+    if high is not None and high < _BEYOND:
+        bounds.append(_at_most(high))
+    return intersection(*bounds)
 
 
 def _at_least(bound: Decimal) -> Language:

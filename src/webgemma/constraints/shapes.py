@@ -36,6 +36,7 @@ MAX_KEYS = 4096
 MAX_BRANCHES = 512  # of anyOf and oneOf that hold together
 MAX_PATTERNS = 4  # of names of properties that hold together
 
+_TOGETHER = frozenset({"allOf", "anyOf", "oneOf"})  # schemas about the same value
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 
 Key: TypeAlias = tuple[
@@ -125,6 +126,7 @@ class Shapes:
         self._closed = closed
         self._branches: dict[Key, list[Branch]] = {}
         self._open: set[Key] = set()  # whose branches are being found
+        self._ending: set[Pointer] = set()  # schemas that do not lead back to themselves
 
     def of(self, key: Key) -> list[Shape]:
         """Return the shapes of the values that the schemas of a key allow, if any are."""
@@ -216,6 +218,7 @@ class Shapes:
             following: list[tuple[Pointer, bool]] = []
             for keyword in schema:
                 if keyword == "$ref":
+                    self._check_end(pointer, ())
                     following.append((self._document.target(schema["$ref"], pointer), False))
                 elif keyword == "allOf":
                     count = len(schema["allOf"])
@@ -228,6 +231,22 @@ class Shapes:
                 following.append((pointer, True))
             waiting += reversed(following)
         return True
+
+    def _check_end(self, pointer: Pointer, before: tuple[Pointer, ...]) -> None:
+        """Raise InputError for a schema that is, after these, about the same value as itself."""
+        if pointer in self._ending:
+            return
+        if pointer in before:
+            raise self._document.error(pointer, "it refers to itself, without a part in between")
+        schema = self._document.at(pointer)
+        if isinstance(schema, dict):
+            row = (*before, pointer)
+            if "$ref" in schema:
+                self._check_end(self._document.target(schema["$ref"], pointer), row)
+            for keyword in _TOGETHER & schema.keys():
+                for at in range(len(schema[keyword])):
+                    self._check_end(child(pointer, keyword, at), row)
+        self._ending.add(pointer)
 
     def _check_disjoint(
         self,
@@ -366,6 +385,11 @@ class Shapes:
             language = numbers.language()
             if not is_empty(language):
                 yield Number(numbers, language)
+            elif numbers.is_range:
+                raise InputError(
+                    "no number within its bounds can be written: they are too close together, too "
+                    "small or too large"
+                )
 
     def _strings(self, held: Held) -> Iterator[String]:
         languages: list[Language] = []
@@ -549,14 +573,15 @@ def _listed(value: Any) -> Shape:
 
 def _merged(shapes: list[Shape]) -> list[Shape]:
     """Return the shapes with all strings in one, and all numbers, which differ as texts."""
-    merged: list[Shape] = []
     strings = [shape.language for shape in shapes if isinstance(shape, String)]
     numbers = [shape.language for shape in shapes if isinstance(shape, Number)]
+    all_strings, all_numbers = String(union(*strings)), Number(Numbers(), union(*numbers))
+    merged: list[Shape] = []
     for shape in shapes:
         if isinstance(shape, String):
-            shape = String(union(*strings))
+            shape = all_strings
         elif isinstance(shape, Number):
-            shape = Number(Numbers(), union(*numbers))
+            shape = all_numbers
         if shape not in merged:
             merged.append(shape)
     return merged

@@ -3,12 +3,12 @@
 Values nest as far as a limit. It ends what a model might write for ever, and replies stay readable
 for parsers that have a limit themselves."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import inf
 from typing import Any
 
-from webgemma.constraints.documents import OBJECTS, ROOT, Document
+from webgemma.constraints.documents import OBJECTS, ROOT, Document, Pointer
 from webgemma.constraints.grammar import (
     EMPTY,
     Expression,
@@ -53,14 +53,20 @@ def add_values(
     """Add the rules of the values that a schema allows, and return the expression of all of them.
 
     InputError for a schema that is not valid or not supported, or that allows nothing."""
-    shapes = Shapes(Document(schema, where), closed=closed)
+    document = Document(schema, where)
+    values = Values(Shapes(document, closed=closed), syntax, grammar)
     key = (ROOT, OBJECTS) if objects_only else (ROOT,)
     try:
-        expression = Values(shapes, syntax, grammar).expression(key)
+        expression = values.expression(key)
     except RecursionError:
         raise InputError(f"{where} refers to its parts in too long a row.") from None
     if expression is None:
-        raise InputError(f"{where} allows no value that nests at most {MAX_NESTING} levels.")
+        empty = values.empty(key)
+        if empty is not None:
+            raise document.error(empty, "its keywords together allow no value")
+        raise InputError(
+            f"{where} allows no value, or none that nests at most {MAX_NESTING} levels."
+        )
     return expression
 
 
@@ -87,6 +93,18 @@ class Values:
                 expression = self._grammar.add("value", expression)
             self._written[index] = expression
         return self._written[index]
+
+    def empty(self, key: Key) -> Pointer | None:
+        """Return the place in a key without values that allows none; None: they nest too deep."""
+        seen: list[Key] = []
+        while self._of(key):
+            seen.append(key)
+            needed = (part for shape in self._of(key) for part in _needed(shape))
+            empty = (part for part in needed if part not in seen and not self.expression(part))
+            key = next(empty, ())
+            if not key:
+                return seen[-1][0] if self._nests(seen[-1]) <= MAX_NESTING else None
+        return key[0]
 
     def _of(self, key: Key) -> list[Shape]:
         if key not in self._found:
@@ -297,6 +315,18 @@ def _joined(*items: Expression | None) -> Expression | None:
     """Return expressions one after the other; None if one of them cannot be written."""
     present = [item for item in items if item is not None]
     return series(*present) if len(present) == len(items) else None
+
+
+def _needed(shape: Shape) -> Sequence[Key]:
+    """Return the keys of the parts without which there is no value of a shape."""
+    match shape:
+        case Array():
+            return (*shape.first[: shape.least], shape.rest)
+        case Object():
+            named = [each.value for each in shape.properties if each.required]
+            return [key for key in named if key is not None]
+        case _:
+            return ()
 
 
 def _levels(value: Any) -> int:
