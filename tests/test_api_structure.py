@@ -122,18 +122,18 @@ def test_several_side_by_side(gemma: Gemma) -> None:
 
 def test_a_hard_grammar_stalls_nobody(gemma: Gemma, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replies beside it go on while it is compiled; the CPU, which has one slot, does the rest."""
-    held, begun, deep = threading.Event(), threading.Event(), native._with_deep_stack
+    held, begun, deep = threading.Event(), threading.Event(), native._with_deep_stacks
 
-    def hold(function: Any) -> Any:
+    def hold(*functions: Any) -> Any:
         begun.set()
         assert held.wait(30)
-        return deep(function)
+        return deep(*functions)
 
     async def reply(**options: Any) -> str:
         return said([p async for p in gemma.achat("A cat?", seed=1, max_tokens=5, **options)])[0]
 
     async def main() -> None:
-        monkeypatch.setattr(native, "_with_deep_stack", hold)
+        monkeypatch.setattr(native, "_with_deep_stacks", hold)
         hard = asyncio.create_task(reply(choices=["very", "hard"]))
         await asyncio.to_thread(begun.wait, 30)
         async with asyncio.timeout(30):

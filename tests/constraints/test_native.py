@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from helpers.constrained import constraint_of, small_tokenizer
+from helpers.constrained import accepts, constraint_of, small_tokenizer
 from helpers.live_server import wait_until
 
 from webgemma.constraints import native
@@ -42,6 +42,23 @@ def test_depth_does_not_end_the_process() -> None:
         threading.stack_size(before)
 
 
+def test_a_thousand_properties_are_followed_to_the_end() -> None:
+    compiler = LlguidanceCompiler(TOKENIZER, TOKENIZER.size)
+    wide = {"type": "object", "properties": {f"p{n}": {"type": "null"} for n in range(1000)}}
+    constraint = constraint_of(compiler, schema=wide)
+    assert accepts(constraint, TOKENIZER.encode('{"p0":null,"p999":null}'), TOKENIZER.eos)
+
+
+def test_a_limit_of_the_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "MAX_ITEMS", 100)
+    compiler = LlguidanceCompiler(TOKENIZER, TOKENIZER.size)
+    wide = {"type": "object", "properties": {f"p{n}": {"type": "null"} for n in range(100)}}
+    constraint = constraint_of(compiler, schema=wide)
+    tokens = TOKENIZER.encode('{"p0":null,"p99":null}')
+    with pytest.raises(InputError, match=r"cannot be followed: .* items"):
+        list(map(constraint.accept, tokens))
+
+
 def test_lark_is_checked_without_a_vocabulary() -> None:
     check_lark('start: "a" <[5]>')
     for wrong in ("start: (", "start: other", "start: /(/", 'start: "a" %%'):
@@ -49,19 +66,27 @@ def test_lark_is_checked_without_a_vocabulary() -> None:
             check_lark(wrong)
 
 
+def test_errors_of_lark_count_the_lines_of_the_grammar() -> None:
+    compiler = LlguidanceCompiler(TOKENIZER, TOKENIZER.size)
+    with pytest.raises(InputError, match=r'at 2\(4\): unknown name: "y" 1 \| start: x 2 \|'):
+        constraint_of(compiler, grammar="start: x\nx: y")
+    with pytest.raises(InputError, match=r"cannot be followed: no text of it begins like this\.$"):
+        constraint_of(compiler, grammar="start: x\nx: start").mask()
+
+
 def test_nobody_waits_for_another_ones_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = LlguidanceCompiler(TOKENIZER, TOKENIZER.size)
     run_sync(compiler.prepare())
-    held, deep = threading.Event(), native._with_deep_stack
+    held, deep = threading.Event(), native._with_deep_stacks
     waiting: list[int] = []
 
-    def hold(function: Any) -> Any:
+    def hold(*functions: Any) -> Any:
         if threading.current_thread().name == "hard":
             waiting.append(1)
             assert held.wait(30)
-        return deep(function)
+        return deep(*functions)
 
-    monkeypatch.setattr(native, "_with_deep_stack", hold)
+    monkeypatch.setattr(native, "_with_deep_stacks", hold)
     hard = threading.Thread(target=lambda: constraint_of(compiler, choices=["hard"]), name="hard")
     hard.start()
     try:

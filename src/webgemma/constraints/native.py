@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from webgemma.constraints.grammar import Grammar
@@ -22,6 +23,7 @@ MISSING = (
     "llguidance."
 )
 MAX_COMPILED = 64  # grammars that are kept
+MAX_ITEMS = 1 << 15  # that may come next: each property takes four
 STACK_NBYTES = 256 << 20  # of a thread that compiles; only what it uses of that is taken
 
 T = TypeVar("T")
@@ -53,7 +55,7 @@ class LlguidanceCompiler:
         text = grammar if isinstance(grammar, str) else lark(grammar, self.tokenizer)
         copied = self._copied(text)
         if copied is None:
-            matcher = _with_deep_stack(lambda: self._matcher(text))  # others need not wait for it
+            matcher = self._matcher(text)  # others need not wait for it
             with self._lock:
                 self._compiled[text] = matcher
                 if len(self._compiled) > MAX_COMPILED:
@@ -82,16 +84,20 @@ class LlguidanceCompiler:
     def _matcher(self, text: str) -> _LlguidanceMatcher:
         with self._preparing:
             tokenizer = self._tokenizer()
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
-        matchers = []
-        for options in (_NO_FORCING, ""):
+        limits = LLParserLimits(max_items_in_row=MAX_ITEMS)
+
+        def built(options: str) -> LLMatcher:
             grammar = LLMatcher.grammar_from_lark(options + text)
-            matcher = LLMatcher(tokenizer, grammar, log_level=0)
+            matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
             if matcher.is_error():
                 raise _not_usable(matcher.get_error())
-            matchers.append(matcher)
-        return _LlguidanceMatcher(*matchers)
+            return matcher
+
+        # The one without a line before the grammar is first: its errors count lines right.
+        forcing, free = _with_deep_stacks(lambda: built(""), lambda: built(_NO_FORCING))
+        return _LlguidanceMatcher(free, forcing)
 
 
 def check_installed() -> None:
@@ -108,7 +114,7 @@ def check_lark(text: str) -> None:
     from llguidance import LLMatcher
 
     grammar = LLMatcher.grammar_from_lark(text)
-    problem = _with_deep_stack(lambda: LLMatcher.validate_grammar(grammar))
+    [problem] = _with_deep_stacks(lambda: LLMatcher.validate_grammar(grammar))
     if problem:
         raise _not_usable(problem)
 
@@ -116,27 +122,32 @@ def check_lark(text: str) -> None:
 _starting = threading.Lock()
 
 
-def _with_deep_stack(function: Callable[[], T]) -> T:
-    """Return what a function returns in a thread of its own with a large stack.
+def _with_deep_stacks(*functions: Callable[[], T]) -> list[T]:
+    """Return what functions return, each in a thread of its own with a large stack, side by side.
 
     llguidance follows rules to each other by recursion, and a full stack would end the process."""
-    outcome: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(function())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    thread = threading.Thread(target=run, name="webgemma-compile")
+    threads, outcomes = list[threading.Thread](), list[Future[T]]()
+    for function in functions:
+        outcomes.append(Future())
+        run = partial(_settle, outcomes[-1], function)
+        threads.append(threading.Thread(target=run, name="webgemma-compile"))
     with _starting:
         before = threading.stack_size(STACK_NBYTES)
         try:
-            thread.start()
+            for thread in threads:
+                thread.start()
         finally:
             threading.stack_size(before)
-    thread.join()
-    return outcome.result()
+    for thread in threads:
+        thread.join()
+    return [outcome.result() for outcome in outcomes]
+
+
+def _settle(outcome: Future[T], function: Callable[[], T]) -> None:
+    try:
+        outcome.set_result(function())
+    except BaseException as error:
+        outcome.set_exception(error)
 
 
 class _Vocabulary:
@@ -169,16 +180,18 @@ class _LlguidanceMatcher:
 
     def mask(self) -> bytes:
         mask = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise InputError(
-                f"The grammar cannot be followed: {_first_lines(self._matcher.get_error())}"
-            )
+        self._check(self._matcher)
         return mask
 
     def accept(self, token: int) -> bool:
         if self._matcher.validate_tokens([token]) == 0:
+            self._check(self._matcher)
             return False
-        return self._matcher.consume_token(token) and self._forcing.consume_token(token)
+        for matcher in (self._matcher, self._forcing):
+            if not matcher.consume_token(token):
+                self._check(matcher)
+                return False
+        return True
 
     def forced(self) -> list[int]:
         return self._forcing.compute_ff_tokens()
@@ -186,6 +199,14 @@ class _LlguidanceMatcher:
     def rollback(self, count: int) -> None:
         self._matcher.rollback(count)
         self._forcing.rollback(count)
+
+    def _check(self, matcher: LLMatcher) -> None:
+        """Raise InputError if no text can follow, or a limit of llguidance was reached."""
+        if matcher.is_error():
+            problem = _first_lines(matcher.get_error())
+            if problem.startswith("NoExtension"):
+                problem = "no text of it begins like this"
+            raise InputError(f"The grammar cannot be followed: {problem}.")
 
     def copy(self) -> _LlguidanceMatcher:
         return _LlguidanceMatcher(self._matcher.deep_copy(), self._forcing.deep_copy())
