@@ -166,6 +166,7 @@ def test_it_can_be_beside_calls(native: LlguidanceCompiler) -> None:
         ("root ::= " + "(" * 100, "levels deep"),
         ("root ::= a\nb", "::= must follow"),
         ("root ::= é", "cannot stand here"),
+        ('root ::= "a" x | root\nx ::= ("b" root)+', "'root' stands for no text"),
     ],
 )
 def test_what_cannot_be_used_gets_a_sentence(grammar: str, sentence: str) -> None:

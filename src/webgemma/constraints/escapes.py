@@ -1,7 +1,7 @@
 """Characters in JSON strings: plain, after a backslash, or by the digits of their code."""
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from webgemma.constraints.grammar import Escapes
 from webgemma.constraints.languages import (
@@ -99,6 +99,7 @@ def _hexadecimal(first: int, last: int) -> Iterator[Language]:
         first += size * count
 
 
+@cache
 def _digit_set(first: int, count: int) -> Chars:
     found = _DIGITS[first : first + count]
     return any_of(found + found.upper())

@@ -247,6 +247,8 @@ class _Rules:
         language = self._root_language()
         if language is not None:
             return Grammar({ROOT: Text(language)})
+        if ROOT not in self._productive():
+            _refuse(f"{shown(ROOT)} stands for no text, as its rules lead only to each other")
         names = {name: f"r{number}" for number, name in enumerate(self._rules)}
         grammar = Grammar(
             {names[name]: _written(each, names) for name, each in self._rules.items()}
@@ -262,6 +264,21 @@ class _Rules:
             if found[name].size > MAX_SIZE or found[name].depth > MAX_DEPTH:
                 return None
         return found[ROOT].language if ROOT in found else None
+
+    def _productive(self) -> set[str]:
+        """Return the rules that stand for some text."""
+        found: set[str] = set()
+        waiting = list(self._rules)
+        while True:
+            left = []
+            for name in reversed(waiting):  # each time in the other direction
+                if _is_productive(self._rules[name], found):
+                    found.add(name)
+                else:
+                    left.append(name)
+            if len(left) == len(waiting):
+                return found
+            waiting = left
 
     def _ordered(self) -> list[str]:
         """Return the rules that lead to no recursive one, after those to which they refer."""
@@ -332,6 +349,22 @@ def _written(expression: Expression, names: dict[str, str]) -> Expression:
             return Loop(_written(item, names), least, most)
         case _:
             return expression
+
+
+def _is_productive(expression: Expression, rules: set[str]) -> bool:
+    """Return whether an expression stands for some text, if only these rules do."""
+    checkpoint()
+    match expression:
+        case Rule(name):
+            return name in rules
+        case Series(items):
+            return all(_is_productive(item, rules) for item in items)
+        case Choice(items):
+            return any(_is_productive(item, rules) for item in items)
+        case Loop(item, least):
+            return least == 0 or _is_productive(item, rules)
+        case _:
+            return True
 
 
 def _references(expression: Expression) -> Iterator[str]:

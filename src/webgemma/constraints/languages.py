@@ -5,7 +5,7 @@ holds what may follow that character; automata are made of derivatives."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TypeAlias
 
 from webgemma.errors import InputError
@@ -150,6 +150,7 @@ def chars(*ranges: Range) -> Chars:
     return Chars(tuple(_overlaps(tuple(merged), ANY_CHAR.ranges)))
 
 
+@lru_cache(1 << 12)
 def any_of(characters: str) -> Chars:
     """Return the set of these characters."""
     return chars(*((ord(character), ord(character)) for character in characters))

@@ -169,7 +169,7 @@ def _grammar(grammar: Any) -> Gbnf | Lark:
     if not isinstance(grammar, str):
         raise InputError(f"grammar is {shown(grammar)}; it must be a text in Lark or GBNF.")
     if not grammar.strip() or len(grammar) > MAX_CHARACTERS or has_surrogates(grammar):
-        raise InputError(f"grammar must be a text of at most {MAX_CHARACTERS} characters.")
+        raise InputError(f"grammar must be a text of 1 to {MAX_CHARACTERS} characters.")
     return Gbnf(grammar) if is_gbnf(grammar) else Lark(grammar)
 
 

@@ -19,7 +19,7 @@ class Writer(ABC):
     """Writes expressions; texts, punctuation and special tokens are those of one syntax."""
 
     def __init__(self) -> None:
-        self.texts: dict[Text, str] = {}  # what stands for them
+        self.texts: dict[Text | Mark, str] = {}  # what stands for them
 
     def expression(self, expression: Expression) -> str:
         """Return an expression as text."""
@@ -29,7 +29,9 @@ class Writer(ABC):
                     self.texts[expression] = self.text(expression)
                 return self.texts[expression]
             case Mark():
-                return self.mark(expression)
+                if expression not in self.texts:
+                    self.texts[expression] = self.mark(expression)
+                return self.texts[expression]
             case Special(token):
                 return self.special(token)
             case Series(items):
@@ -47,7 +49,7 @@ class Writer(ABC):
 
     @abstractmethod
     def mark(self, mark: Mark) -> str:
-        """Return punctuation with white space around it."""
+        """Return punctuation with white space around it, which was not written before."""
 
     @abstractmethod
     def special(self, token: Markup) -> str:
