@@ -160,6 +160,11 @@ class _Source:
         found = self._repetition.share.value
         return min(found, self._share.value) if self._share.is_known else found
 
+    @property
+    def is_guessed(self) -> bool:
+        """Whether the share is what was expected, and hardly anything was found out yet."""
+        return self._share.weight > 0 and not self._share.is_known
+
     def read(self, token: int) -> None:
         """Note a token that was chosen."""
         self._wait = max(0, self._wait - 1)
@@ -220,7 +225,8 @@ def choose_drafts(generations: Sequence[Speculation], costs: StepCosts) -> tuple
     names = [name for name in generations[0].sources if all(name in g.sources for g in generations)]
     for name in names:
         sources = [each.sources[name] for each in generations]
-        drafts, rate = best_drafts([each.share for each in sources], most, costs, name)
+        limit = 1 if any(each.is_guessed for each in sources) else most  # to learn costs least
+        drafts, rate = best_drafts([each.share for each in sources], limit, costs, name)
         for source in sources:
             source.settle(drafts > 0)
         if drafts and rate >= fastest:
