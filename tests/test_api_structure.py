@@ -1,6 +1,7 @@
 """Replies that keep to a structure: schemas, types, patterns, choices and calls, by `Gemma`."""
 
 import asyncio
+import datetime
 import json
 import threading
 from collections.abc import Iterator
@@ -8,11 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jsonschema
+import pydantic
 import pytest
+from helpers.constrained import accepts, constraint_of, small_tokenizer
 from helpers.scripted import follow_script
 
 from webgemma import Gemma, InputError, Piece, parse_reply
 from webgemma.constraints import native
+from webgemma.constraints.specifications import specification
 from webgemma.errors import MissingPackageError
 
 SCHEMA = {
@@ -47,6 +51,27 @@ class Animal:
     tame: bool = True
 
 
+@dataclass
+class Even:
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number % 2:
+            raise ValueError("it is odd")
+
+
+class Toy(pydantic.BaseModel):
+    name: Literal["ball", "mouse"]
+    parts: "list[Toy]" = []
+    made: datetime.date | None = None
+
+
+@dataclass
+class Shelf:
+    best: Toy
+    others: dict[str, Toy]
+
+
 @pytest.fixture(scope="module", params=["cpu", "gpu"])
 def gemma(request: pytest.FixtureRequest) -> Iterator[Gemma]:
     with Gemma.load(device=request.param) as model:
@@ -72,6 +97,71 @@ def test_a_dataclass(gemma: Gemma) -> None:
     assert last.value.kind in json.loads(text)["kind"]
     assert isinstance(gemma.extract("A tame cow.", Animal), Animal)
     assert isinstance(asyncio.run(gemma.aextract("A wild cat.", Animal)), Animal)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        (list[Toy], '[{"name": "ball"}]', [Toy(name="ball")]),
+        (
+            Shelf,
+            '{"best": {"name": "ball", "parts": [{"name": "mouse", "made": "2024-02-29"}]}, '
+            '"others": {"a": {"name": "mouse"}}}',
+            Shelf(
+                Toy(name="ball", parts=[Toy(name="mouse", made=datetime.date(2024, 2, 29))]),
+                {"a": Toy(name="mouse")},
+            ),
+        ),
+        (Toy | None, "null", None),
+        (Even, '{"number": 4}', Even(4)),
+        (set[str], '["a", "a"]', {"a"}),
+    ],
+)
+def test_types_within_types(kind: Any, text: str, expected: Any) -> None:
+    asked = specification(schema=kind)
+    assert asked is not None
+    tokenizer = small_tokenizer()
+    compiler = native.LlguidanceCompiler(tokenizer, tokenizer.size)
+    assert accepts(constraint_of(compiler, schema=kind), tokenizer.encode(text), tokenizer.eos)
+    assert asked.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "sentence"),
+    [
+        (Even, '{"number": 3}', "The reply is no Even: Even refuses it: it is odd."),
+        (set[list[int]], "[[1]]", "The reply is no set[list[int]]: set refuses it: unhashable"),
+        (list[Toy], '[{"name": "x"}]', "The reply is no list["),
+    ],
+)
+def test_a_value_that_its_type_refuses(kind: Any, text: str, sentence: str) -> None:
+    asked = specification(schema=kind)
+    assert asked is not None
+    with pytest.raises(InputError) as raised:
+        asked.parse(text)
+    assert str(raised.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("given", [[1], Toy(name="ball"), object(), 5, {1, 2}])
+def test_what_is_no_schema(given: Any) -> None:
+    with pytest.raises(InputError, match="cannot be JSON: use str"):
+        specification(schema=given)
+
+
+def test_what_is_extracted_is_an_instance_or_an_error(gemma: Gemma) -> None:
+    @dataclass
+    class Never:
+        number: Literal[1]
+
+        def __post_init__(self) -> None:
+            raise ValueError("never")
+
+    _, last = said(gemma.chat("One?", schema=Never, seed=1))
+    assert (last.finish, last.value) == ("stop", None)
+    with pytest.raises(InputError, match="Never refuses it: never"):
+        gemma.extract("One.", Never)
+    with pytest.raises(InputError, match="schema is missing"):
+        gemma.extract("One.", None)
 
 
 def test_choices_a_pattern_and_a_grammar(gemma: Gemma) -> None:

@@ -604,20 +604,18 @@ class Gemma:
     def extract(self, text: str, schema: Any, **options: Any) -> Any:
         """Return what a text says, as `schema` has it: see `chat`, whose options are these.
 
-        At temperature 0, unless the options say otherwise."""
-        prompt, given = extraction(text, options)
-        *_, last = [None, *self.chat(prompt, schema=schema, **given)]
-        return extracted(last)
+        At temperature 0, unless the options say otherwise. InputError for a reply that was cut off
+        or, as of a type that checks its values, does not become an instance."""
+        prompt, given = extraction(text, schema, options)
+        return extracted([*self.chat(prompt, **given)], schema)
 
     async def aextract(self, text: str, schema: Any, **options: Any) -> Any:
         """Return what a text says, as `schema` has it: see `chat`, whose options are these.
 
-        At temperature 0, unless the options say otherwise."""
-        prompt, given = extraction(text, options)
-        last = None
-        async for piece in self.achat(prompt, schema=schema, **given):
-            last = piece
-        return extracted(last)
+        At temperature 0, unless the options say otherwise. InputError for a reply that was cut off
+        or, as of a type that checks its values, does not become an instance."""
+        prompt, given = extraction(text, schema, options)
+        return extracted([piece async for piece in self.achat(prompt, **given)], schema)
 
     async def _batch(
         self,

@@ -3,12 +3,13 @@
 A reply of `Gemma` that has a structure is driven in three steps: its constraint is compiled aside,
 the tokens keep to it, and the last piece gets the value that the text stands for."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from webgemma.constraints.compiling import Compiler, open_compiler
+from webgemma.constraints.specifications import specification
 from webgemma.constraints.structure import Structure
 from webgemma.engine.constraints import Constraint
 from webgemma.errors import InputError
@@ -77,15 +78,19 @@ async def with_value(
             yield piece
 
 
-def extraction(text: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def extraction(text: str, schema: Any, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the prompt with which data are extracted from a text, and the options of the chat."""
     if not isinstance(text, str):
         raise wrong_type(text, "text", "a string")
-    return f"{EXTRACT}\n\n{text}", {"temperature": 0.0, **options}
+    if schema is None:
+        raise InputError("schema is missing: give a JSON Schema, or a Python type.")
+    return f"{EXTRACT}\n\n{text}", {"temperature": 0.0, "schema": schema, **options}
 
 
-def extracted(last: Piece | None) -> Any:
-    """Return what was extracted, from the last piece of the reply."""
-    if last is None or last.finish != "stop":
+def extracted(pieces: Sequence[Piece], schema: Any) -> Any:
+    """Return what was extracted, from the reply; InputError if that is nothing."""
+    if not pieces or pieces[-1].finish != "stop":
         raise InputError("The reply was cut off before it was complete: allow more max_tokens.")
-    return last.value
+    asked = specification(schema=schema)
+    assert asked is not None
+    return asked.parse("".join(piece.text for piece in pieces))

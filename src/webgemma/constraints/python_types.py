@@ -1,6 +1,7 @@
 """Python types as JSON Schemas, and JSON values as instances of them."""
 
 import dataclasses
+import json
 import types
 from collections.abc import Callable
 from enum import Enum
@@ -33,7 +34,10 @@ def is_pydantic_model(given: object) -> bool:
 def type_schema(kind: Any) -> dict[str, Any]:
     """Return the JSON Schema of a dataclass or another type; InputError if it has none."""
     defined: dict[str, dict[str, Any]] = {}
-    return {**_schema(kind, defined, {}), "$defs": defined}
+    try:
+        return {**_schema(kind, defined, {}), "$defs": defined}
+    except TypeError:  # an instance that cannot be compared with types
+        raise _no_type(kind) from None
 
 
 def as_type(kind: Any, value: Any) -> Any:
@@ -77,10 +81,26 @@ def _schema(kind: Any, defined: dict[str, dict[str, Any]], names: dict[Any, str]
             names[kind] = f"{kind.__name__}{len(names)}"
             defined[names[kind]] = _dataclass_schema(kind, inner)
         return {"$ref": f"#/$defs/{names[kind]}"}
-    raise InputError(
+    if is_pydantic_model(kind):
+        if kind not in names:
+            names[kind] = f"{kind.__name__}{len(names)}"
+            defined |= _model_schemas(kind, names[kind])
+        return {"$ref": f"#/$defs/{names[kind]}"}
+    raise _no_type(kind)
+
+
+def _no_type(kind: Any) -> InputError:
+    return InputError(
         f"{_name(kind)} cannot be JSON: use str, int, float, bool, None, Any, Literal, Enum, list, "
-        "tuple, set, dict, a union of these, or a dataclass."
+        "tuple, set, dict, a union of these, a dataclass or a pydantic model."
     )
+
+
+def _model_schemas(kind: Any, name: str) -> dict[str, dict[str, Any]]:
+    """Return the schema of a pydantic model and those that it refers to, by names of their own."""
+    schema = kind.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+    others = schema.pop("$defs", {})
+    return {name: schema, **{f"{name}.{other}": each for other, each in others.items()}}
 
 
 def _tuple_schema(
@@ -136,6 +156,8 @@ def _converted(kind: Any, value: Any) -> Any:
         return _first_fit(arguments, value)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _instance(kind, value)
+    if is_pydantic_model(kind):
+        return _checked(kind, lambda: kind.model_validate_json(json.dumps(value)))
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _member(tuple(kind), value)
     base = origin or kind
@@ -147,7 +169,8 @@ def _converted(kind: Any, value: Any) -> Any:
         if len(items) != len(arguments):
             raise _MismatchError(f"{shown(value)} has not {len(arguments)} items")
         return tuple(map(_converted, arguments, items))
-    return base(_converted(arguments[0] if arguments else Any, item) for item in items)
+    converted = [_converted(arguments[0] if arguments else Any, item) for item in items]
+    return _checked(base, lambda: base(converted))  # a set takes no lists
 
 
 def _plain(kind: type, value: Any) -> Any:
@@ -194,7 +217,17 @@ def _instance(kind: type, value: Any) -> Any:
     if missing or unknown:
         problem = f"without {missing[0]!r}" if missing else f"with {unknown[0]!r}"
         raise _MismatchError(f"an object {problem} is no {kind.__name__}")
-    return kind(**{name: _converted(hints[name], item) for name, item in given.items()})
+    found = {name: _converted(hints[name], item) for name, item in given.items()}
+    return _checked(kind, lambda: kind(**found))
+
+
+def _checked(kind: type, make: Callable[[], Any]) -> Any:
+    """Return an instance that is made; it may check its values."""
+    try:
+        return make()
+    except (ValueError, TypeError) as error:
+        problem = " ".join(str(error).split())
+        raise _MismatchError(f"{kind.__name__} refuses it: {problem}") from None
 
 
 def _name(kind: Any) -> str:
