@@ -125,6 +125,13 @@ def is_driven() -> bool:
     return driver is not None and driver is asyncio.current_task()
 
 
+def may_suspend() -> bool:
+    """Return whether the running code may wait for something else than the engine.
+
+    Code that `run_sync` drives may not."""
+    return getattr(_running, "depth", 0) == 0
+
+
 def current_turn() -> Turn | None:
     """Return the turn of the stream that the running code is a part of, if it has one."""
     return _turn.get()

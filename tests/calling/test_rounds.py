@@ -74,6 +74,35 @@ def test_asynchronously_and_with_a_coroutine(gemma: Gemma) -> None:
     assert thread == [threading.main_thread()]
 
 
+def test_a_coroutine_is_waited_for_without_an_event_loop_and_within_one(gemma: Gemma) -> None:
+    async def add(a: int, b: int) -> int:
+        await asyncio.sleep(0.01)
+        return a + b
+
+    def reply() -> list[Piece]:
+        return list(gemma.chat("Sum?", tools=[add]))
+
+    async def within() -> list[Piece]:
+        return reply()
+
+    for pieces in (reply(), asyncio.run(within())):
+        assert results_of(pieces) == [5]
+        assert text_of(pieces) == "It is five."
+
+
+@pytest.mark.parametrize("listed", [[1, "a"], [{"type": "image", "image": "/no/such/file"}]])
+def test_a_list_that_a_function_returns_is_no_list_of_media(
+    gemma: Gemma, listed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(a: int, b: int) -> list[Any]:
+        return listed if a < b else []
+
+    follow_script(monkeypatch, {r"response:add\{value:\[": "So many.", ASKED: CALL})
+    pieces = list(gemma.chat("Sum?", tools=[add]))
+    assert results_of(pieces) == [listed]
+    assert text_of(pieces) == "So many."
+
+
 def test_a_reply_that_is_continued_may_call_functions(gemma: Gemma) -> None:
     begun = [{"role": "user", "content": "Sum?"}, {"role": "assistant", "content": "Let me see:"}]
     pieces = list(gemma.chat(begun, tools=[add], continue_last=True))

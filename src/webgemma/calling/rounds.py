@@ -1,15 +1,18 @@
 """Replies that call Python functions, whose results go to the model until it answers."""
 
+import asyncio
 import inspect
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any
 
 from webgemma.calling.functions import Function
 from webgemma.errors import InputError
 from webgemma.replies import Piece, ToolResult
-from webgemma.sync import Aside, Deferred, Detached, ForDriver, Worker, for_caller
+from webgemma.sync import Aside, Deferred, Detached, ForDriver, Worker, for_caller, may_suspend
 from webgemma.text.calls import ToolCall
 
 DECLINED = "The user declined this call."
@@ -37,10 +40,20 @@ class Functions:
                 return ToolResult(call, {"error": DECLINED}, failed=True)
             value = for_caller(lambda: function.function(**arguments))()
             if inspect.isawaitable(value):
-                value = await value
+                value = await value if may_suspend() else _waited_for(value)
             return ToolResult(call, as_json(value))
         except Exception as error:  # the model may try something else
             return ToolResult(call, {"error": f"{type(error).__name__}: {error}"}, failed=True)
+
+
+def _waited_for(value: Awaitable[Any]) -> Any:
+    """Return what is awaited in a thread of its own: the caller's may have an event loop."""
+
+    async def awaited() -> Any:
+        return await value
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(copy_context().run, asyncio.run, awaited()).result()
 
 
 def as_json(value: Any) -> Any:
@@ -124,10 +137,16 @@ class _Reply:
         if self.thinking:
             said = {**said, "reasoning": self.thinking}
         answers: list[Message] = [
-            {"role": "tool", "tool_call_id": id, "name": result.call.name, "content": result.value}
+            {"role": "tool", "tool_call_id": id, "name": result.call.name, "content": _told(result)}
             for id, result in zip(ids, results, strict=True)
         ]
         return [said, *answers]
+
+
+def _told(result: ToolResult) -> Any:
+    """Return a result as the content of a message, in which a list would have media and texts."""
+    is_list = isinstance(result.value, list)
+    return {"value": result.value} if is_list else result.value
 
 
 def check_rounds(most: object) -> int:
