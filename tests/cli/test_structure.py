@@ -2,6 +2,7 @@
 is refused before a model is loaded."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -75,6 +76,7 @@ def test_choices_a_pattern_and_grammars(tmp_path: Path) -> None:
     [
         (["--schema", "FILE"], None, "There is no file FILE."),
         (["--schema", "."], None, ". is a folder."),
+        (["--schema", os.devnull], None, f"{os.devnull} is no regular file."),
         (["--schema", "FILE"], b"{", "FILE is not JSON: Expecting"),
         (["--schema", "FILE"], b"[" * 100_000, "FILE is not JSON: maximum recursion"),
         (["--schema", "FILE"], b"[1]", "FILE is no JSON Schema"),

@@ -61,8 +61,8 @@ def _read_schema(path: Path) -> Json:
 def _read(path: Path) -> str:
     """Return the text of a file."""
     if not path.is_file():
-        what = f"{path} is a folder" if path.is_dir() else f"There is no file {path}"
-        raise InputError(f"{what}.")
+        is_there = f"{path} is {'a folder' if path.is_dir() else 'no regular file'}"
+        raise InputError(f"{is_there if path.exists() else f'There is no file {path}'}.")
     if path.stat().st_size > MAX_FILE_NBYTES:
         raise InputError(f"{path} has more than {MAX_FILE_NBYTES} bytes.")
     try:
