@@ -5,8 +5,10 @@ from typing import Protocol
 from webgemma.constraints.grammar import ROOT, Grammar, choice
 from webgemma.constraints.phases import Masked, MayBegin, Until
 from webgemma.constraints.specifications import Json, Lark, Specification
+from webgemma.constraints.syntax import CALL
 from webgemma.constraints.tokens import mask_without, special_token, with_token
 from webgemma.constraints.tool_calls import ToolCalls
+from webgemma.constraints.values import add_values
 from webgemma.engine.constraints import Constraint
 from webgemma.errors import InputError
 from webgemma.sync import IN_BROWSER
@@ -54,6 +56,7 @@ async def prepare(compiler: Compiler) -> None:
     """Build what all constraints share, and compile once what most schemas have in them."""
     await compiler.prepare()
     await compiler.compile(Json(COMMON).grammar())
+    add_values(Grammar(), {}, CALL)  # finds which characters names have
 
 
 async def constrain(

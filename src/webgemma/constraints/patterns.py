@@ -4,6 +4,8 @@ Where the two disagree (`\\d` is ASCII in one, Unicode in the other) the narrow 
 in both, the wide one what is in either."""
 
 import re
+import sys
+from array import array
 from dataclasses import dataclass, replace
 from functools import cache, reduce
 
@@ -105,7 +107,8 @@ def full_match(pattern: object) -> Language:
 @cache
 def unicode_set(expression: str) -> Chars:
     """Return the characters that an expression of Python's `re` matches, such as \\w."""
-    everything = "".join(map(chr, range(LAST + 1)))
+    codes = array("I", range(LAST + 1)).tobytes()
+    everything = codes.decode(f"utf-32-{sys.byteorder[0]}e", "surrogatepass")
     return chars(
         *((run.start(), run.end() - 1) for run in re.finditer(f"{expression}+", everything))
     )
