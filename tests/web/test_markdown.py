@@ -311,6 +311,8 @@ FORMULAS = """async (text) => {
         ("| $x$ |\n|---|\n| \\(y\\) |", [["inline", "x"], ["inline", "y"]], "∎∎"),
         ("$5 and $10, $ 5$, 5$ and 6$, $5 and 6$, US$5 to US$9", [],
          "$5 and $10, $ 5$, 5$ and 6$, $5 and 6$, US$5 to US$9"),
+        ("$5–$10, or US$6 and 7$. \"$3.50\" or 5$, $a $x$ $\\$5$",
+         [["inline", "x"], ["inline", "$5"]], '$5–$10, or US$6 and 7$. "$3.50" or 5$, $a ∎ ∎'),
         ("$HOME/$USER and $a,$b", [], "$HOME/$USER and $a,$b"),
         ("`$x$ \\(y\\)` \\$x\\$ $x `a$`", [], "$x$ \\(y\\) $x$ $x a$"),
         ("```\n$x$\n$$y$$\n```", [], "codeCopy code$x$\n$$y$$"),

@@ -5,9 +5,9 @@ export const MAX_TEX = 5000; // characters of a formula; what is longer stays te
 const MAX_LINES = 200; // of a formula on lines of its own
 
 const CLOSING = { "\\(": "\\)", "\\[": "\\]", "$$": "$$" };
-const DOLLAR = /(?<![\s\\])\$(?![\d$])/g; // one that can close a formula
+const DOLLAR = /(?<!\\)\$/g;
 const ENVIRONMENT = /\\begin\{((?:equation|align|alignat|gather|multline)\*?)\}/y;
-const AMOUNT = /^\d[\d.,]*\s+\(?[a-z]{2,}/i; // "5 and 6": money
+const AMOUNT = /^\d[\d.,]*["”»]?\s+\(?[a-z]{2,}/i; // "5 and 6": money
 
 /** Return where the end of a formula is found from a position on; kept, since a hostile text asks very often. */
 function nextIndex(state, name, start, find = (from) => state.src.indexOf(name, from)) {
@@ -27,6 +27,7 @@ function closingDollar(state) {
     return DOLLAR.exec(src)?.index ?? -1;
   });
   if (end <= pos + 1 || end - pos > MAX_TEX) return -1;
+  if (/\s/.test(src[end - 1]) || /[\d$]/.test(src[end + 1] ?? "")) return -1; // "$5–$10 or 20$"
   const tex = src.slice(pos + 1, end);
   const isWithinWord = /[a-z]/i.test(src[end + 1] ?? "") && !/[\w)}\]'!|*]/.test(tex.at(-1)); // $HOME/$USER
   return isWithinWord || AMOUNT.test(tex) || /[`\n]/.test(tex) ? -1 : end;
