@@ -12,6 +12,13 @@ pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 
 DAY = 24 * 3600 * 1000
+WIDER = """() => {
+  const { right } = document.querySelector("#search").getBoundingClientRect();
+  return [...document.querySelectorAll("#sidebar .tools *")].map((node) => [node.id, node])
+    .filter(([, node]) => node.getBoundingClientRect().right > right + 1
+      || node.localName === "button" && node.scrollWidth > node.clientWidth)
+    .map(([id]) => id);
+}"""  # cut, or wider than the side bar
 
 
 def archive(*conversations: dict[str, Any]) -> str:
@@ -223,6 +230,23 @@ def test_keys_begin_edit_and_are_listed(visitor: Visitor) -> None:
     page.get_by_role("dialog").wait_for()
 
 
+@pytest.mark.parametrize(
+    ("language", "size", "copied"),
+    [("Français", "1,0\N{NO-BREAK SPACE}Mo", "Copié"), ("日本語", "1.0 MB", "コピーしました")],
+)
+def test_sizes_and_answers_are_in_the_language_and_fit(
+    visitor: Visitor, language: str, size: str, copied: str
+) -> None:
+    visitor.page.get_by_label("Language").select_option(language)
+    visitor.page.locator("#device", has_text=size).wait_for()
+    visitor.page.locator("#prompt").fill("x")
+    visitor.page.keyboard.press("Enter")
+    visitor.page.locator(".facts:not(:empty)").wait_for()
+    visitor.page.locator(".assistant .actions button").first.click()
+    visitor.page.get_by_text(copied).wait_for()
+    assert visitor.page.evaluate(WIDER) == []
+
+
 def test_the_language_is_chosen_in_the_sidebar(visitor: Visitor) -> None:
     visitor.page.get_by_label("Language").select_option("العربية")
     visitor.page.wait_for_function("() => document.documentElement.dir === 'rtl'")
@@ -230,5 +254,10 @@ def test_the_language_is_chosen_in_the_sidebar(visitor: Visitor) -> None:
     side = visitor.page.locator("#sidebar").bounding_box()
     assert side is not None
     assert side["x"] > 600
+    suggestion = visitor.page.locator(".suggestion").first
+    assert suggestion.evaluate("(node) => getComputedStyle(node).direction") == "ltr"
+    broken = {"name": "broken.gguf", "mimeType": "", "buffer": b"GGUF"}
+    visitor.page.locator("#model-file").set_input_files([broken])
+    assert visitor.notice().startswith("\u2068broken.gguf is not a GGUF file.\u2069 ")
     visitor.page.locator("#language").select_option("")
     visitor.page.wait_for_function("() => document.documentElement.dir === 'ltr'")

@@ -1,7 +1,7 @@
 // The list of adapters that were trained in this browser: apply, turn off, download, delete.
 
 import { byId, element, humanSize, namedButton, saveBlob } from "./dom.js";
-import { plural, t } from "./language.js";
+import { decimal, plural, t } from "./language.js";
 import { confirmed } from "./question.js";
 
 /** The list in the fine-tuning dialog. */
@@ -36,8 +36,8 @@ export class AdapterList {
     const isApplied = this.appliedId === id;
     const facts = [
       isApplied && t("applied"), base && t("for {base}", { base }), steps && plural(steps, "{count} step", "{count} steps"),
-      typeof loss === "number" && t("loss {loss}", { loss: loss.toFixed(2) }),
-      typeof held_out_loss === "number" && t("held-out loss {loss}", { loss: held_out_loss.toFixed(2) }), humanSize(nbytes),
+      typeof loss === "number" && t("loss {loss}", { loss: decimal(loss, 2) }),
+      typeof held_out_loss === "number" && t("held-out loss {loss}", { loss: decimal(held_out_loss, 2) }), humanSize(nbytes),
     ];
     const apply = isApplied
       ? namedButton(t("Turn off"), t("Turn off {name}", { name }), "quiet", () => this.engine.applyAdapter(null))

@@ -1,7 +1,7 @@
 // Calls of tools in a message: what the model asks for, whether it runs, and the result; and the question before.
 
 import { button, element } from "./dom.js";
-import { t } from "./language.js";
+import { decimal, t } from "./language.js";
 import { showMarkdown } from "./markdown.js";
 import { isEnded, MAX_ROUNDS } from "./rounds.js";
 import { thoughtsTitle } from "./thoughts.js";
@@ -65,7 +65,7 @@ function question(call, give) {
 function callElement(call, state, give) {
   const { name, result, seconds } = call;
   const facts = [STATES[state]()];
-  if (isEnded({ state }) && seconds >= 0.05) facts.push(t("{seconds} s", { seconds: seconds.toFixed(1) }));
+  if (isEnded({ state }) && seconds >= 0.05) facts.push(t("{seconds} s", { seconds: decimal(seconds, 1) }));
   const preview = name === "calculator" ? element("code", "preview", givenText(call)) : "";
   const summary = element("summary", "", element("strong", "", labelOf(name)), preview, element("span", "state", facts.join(" · ")));
   const node = element("details", `call ${state}`, summary, box(givenTitle(call), givenText(call)));

@@ -1,7 +1,7 @@
 // The chart of a training's losses, drawn again after every step.
 
 import { element } from "./dom.js";
-import { t } from "./language.js";
+import { decimal, t } from "./language.js";
 
 const WIDTH = 320;
 const HEIGHT = 120;
@@ -29,9 +29,9 @@ function points(losses) {
 /** Return what the chart shows as text. */
 function description(losses, heldOut, steps) {
   const text = t("Loss after {step} of {steps} steps: {loss}, first {first}, lowest {lowest}.", {
-    step: losses.length, steps, loss: losses.at(-1).toFixed(2), first: losses[0].toFixed(2), lowest: minimum(losses).toFixed(2),
+    step: losses.length, steps, loss: decimal(losses.at(-1), 2), first: decimal(losses[0], 2), lowest: decimal(minimum(losses), 2),
   });
-  return heldOut.length ? `${text} ${t("Held-out loss: {loss}.", { loss: heldOut.at(-1).loss.toFixed(2) })}` : text;
+  return heldOut.length ? `${text} ${t("Held-out loss: {loss}.", { loss: decimal(heldOut.at(-1).loss, 2) })}` : text;
 }
 
 /** Return the content of a figure: a loss for each step, and held-out losses [{step, loss}]. */
@@ -46,8 +46,8 @@ export function lossChart(losses, heldOut, steps) {
   const foot = HEIGHT - MARGIN.bottom;
   chart.append(
     svgElement("path", { class: "axis", d: `M${MARGIN.left} ${MARGIN.top}V${foot}H${WIDTH - MARGIN.right}` }),
-    svgElement("text", { x: MARGIN.left - 4, y: MARGIN.top + 4, "text-anchor": "end" }, high.toFixed(2)),
-    svgElement("text", { x: MARGIN.left - 4, y: foot, "text-anchor": "end" }, low.toFixed(2)),
+    svgElement("text", { x: MARGIN.left - 4, y: MARGIN.top + 4, "text-anchor": "end" }, decimal(high, 2)),
+    svgElement("text", { x: MARGIN.left - 4, y: foot, "text-anchor": "end" }, decimal(low, 2)),
     svgElement("text", { x: WIDTH - MARGIN.right, y: HEIGHT - 5, "text-anchor": "end" }, t("step {step}", { step: steps })),
     svgElement("polyline", { class: "losses", points: line }),
     ...heldOut.map(({ step, loss }) => svgElement("circle", { class: "held-out", cx: xOf(step), cy: yOf(loss), r: 2.5 })),

@@ -1,5 +1,7 @@
 // Helpers for the DOM (elements from text, never from HTML), for ids, sizes and times.
 
+import { decimal, language, t } from "./language.js";
+
 export const byId = (id) => document.getElementById(id);
 
 /** Return an element with a class and children (nodes, strings, or lists of them). */
@@ -28,23 +30,27 @@ export function namedButton(name, label, className, act) {
 /** Return a new id; `crypto.randomUUID` is missing on pages that another machine serves without TLS. */
 export const randomId = () => crypto.getRandomValues(new Uint8Array(16)).reduce((id, byte) => id + byte.toString(16).padStart(2, "0"), "");
 
+const UNITS = ["kilobyte", "megabyte", "gigabyte"];
+
 /** Format a number of bytes in powers of ten, as Ollama does: 7.2 GB. */
 export function humanSize(nbytes) {
-  const units = ["B", "kB", "MB", "GB"];
-  let size = nbytes;
+  if (nbytes < 999.5) return t("{count} B", { count: decimal(nbytes, 0) });
+  let size = nbytes / 1000;
   let unit = 0;
-  while (size >= 999.5 && unit < units.length - 1) {
+  while (size >= 999.5 && unit < UNITS.length - 1) {
     size /= 1000;
     unit += 1;
   }
-  return `${size.toFixed(unit === 0 || size >= 99.5 ? 0 : 1)} ${units[unit]}`;
+  const digits = size >= 99.5 ? 0 : 1;
+  return size.toLocaleString(language, { style: "unit", unit: UNITS[unit], minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
 /** Format a duration: 40 s, 3 min, 1 h 20 min. */
 export function humanSeconds(seconds) {
-  if (seconds < 59.5) return `${Math.max(1, Math.round(seconds))} s`;
+  if (seconds < 59.5) return t("{seconds} s", { seconds: Math.max(1, Math.round(seconds)) });
   const minutes = Math.round(seconds / 60);
-  return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  if (minutes < 60) return t("{minutes} min", { minutes });
+  return t("{hours} h {minutes} min", { hours: Math.floor(minutes / 60), minutes: minutes % 60 });
 }
 
 /** Download a blob as a file. */
@@ -70,12 +76,12 @@ function copySelection(text) {
 /** Copy text to the clipboard, and show the outcome on the button for a moment. */
 export async function copyText(text, copyButton) {
   const name = copyButton.textContent;
-  let outcome = "Copied";
+  let outcome = t("Copied");
   try {
     if (navigator.clipboard) await navigator.clipboard.writeText(text);
     else copySelection(text);
   } catch {
-    outcome = "Not allowed"; // by the browser or the user
+    outcome = t("Not allowed"); // by the browser or the user
   }
   copyButton.textContent = outcome;
   copyButton.disabled = true;

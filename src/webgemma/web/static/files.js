@@ -3,6 +3,7 @@
 import { byId } from "./dom.js";
 import { droppedFolders, filesIn } from "./folders.js";
 import { droppedFiles } from "./handles.js";
+import { t } from "./language.js";
 
 export const isModelFile = (file) => file?.name.toLowerCase().endsWith(".gguf");
 
@@ -49,11 +50,11 @@ export class ModelFiles {
     const mmproj = files.find(isMmproj);
     const file = files.find((other) => other !== mmproj) ?? mmproj;
     if (expected && (file.name !== expected.name || file.size !== expected.nbytes)) {
-      this.actions.notify(`${file.name} is another file: choose the ${expected.name} whose copy is to be resumed, of ${expected.nbytes} bytes.`, true);
+      this.actions.notify(t("{name} is another file: choose the {expected} whose copy is to be resumed, of {nbytes} bytes.", { name: file.name, expected: expected.name, nbytes: expected.nbytes }), true);
       return;
     }
     if (!isModelFile(file)) {
-      this.actions.notify(`${file?.name ?? "This"} is not a model: choose a file whose name ends in .gguf.`, true);
+      this.actions.notify(t("{name} is not a model: choose a file whose name ends in .gguf.", { name: file.name }), true);
       return;
     }
     if (file === mmproj && !expected) {

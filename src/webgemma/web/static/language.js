@@ -47,8 +47,8 @@ const texts = loaded ?? {};
 export const language = loaded ? wanted : "en";
 
 const plurals = new Intl.PluralRules(language);
-// In text from right to left, a value such as "1.5 GB" keeps its own order between two invisible marks.
-const isolated = RIGHT_TO_LEFT.includes(language) ? (value) => (value === undefined ? value : `\u2068${value}\u2069`) : (value) => value;
+/** Return a text such as "1.5 GB" between two invisible marks, which keep its order in text from right to left. */
+export const isolated = RIGHT_TO_LEFT.includes(language) ? (value) => (value === undefined ? value : `\u2068${value}\u2069`) : (value) => value;
 const filled = (text, values) => text.replace(/\{(\w+)\}/g, (whole, name) => isolated(values[name]) ?? whole);
 
 /** Return a text in the reader's language, with `{name}` replaced by values.name. */
@@ -64,6 +64,9 @@ export function plural(count, one, other, values = {}) {
   const text = forms ? forms[form] ?? forms.other : form === "one" ? one : other;
   return filled(text, { count: count.toLocaleString(language), ...values });
 }
+
+/** Return a number with this many decimals, as the reader's language writes it: 1.5 or 1,5. */
+export const decimal = (value, digits) => value.toLocaleString(language, { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
 /** Translate the texts and labels of the HTML below a node, except what is marked with translate="no". */
 export function translate(root) {

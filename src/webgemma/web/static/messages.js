@@ -5,7 +5,7 @@ import { showCalls, showRounds } from "./calls.js";
 import { canContinue } from "./chat.js";
 import { button, copyText, element } from "./dom.js";
 import { indented } from "./json.js";
-import { language, plural, t } from "./language.js";
+import { decimal, plural, t } from "./language.js";
 import { showCode, showMarkdown } from "./markdown.js";
 import { readButton } from "./speech.js";
 import { thoughtsTitle } from "./thoughts.js";
@@ -28,8 +28,6 @@ const ENCODING = {
   "image audio": t("Processing images and audio …"),
 };
 const NEAR_PIXELS = 48; // from the end, where the view follows a growing reply
-
-const decimal = (value, digits) => value.toLocaleString(language, { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
 /** Return facts about a finished reply: "42 tokens · 18.3 tokens/s". */
 function replyFacts({ tokens, tokens_per_second: speed, finish }) {

@@ -1,7 +1,7 @@
 // The notice above the conversation: a message, and an optional action.
 
 import { byId } from "./dom.js";
-import { t } from "./language.js";
+import { isolated, t } from "./language.js";
 import { isHosted } from "./scope.js";
 
 /** What is wrong, by the kind of an error, where the page says it better than the engine. */
@@ -50,7 +50,7 @@ export function errorMessage({ message, kind }) {
     console.warn(message); // the engine's own words
     return SENTENCES[kind];
   }
-  return [message, ADVICE[kind] ?? ""].filter(Boolean).join(" ");
+  return [message && isolated(message), ADVICE[kind] ?? ""].filter(Boolean).join(" "); // in English, before a translation
 }
 
 byId("notice-close").addEventListener("click", hideNotice);

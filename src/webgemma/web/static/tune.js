@@ -3,7 +3,7 @@
 import { AdapterList } from "./adapters.js";
 import { lossChart } from "./chart.js";
 import { byId, element, humanSize } from "./dom.js";
-import { plural, t } from "./language.js";
+import { decimal, plural, t } from "./language.js";
 
 const MAX_NBYTES = 100_000_000; // of a file of examples: Python parses it in memory
 const NUMBERS = [
@@ -193,7 +193,7 @@ export class TuneDialog {
     this.losses.push(loss);
     if (held_out_loss !== null) this.heldOutLosses.push({ step, loss: held_out_loss });
     byId("tune-state").textContent = [
-      t("Step {step} of {steps}", { step, steps }), t("loss {loss}", { loss: loss.toFixed(2) }),
+      t("Step {step} of {steps}", { step, steps }), t("loss {loss}", { loss: decimal(loss, 2) }),
       tokens_per_second && t("{speed} tokens/s", { speed: Math.round(tokens_per_second) }),
     ].filter(Boolean).join(" · ");
     byId("tune-label").textContent = t("Training {percent} %", { percent: Math.floor((100 * step) / steps) });
@@ -204,7 +204,7 @@ export class TuneDialog {
   onTuned({ id, name, steps, loss, stopped }) {
     const ended = stopped ? plural(steps, "Stopped after {count} step.", "Stopped after {count} steps.")
       : plural(steps, "Done after {count} step.", "Done after {count} steps.");
-    const outcome = id ? t("Loss {loss}: the adapter {name} is ready to apply.", { loss: loss.toFixed(2), name }) : t("No adapter was trained.");
+    const outcome = id ? t("Loss {loss}: the adapter {name} is ready to apply.", { loss: decimal(loss, 2), name }) : t("No adapter was trained.");
     const message = `${ended} ${outcome}`;
     this.end(message);
     if (!this.dialog.open) this.notify(message, id && { name: t("Apply {name}", { name }), act: () => this.engine.applyAdapter(id) });

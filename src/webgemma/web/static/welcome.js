@@ -51,6 +51,7 @@ export class Welcome {
   suggestion(text, { isBundled, images }, i) {
     const needsPicture = !isBundled && images && i === 3;
     const choice = button(text, "suggestion", () => this.actions.suggest(text, needsPicture));
+    choice.dir = "auto";
     if (isBundled) choice.lang = "en";
     return element("li", "", choice);
   }
