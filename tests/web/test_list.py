@@ -163,6 +163,18 @@ def test_what_is_not_undone_is_deleted_for_good_in_all_tabs(
         assert tab.errors == []
 
 
+def test_deleting_is_undone_beside_the_open_drawer_of_a_phone(visitor: Visitor) -> None:
+    visitor.ask("first")
+    visitor.page.set_viewport_size({"width": 320, "height": 640})
+    visitor.button("Conversations").click()
+    visitor.act("Delete")
+    visitor.button("Undo").click()
+    visitor.page.locator(".conversation", has_text="first").wait_for()
+    assert visitor.page.locator("#sidebar.open").count() == 1
+    visitor.button("Close the list of conversations").click()
+    visitor.page.locator("#sidebar").wait_for(state="hidden")
+
+
 PURGE = """() => new Promise((resolve) => {
   indexedDB.open("webgemma").onsuccess = ({ target: { result: database } }) => {
     const transaction = database.transaction(["conversations", "messages"], "readwrite");

@@ -184,6 +184,8 @@ def test_an_invalid_setting_is_reported_and_a_new_context_offers_a_reload(visito
     visitor.button("Save").click()
     problem = visitor.page.locator("#settings-problem")
     assert problem.inner_text() == "Top p must be a number from 0 to 1, or empty."
+    field = visitor.page.locator("#number-fields label:has(+ #settings-problem) input")
+    assert [field.get_attribute(name) for name in ("name", "aria-invalid")] == ["top_p", "true"]
     visitor.page.locator("[name=top_p]").fill("")
     visitor.page.locator("[name=context]").fill("4096")
     visitor.button("Save").click()

@@ -13,7 +13,7 @@ export class Menu {
     this.owner = null; // the button that has opened it
     parent.append(this.node);
     this.node.addEventListener("keydown", (event) => this.onKey(event));
-    this.node.addEventListener("toggle", ({ newState }) => {
+    this.node.addEventListener("beforetoggle", ({ newState }) => { // at once, unlike "toggle"
       if (newState === "closed") this.owner?.setAttribute("aria-expanded", "false");
     });
     addEventListener("resize", () => this.close());

@@ -37,7 +37,10 @@ export const noticeText = () => (byId("notice").hidden ? "" : byId("notice-text"
 
 /** Show a message; `action` is {name, act}. */
 export function showNotice(message, action = null) {
-  byId("notice").hidden = false;
+  const notice = byId("notice");
+  notice.hidden = false;
+  notice.classList.toggle("over", byId("sidebar").classList.contains("open")); // what is done in a drawer is told there
+  if (notice.classList.contains("over")) notice.inert = false;
   byId("notice-text").textContent = message;
   byId("notice-action").hidden = action === null;
   byId("notice-action").textContent = action?.name ?? "";

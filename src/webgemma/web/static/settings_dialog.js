@@ -150,8 +150,12 @@ export class SettingsDialog {
     return !problem;
   }
 
-  showProblem(message) {
-    byId("settings-problem").textContent = message;
+  /** Show what is wrong with the field of a number, below it; "": nothing is. */
+  showProblem(message, input = null) {
+    const problem = byId("settings-problem");
+    for (const { name } of fields) this.form.elements[name].ariaInvalid = input?.name === name ? "true" : null;
+    input?.closest("label").after(problem);
+    problem.textContent = message;
   }
 
   /** Return the values of these entries; null, and show why, if one cannot be used. */
@@ -173,7 +177,7 @@ export class SettingsDialog {
       if (input.validity.badInput || !isAllowed(field, value)) {
         this.showProblem(integer
           ? t("{field} must be a whole number from {min} to {max}, or empty.", { field: label, min, max })
-          : t("{field} must be a number from {min} to {max}, or empty.", { field: label, min, max }));
+          : t("{field} must be a number from {min} to {max}, or empty.", { field: label, min, max }), input);
         input.focus();
         return null;
       }

@@ -56,7 +56,7 @@ export class Sidebar {
     });
     // The content beside an open drawer is inert: a click there reaches what contains it.
     document.addEventListener("click", (event) => {
-      if (this.isOpen && !event.target.closest("#sidebar, dialog")) this.drawer(false);
+      if (this.isOpen && !event.target.closest("#sidebar, #notice.over, dialog")) this.drawer(false);
     }, { capture: true });
     WIDE.addEventListener("change", () => {
       this.drawer(false);
@@ -106,6 +106,7 @@ export class Sidebar {
     // All but the main landmark and the page's heading, which assistive technology always looks for.
     const beside = document.querySelectorAll("#content > :not(main), main > :not(h1)");
     for (const part of beside) part.inert = open;
+    byId("notice").classList.remove("over");
     byId(open ? "sidebar-close" : "sidebar-open").focus();
     this.showState();
   }
