@@ -38,6 +38,7 @@ def test_a_browser_without_webgpu_is_reported(chromium: Any, tmp_path: Path) -> 
     with visiting(context, ControlledSite(tmp_path)) as person:
         person.page.goto(person.url)
         assert person.notice().startswith("This browser offers no GPU: use a browser with WebGPU")
+        assert person.notice().endswith(" and open the page over https or from localhost.")
         person.button("Load the model again").wait_for()
         assert person.button("Send").is_disabled()
         assert person.page.get_by_text("Traceback").count() == 0

@@ -10,11 +10,13 @@ const failure = (kind, message = kind) => Object.assign(new Error(message), { ki
 
 const post = (json) => self.postMessage(JSON.parse(json));
 
-const started = (async () => {
-  if (!navigator.gpu) throw failure("no-webgpu"); // reported at once: Python would take seconds to find out
-  navigator.gpu.requestAdapter().catch(() => null).then((adapter) => { // the GPU process starts while Python does
-    if (!adapter) self.postMessage({ type: "error", kind: "no-webgpu", message: "no-webgpu" });
-  });
+const gpuFound = (async () => { // reported at once if there is none: Python would take seconds to find out
+  const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
+  if (!adapter) throw failure("no-webgpu");
+})();
+
+const pythonStarted = (async () => {
+  if (!navigator.gpu) return null;
   const response = await fetch("api/about").catch(() => { throw failure("no-server"); });
   if (!response.ok) throw new Error(await response.text());
   const about = await response.json();
@@ -25,9 +27,12 @@ const started = (async () => {
   const build = chosen ? `${about.build}-${encodeURIComponent(chosen)}` : about.build;
   const python = await startPython({ build, pyodide: chosen ?? here(about.pyodide), wheel: here(about.wheel) });
   const tab = python.pyimport("webgemma.web.tab").Tab(post);
+  await gpuFound;
   await tab.report_device();
   return tab;
 })();
+
+const started = Promise.all([pythonStarted, gpuFound]).then(([tab]) => tab);
 
 /** Return a source as Python reads it: missing fields are undefined, which becomes None. */
 function sourceSpec({ kind, id, file, url, name, digest, nbytes, mmproj, draft }) {
