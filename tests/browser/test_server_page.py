@@ -38,6 +38,9 @@ def test_the_root_leads_a_browser_to_the_page(person: ServedPerson, served: Serv
     person.wait_for_model("demo")
     assert person.page.url == person.url
     assert person.texts("#welcome h2.server-only") == ["Gemma 4, on this server"]
+    person.page.get_by_text("The bundled model is tiny").wait_for()
+    assert person.texts(".suggestion")[1] == "What is 7 + 5?"
+    person.button("Load a real model").wait_for()  # there is another one
     for hidden in ("#tune-button", "#welcome .tab-only", "#loading", "#forget-key"):
         assert person.page.locator(hidden).first.is_hidden()
     assert person.page.evaluate("navigator.serviceWorker.getRegistrations()") == []
@@ -146,6 +149,14 @@ def test_another_model_is_chosen_and_stays_chosen(person: ServedPerson) -> None:
     assert person.texts(f"{LAST} .author") == ["on"]
     person.page.locator("#device", has_text="in memory").wait_for()
     person.open("on")
+
+
+def test_a_reload_in_the_middle_of_a_reply_is_no_error(person: ServedPerson) -> None:
+    person.set(Max_tokens="")
+    person.say("Are you there?")
+    person.wait_for_text(5)
+    person.open("on")
+    person.page.locator(f"{LAST} .facts", has_text="not finished").wait_for()
 
 
 def test_what_only_a_tab_can_do_gets_a_sentence(person: ServedPerson) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 from webgemma import __version__
 from webgemma.errors import InputError
+from webgemma.models import BUNDLED_PATH
 from webgemma.server.http import MAX_BODY_NBYTES, respond_bytes, respond_text
+from webgemma.server.offered import DEMO
 from webgemma.server.ollama_models import RUNNING
 from webgemma.server.protocol import RequestError
 from webgemma.web.http import Content, Request
@@ -58,7 +60,8 @@ class Page:
         paths |= {f"package/{name}": PACKAGE / name for name in FROM_PACKAGE}
         self._contents = {name: _content(path) for name, path in paths.items()}
         self._contents[""] = self._contents.pop("index.html")
-        about = {"version": __version__, "max_body_nbytes": MAX_BODY_NBYTES}
+        bundled = {"name": DEMO, "nbytes": BUNDLED_PATH.stat().st_size}
+        about = {"version": __version__, "max_body_nbytes": MAX_BODY_NBYTES, "bundled": bundled}
         self._contents["api/about"] = json_content(about)
         self._contents["api/settings"] = json_content({"settings": page_settings()})
 

@@ -9,6 +9,7 @@ import { wavOf } from "./wav.js";
 
 const CHAT_URL = "../v1/chat/completions";
 const LOST = t("The connection to the server was lost while it wrote this reply.");
+const LEAVING_MILLISECONDS = 2000;
 const RATE = 16000; // samples per second of the audio encoders
 
 // Files that the server reads as they are; what else this browser can decode is sent in another form.
@@ -136,6 +137,8 @@ export class ServerEngine extends EventTarget {
     this.model = null; // its name
     this.maxNbytes = Infinity; // of a request
     this.replies = new Map(); // AbortControllers by id
+    this.isLeaving = false;
+    addEventListener("beforeunload", () => { this.isLeaving = true; });
   }
 
   mediaPart(attachment) {
@@ -153,6 +156,8 @@ export class ServerEngine extends EventTarget {
       await reply.read(response);
       reply.tellDone();
     } catch (error) {
+      // The browser cuts the connection of a page that it leaves, which is no error: soon the page is gone, or stays.
+      if (this.isLeaving) await new Promise((resolve) => setTimeout(resolve, LEAVING_MILLISECONDS));
       if (ending.signal.aborted) reply.tellDone("stopped");
       else this.tell("error", { id, kind: "other", message: isOfBrowser(error) ? LOST : error.message });
     } finally {

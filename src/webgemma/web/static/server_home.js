@@ -54,11 +54,12 @@ export class Home {
     this.models = [];
     this.problem = ""; // why they could not be read
     this.failure = ""; // of the latest reply
+    this.bundled = null; // not known yet
     this.isWaiting = false; // for the model or other replies
     this.engine = new ServerEngine();
     this.embedder = new ServerEmbedder();
     this.dialog = new ServedModels({ choose: (name) => this.choose(name), refresh: () => this.refresh() });
-    page.about.then(({ max_body_nbytes: most }) => { this.engine.maxNbytes = most; }, () => {}); // the server refuses more itself
+    page.about.then((about) => this.learn(about), () => {});
     const refuse = () => showNotice(NOT_HERE);
     handleDrops({ models: refuse, examples: refuse, others: page.attach, documents: page.addDocuments });
     this.engine.addEventListener("waiting", () => this.follow(true));
@@ -68,14 +69,22 @@ export class Home {
     byId("device").title = DEVICE_TITLE;
   }
 
+  learn({ max_body_nbytes: most, bundled }) {
+    this.engine.maxNbytes = most; // the server refuses more itself
+    this.bundled = bundled; // {name, nbytes} of the model that webgemma comes with
+    this.page.changed();
+  }
+
   get canReply() {
     return this.engine.model !== null;
   }
 
   get model() {
     const { model: name } = this.engine;
-    const family = this.models.find((each) => each.name === name)?.details.family;
-    return name === null ? null : { name, isBundled: false, isReady: true, context: this.context, thinking: family !== "gemma3" };
+    if (name === null) return null;
+    const { nbytes, details } = this.models.find((each) => each.name === name) ?? {};
+    const isBundled = name === this.bundled?.name && nbytes === this.bundled.nbytes;
+    return { name, isBundled, isOnly: this.models.length === 1, isReady: true, context: this.context, thinking: details?.family !== "gemma3" };
   }
 
   get context() {

@@ -35,8 +35,8 @@ export class Welcome {
   }
 
   /**
-   * Show what the home knows of its model: {name, isBundled, isReady, images, audio, thinking, context}; null: there
-   * is none yet.
+   * Show what the home knows of its model: {name, isBundled, isOnly, isReady, images, audio, thinking, context}; null:
+   * there is none yet. isOnly: the page has no other one.
    */
   show(model) {
     const content = JSON.stringify(model);
@@ -60,7 +60,7 @@ export class Welcome {
     if (model.isBundled) {
       return [
         element("p", "", t("The bundled model is tiny and made to try things: it chats in simple English, tells stories, and knows little.")),
-        button(t("Load a real model"), "quiet", () => this.actions.chooseModel()),
+        ...(model.isOnly ? [] : [button(t("Load a real model"), "quiet", () => this.actions.chooseModel())]),
       ];
     }
     if (!model.isReady) return [];
