@@ -119,6 +119,25 @@ def test_settings_and_tuning_fit_a_small_phone(
     assert page.evaluate(CUT) == []
 
 
+WIDE = """([dialog, parts]) => [...document.querySelectorAll(`${dialog} ${parts}`)].filter(
+  (node) => node.getBoundingClientRect().right
+    > document.querySelector(`${dialog} h2`).parentNode.getBoundingClientRect().right
+  ).map((node) => node.textContent)"""
+
+
+@pytest.mark.parametrize("language", ["Deutsch", "Español"])
+def test_long_words_are_not_cut_on_a_small_phone(visitor: Visitor, language: str) -> None:
+    page = visitor.page
+    page.get_by_label("Language").select_option(language)
+    page.wait_for_function("() => document.documentElement.lang !== 'en'")
+    page.locator("#keys-button").click()
+    page.set_viewport_size({"width": 320, "height": 640})
+    assert page.evaluate(WIDE, ["#keys-dialog", "dd"]) == []
+    page.keyboard.press("Escape")
+    page.locator("#settings-button").click()
+    assert page.evaluate(WIDE, ["#settings-dialog", "label, #settings-dialog button"]) == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_locked_page_breaks_no_rule(visitor: Visitor, scheme: str) -> None:
     visitor.page.context.clear_cookies()
