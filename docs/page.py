@@ -1,38 +1,42 @@
-"""Draw docs/page.png: the chat page in Chromium, where the bundled model computes in the tab."""
+"""Draw docs/page.png: the page of `webgemma web` in Chromium, with replies of the bundled model.
 
-import sys
+`PYTHONPATH=src:tests python docs/page.py` from the root; on a software GPU it takes minutes."""
+
 import tempfile
 from pathlib import Path
 
-FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parent / "tests"))
+from browser.chromium import launched
+from browser.person import visiting
 
-from browser.chromium import launched  # noqa: E402
-from browser.person import ControlledSite, Person, visiting  # noqa: E402
+from webgemma.web.site import Site
 
-SEED = "6"  # of eight tried, that of the best story
 CONVERSATIONS = (
-    ("What are you?",),
     ("What is the capital of France?",),
-    ("hi!!", "Tell me a story about a cat."),
+    ("How do I load a real model?",),
+    ("What is webgemma?",),
+    ("Tell me a story about a brave little cat.", "What can you do?"),
 )
+PINNED = "What is webgemma?"
+SIZE = {"width": 1180, "height": 780}
 
 
 def main() -> None:
-    """Have some conversations and save what the page then shows."""
+    """Have the conversations, and save a picture of the last one."""
     with tempfile.TemporaryDirectory() as folder, launched() as browser:
-        size = {"width": 1180, "height": 780}
-        context = browser.new_context(viewport=size, color_scheme="light")
-        with visiting(context, ControlledSite(Path(folder)), who=Person) as person:
-            person.page.set_default_timeout(600_000)  # a software GPU writes a token a second
+        context = browser.new_context(viewport=SIZE, color_scheme="light")
+        with visiting(context, Site(Path(folder))) as person:
+            person.page.set_default_timeout(600_000)
             person.open()
-            person.set(Seed=SEED)
-            for messages in CONVERSATIONS:
+            person.set(Temperature="0")  # the same picture every time
+            for turns in CONVERSATIONS:
                 person.button("New conversation").click()
-                for message in messages:
-                    person.ask(message)
+                for text in turns:
+                    print(f"{text}\n    {person.ask(text)}")
+            person.act("Pin", PINNED)
+            person.page.get_by_label("Message", exact=True).focus()
             person.page.mouse.move(0, 0)
-            person.page.screenshot(path=FOLDER / "page.png")
+            person.page.locator("#scroller").evaluate("(node) => { node.scrollTop = 0; }")
+            person.page.screenshot(path=Path(__file__).with_suffix(".png"))
 
 
 if __name__ == "__main__":
