@@ -9,6 +9,7 @@ from helpers.pattern import Pattern
 from helpers.sessions import SHORT, load_tiny, open_batch, open_tiny
 from helpers.tiny import MOE
 
+from webgemma.engine import speculation
 from webgemma.engine.batching import Batch, Generation
 from webgemma.engine.cpu import CpuEngine
 from webgemma.errors import InputError
@@ -148,6 +149,90 @@ def test_beside_others_with_other_constraints_and_none(model: Model, precision: 
             tokens.append(run_sync(generation.next()))
     assert [bits(tokens) for tokens in found] == expected
     batch.close()
+
+
+# Now and then what was looked up may not come: few tokens, other ones, and one that is forced.
+REPEATED: list[Sequence[int] | None] = [
+    *[MANY] * 9,
+    FEW,
+    *[None] * 6,
+    [50],
+    [51],
+    *[MANY] * 8,
+    range(100, 200),
+    *[MANY] * 30,
+]
+REPEATING = [2, *[40, 41, 42, 43] * 5]
+
+
+def look_up(monkeypatch: pytest.MonkeyPatch, drafts: int) -> None:
+    """Let every step have so many drafts that are looked up, whether or not they pay."""
+    monkeypatch.setattr(speculation, "best_looked_up", lambda *_: drafts)
+
+
+def counted(
+    model: Model, settings: Settings, count: int, precision: str = "exact"
+) -> tuple[list[object], speculation.DraftCounts]:
+    """Return the tokens of a conversation that repeats itself, and what became of its drafts."""
+    batch, (session,) = open_f32(model, 1, precision=precision)
+    generation = run_sync(session.begin(REPEATING, settings, 3, (), pattern(REPEATED)))
+    tokens = taken(generation, count)
+    batch.close()
+    return tokens, generation.speculation.counts
+
+
+@pytest.mark.parametrize("precision", ["exact", "int16"])
+@pytest.mark.parametrize("settings", [GREEDY, PENALISED], ids=["greedy", "penalised"])
+def test_tokens_are_the_same_with_drafts_that_are_looked_up(
+    model: Model, settings: Settings, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if settings is PENALISED:  # it repeats no pair of tokens
+
+        def likely(_: object, __: object, count: int) -> list[int]:
+            return [31] * count  # which is right now and then
+
+        monkeypatch.setattr(speculation.Repetition, "following", likely)
+    look_up(monkeypatch, 0)
+    expected, _ = counted(model, settings, 50, precision)
+    for drafts in (1, 3, 7):
+        look_up(monkeypatch, drafts)
+        found, counts = counted(model, settings, 50, precision)
+        assert bits(found) == bits(expected), drafts
+        assert counts.checked > 0
+
+
+def test_drafts_that_are_looked_up_beside_others(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [(GREEDY, REPEATED), (SAMPLED, None), (PENALISED, PLACES)]
+
+    def together(drafts: int) -> list[object]:
+        look_up(monkeypatch, drafts)
+        batch, sessions = open_f32(model, len(cases))
+        generations = [
+            run_sync(session.begin(REPEATING, s, 7, (), places and pattern(places)))
+            for session, (s, places) in zip(sessions, cases, strict=True)
+        ]
+        found: list[list[object]] = [[] for _ in cases]
+        for _ in range(20):
+            for tokens, generation in zip(found, generations, strict=True):
+                tokens.append(run_sync(generation.next()))
+        assert any(each.speculation.counts.checked for each in generations) == (drafts > 0)
+        batch.close()
+        return [bits(tokens) for tokens in found]
+
+    assert together(1) == together(0)
+
+
+def test_fewer_steps_where_a_constrained_text_repeats(model: Model) -> None:
+    """By what is expected of the costs; each step has as many drafts as pay."""
+    likely = resolve({"temperature": 0, "logit_bias": {55: 1e6}})
+    batch, (session,) = open_f32(model, 1)
+    generation = run_sync(session.begin(REPEATING, likely, 3, (), pattern([MANY] * 100)))
+    assert {t.token for t in taken(generation, 100)} == {55}  # type: ignore[attr-defined]
+    batch.close()
+    counts = generation.speculation.counts
+    assert counts.remained == counts.checked > 60
 
 
 def test_joining_late_and_leaving_early(model: Model) -> None:

@@ -6,12 +6,13 @@ each other, and prompts and tokens take turns, so that no reply stalls while oth
 
 Steps are submitted ahead of their results, because the device samples. A constraint says which
 tokens may follow only once the token before is known: a step is submitted in halves then, first its
-logits, and its choice when there are masks, which are made while the logits are computed."""
+logits, and its choice when there are masks, which are made while the logits are computed. The host
+makes the drafts of such steps, since masks depend on them: forced tokens, or what is looked up."""
 
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Literal, Protocol
 
@@ -19,7 +20,15 @@ from webgemma.device import Plan, Reading
 from webgemma.engine.constraints import Constraint, choices
 from webgemma.engine.plans import GIVEN, PlanKey
 from webgemma.engine.slots import Slots
-from webgemma.engine.speculation import MTP, Speculation, StepCosts, StepSize, choose_drafts
+from webgemma.engine.speculation import (
+    LOOKUP,
+    MOST_ROWS,
+    MTP,
+    Speculation,
+    StepCosts,
+    StepSize,
+    choose_drafts,
+)
 from webgemma.errors import DeviceError, GgufError, InputError, WebgemmaError
 from webgemma.gemma.gpu_sampler import MAX_DRAFTS, MAX_SLOTS, NO_TOKEN, Row, plan_rows
 from webgemma.gemma.kv_cache import CacheSlot, KvCache
@@ -113,21 +122,33 @@ class Generation:
         self.left = True
 
     def choices(self, drafts: Sequence[int] = ()) -> tuple[bytes | None, list[int]]:
-        """Return the mask of the tokens that may come after these drafts, and what is forced."""
+        """Return the mask of the tokens that may come after these drafts, and what is forced.
+
+        (None, []) after a draft that may not come: neither it nor what follows it will remain."""
         constraint = self.constraint
         if constraint is None or not self.check():
             return None, []
-        accepted = 0
+        accepted = _accept_allowed(constraint, drafts)
         try:
-            for draft in drafts:
-                constraint.accept(draft)
-                accepted += 1
+            if accepted < len(drafts):
+                return None, []
             return choices(constraint, self.batch.slots.model.config.vocab)
         except WebgemmaError as error:
             self.error = error
             return None, []
         finally:
             constraint.rollback(accepted)
+
+    def looked_up(self, drafts: Sequence[int]) -> Sequence[int]:
+        """Return drafts of the tokens after the one that follows these drafts, and is chosen now.
+
+        They are what the conversation had before, as far as the constraint allows it."""
+        expected = self.speculation.looked_up(drafts, self.batch.costs)
+        if expected and self.constraint is not None:
+            allowed = _accept_allowed(self.constraint, [*drafts, *expected])
+            self.constraint.rollback(allowed)
+            expected = expected[: max(0, allowed - len(drafts))]
+        return expected[1:]
 
     def accept(self, token: int) -> None:
         """Let the constraint know of a token."""
@@ -148,16 +169,28 @@ class Generation:
         return not self.left and self.error is None
 
 
+def _accept_allowed(constraint: Constraint, tokens: Sequence[int]) -> int:
+    """Let a constraint go on by tokens up to one that may not come; return how many those are."""
+    for count, token in enumerate(tokens):
+        try:
+            constraint.accept(token)
+        except WebgemmaError:
+            return count
+    return len(tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class _Line:
     """The rows of one generation in a step: its next token, and drafts of those that follow.
 
-    The drafts are given, or the device makes some, by a drafter of this name."""
+    The drafts are given, and forced or `looked_up`, or the device makes some, by a drafter of this
+    name."""
 
     generation: Generation
     drafts: Sequence[int] = ()
     drafter: str = ""
     made: int = 0
+    looked_up: bool = False
 
     @property
     def length(self) -> int:
@@ -188,7 +221,7 @@ class Batch:
         self._steps: deque[_Step] = deque()
         self._computed: list[_Line] = []  # whose logits are there, or under way
         self.choose_drafts = choose_drafts  # who makes how many for a step
-        self._costs = StepCosts()
+        self.costs = StepCosts()
         self._finished: tuple[StepSize | None, float] = (None, 0.0)  # the last step, and when
         self._reads_next = True  # the next step is a chunk, if there is one to read
         self._stepping: asyncio.Future[None] | None = None
@@ -337,7 +370,7 @@ class Batch:
             return "", 0
         left = min(self.slots.context - each.written - 2 for each in generations)
         speculations = [each.speculation for each in generations]
-        drafter, drafts = self.choose_drafts(speculations, self._costs)
+        drafter, drafts = self.choose_drafts(speculations, self.costs)
         drafts = max(0, min(drafts, left))
         return (drafter, drafts) if drafts else ("", 0)
 
@@ -363,7 +396,8 @@ class Batch:
     async def _choose(self, lines: list[_Line]) -> list[_Line]:
         """Submit choosing the tokens of rows whose logits are there; return the lines that follow.
 
-        Where tokens are forced, the drafts after the one that is chosen now are known."""
+        Where tokens are forced, the drafts after the one that is chosen now are known; elsewhere
+        they are looked up."""
         rows, masks, following = list[Row](), dict[int, bytes](), list[_Line]()
         for line in lines:
             generation, forced = line.generation, list[int]()
@@ -373,8 +407,11 @@ class Batch:
                     masks[len(rows)] = mask
                 ended = not generation.check()  # its slot may have another conversation by now
                 rows.append(Row(generation.session.index, ahead, mask is not None, ended))
-            if generation.check():
+            if forced and generation.check():
                 following.append(_Line(generation, tuple(forced[1 : 1 + MAX_DRAFTS])))
+            elif generation.check():
+                drafts = generation.looked_up(line.drafts)
+                following.append(_Line(generation, drafts, looked_up=True))
         settings = [line.generation.settings for line in lines]
         key = PlanKey(
             "choose",
@@ -388,7 +425,8 @@ class Batch:
         for row, mask in masks.items():
             self.slots.sampler.set_mask(row, mask)
         self.slots.conversations.set_rows(rows)
-        self._submit_choice(plan, StepSize(key.rows), lines)
+        found = max(len(line.drafts) if line.looked_up else 0 for line in lines)
+        self._submit_choice(plan, StepSize(key.rows, LOOKUP if found else "", found), lines)
         return following
 
     async def _read(self, generation: Generation) -> None:
@@ -502,6 +540,8 @@ class Batch:
             line.generation.written -= line.length - len(tokens)  # the drafts that do not remain
             if line.made:
                 line.generation.speculation.note(line.drafter, line.made, len(tokens) - 1)
+            elif line.looked_up and line.drafts:
+                line.generation.speculation.note(LOOKUP, len(line.drafts), len(tokens) - 1)
             for token in tokens:
                 if line.generation.check():
                     self._take(line.generation, token)
@@ -509,8 +549,8 @@ class Batch:
     def _note_cost(self, size: StepSize) -> None:
         """Note how long a step took that followed one of the same size, while others waited."""
         before, now = self._finished, perf_counter()
-        if before[0] == size and self._steps:
-            self._costs.note(size, now - before[1])
+        if before[0] == size and (self._steps or self._computed):
+            self.costs.note(size, now - before[1])
         self._finished = size, now
 
     def _take(self, generation: Generation, sampled: SampledToken) -> None:
@@ -554,7 +594,11 @@ def not_finite(name: str, device: str) -> GgufError:
 
 
 def _fitting(lines: list[_Line]) -> list[_Line]:
-    """Return lines with so many drafts that all rows fit a step, and the context of each."""
+    """Return lines with so many drafts that all rows fit a step, and the context of each.
+
+    Where drafts are looked up, there are so few rows that each is computed as it would be alone."""
+    if sum(line.length for line in lines) > MOST_ROWS:
+        lines = [replace(line, drafts=()) if line.looked_up else line for line in lines]
     room = MAX_SLOTS - len(lines)
     fitting = []
     for line in lines:
@@ -562,5 +606,5 @@ def _fitting(lines: list[_Line]) -> list[_Line]:
         left = generation.batch.slots.context - generation.written - 2
         drafts = line.drafts[: max(0, min(room, left))]
         room -= len(drafts)
-        fitting.append(_Line(generation, drafts))
+        fitting.append(replace(line, drafts=drafts))
     return fitting

@@ -137,6 +137,17 @@ class Repetition:
             self._after[pair] = token
         self._last = (*self._last[-1:], token)
 
+    def following(self, drafts: Sequence[int], count: int) -> list[int]:
+        """Return up to so many tokens that followed before what was read and then some drafts."""
+        tokens = [*self._last, *drafts]
+        known = len(tokens)
+        while len(tokens) < known + count and len(tokens) > 1:
+            token = self._after.get((tokens[-2], tokens[-1]))
+            if token is None:
+                break
+            tokens.append(token)
+        return tokens[known:]
+
 
 class _Source:
     """Where drafts of one generation come from, and how many of them remained of late.
@@ -170,6 +181,10 @@ class _Source:
         self._wait = max(0, self._wait - 1)
         if self._repetition is not None:
             self._repetition.read(token)
+
+    def following(self, drafts: Sequence[int], count: int) -> list[int]:
+        """Return what is expected after some drafts, where the conversation repeats itself."""
+        return self._repetition.following(drafts, count) if self._repetition else []
 
     def note(self, offered: int, remained: int) -> None:
         """Note how many drafts of a step remained."""
@@ -205,6 +220,17 @@ class Speculation:
         """Note a token that was chosen."""
         for source in self.sources.values():
             source.read(token)
+
+    def looked_up(self, drafts: Sequence[int], costs: StepCosts) -> list[int]:
+        """Return the tokens that are expected after some drafts; none where it does not pay.
+
+        The first of them is being chosen: the others are drafts of those after it."""
+        source = self.sources.get(LOOKUP)
+        if source is None:
+            return []
+        count = best_looked_up(source.share, self.most, costs)
+        source.settle(count > 0)
+        return source.following(drafts, 1 + count) if count else []
 
     def note(self, drafter: str, offered: int, remained: int) -> None:
         """Note how many drafts of a step remained."""
@@ -253,3 +279,17 @@ def best_drafts(
         if rate >= fastest:
             best, fastest = drafts, rate
     return best, fastest if best else 1.0
+
+
+def best_looked_up(share: float, most: int, costs: StepCosts) -> int:
+    """Return the number of drafts, at most so many, with which tokens come fastest.
+
+    They follow a token that is being chosen, which has to be the expected one, too."""
+    best, fastest = 0, GAIN
+    for drafts in range(1, most + 1) if share else ():
+        tokens = 1 + sum(share**at for at in range(2, drafts + 2))
+        step = StepSize(plan_rows(1 + drafts), LOOKUP, drafts)
+        rate = tokens / costs.relative(step, StepSize(1))
+        if rate >= fastest:
+            best, fastest = drafts, rate
+    return best
