@@ -106,7 +106,7 @@ def test_a_lost_gpu_is_reported_and_the_model_loaded_again(person: Person) -> No
     session.send("Browser.crashGpuProcess")
     message = person.notice()  # at once, not with the next message
     assert "was lost: " in message
-    assert message.endswith("Load the model again. Your conversation is saved.")
+    assert message.endswith(" Your conversation is saved.")
     assert person.texts("#model-name") == ["no model"]
     assert person.button("Send").is_disabled()
     person.button("Load the model again").click()
