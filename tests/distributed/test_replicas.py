@@ -234,7 +234,7 @@ def test_a_ray_that_does_not_start_is_a_sentence(monkeypatch: pytest.MonkeyPatch
         def kill_all_processes(self, **options: Any) -> None:
             killed.append(options)
 
-    monkeypatch.setattr(cluster, "_start", lambda *_: cluster._tidy(Node)("startup"))
+    monkeypatch.setattr(cluster, "_start", lambda *_: cluster._ended_on_failure(Node)("startup"))
     with (
         pytest.raises(InputError, match=r"Ray on this machine does not start: .* startup\.$"),
         cluster.connected(1),
@@ -252,11 +252,11 @@ def test_who_starts_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
             raise answer
         return answer | {"address": address}
 
-    assert cluster._patient(get_node)("x") == {"a": 1, "address": "x"}
+    assert cluster._with_retries(get_node)("x") == {"a": 1, "address": "x"}
     monkeypatch.setattr(cluster, "START_SECONDS", 0)
     answers = iter([RuntimeError("not there")])
     with pytest.raises(RuntimeError, match="not there"):
-        cluster._patient(get_node)("x")
+        cluster._with_retries(get_node)("x")
 
 
 def test_processes_of_a_machine_share_its_gpus(

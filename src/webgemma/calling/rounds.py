@@ -137,13 +137,18 @@ class _Reply:
         if self.thinking:
             said = {**said, "reasoning": self.thinking}
         answers: list[Message] = [
-            {"role": "tool", "tool_call_id": id, "name": result.call.name, "content": _told(result)}
+            {
+                "role": "tool",
+                "tool_call_id": id,
+                "name": result.call.name,
+                "content": _content(result),
+            }
             for id, result in zip(ids, results, strict=True)
         ]
         return [said, *answers]
 
 
-def _told(result: ToolResult) -> Any:
+def _content(result: ToolResult) -> Any:
     """Return a result as the content of a message, in which a list would have media and texts."""
     is_list = isinstance(result.value, list)
     return {"value": result.value} if is_list else result.value

@@ -106,8 +106,8 @@ def _start(ray: Any, replicas: int, options: Mapping[str, Any]) -> None:
     services, node = (import_module(f"ray._private.{name}") for name in ("services", "node"))
     with (
         _changed("ray._private.ray_constants", "ENABLE_RAY_CLUSTER", False),
-        _changed(services.__name__, "get_node", _patient(getattr(services, "get_node", None))),
-        _changed(node.__name__, "Node", _tidy(getattr(node, "Node", object))),
+        _changed(services.__name__, "get_node", _with_retries(getattr(services, "get_node", None))),
+        _changed(node.__name__, "Node", _ended_on_failure(getattr(node, "Node", object))),
     ):
         ray.init(
             address="local",
@@ -119,7 +119,7 @@ def _start(ray: Any, replicas: int, options: Mapping[str, Any]) -> None:
         )
 
 
-def _patient(get_node: Any) -> Any:
+def _with_retries(get_node: Any) -> Any:
     """Return a function that waits for a node of Ray as long as a busy machine may need."""
 
     def get(*args: Any, **named: Any) -> Any:
@@ -135,7 +135,7 @@ def _patient(get_node: Any) -> Any:
     return get
 
 
-def _tidy(node: Any) -> Any:
+def _ended_on_failure(node: Any) -> Any:
     """Return a kind of Ray's node that ends its processes if it cannot be started."""
 
     def start(self: Any, *args: Any, **named: Any) -> None:

@@ -129,7 +129,7 @@ class GpuEngine:
         length = reach(best)
         if best in idle and (length == len(best.tokens) or len(idle) == 1):
             return best
-        oldest = _oldest(idle)  # whose conversation is dropped
+        oldest = _least_recently_used(idle)  # whose conversation is dropped
         if oldest is not best and length >= FEWEST_COPIED:
             oldest.copy_prefix(best, length)
         return oldest
@@ -216,7 +216,7 @@ class GpuEngine:
     async def restore(self, path: SavedPath) -> list[int]:
         """Continue where a saved session was, in the slot that was used longest ago; return its
         tokens."""
-        session = _oldest(self._sessions)
+        session = _least_recently_used(self._sessions)
         await session.load(path)
         session.batch.note_use(session)
         self._session = session
@@ -236,7 +236,7 @@ class GpuEngine:
             self.gguf.close()
 
 
-def _oldest(sessions: Sequence[Session]) -> Session:
+def _least_recently_used(sessions: Sequence[Session]) -> Session:
     """Return an empty session or, if all hold conversations, the one that was used longest ago."""
     return min(sessions, key=lambda each: (len(each.tokens) > 0, each.used))
 

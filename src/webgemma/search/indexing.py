@@ -125,7 +125,7 @@ class _Updating:
         update.files = len(listing.files)
         update.skipped += listing.skipped
         update.problems |= listing.problems
-        self.total_nbytes = sum(map(_work, listing.files))
+        self.total_nbytes = sum(map(_counted_nbytes, listing.files))
         self.stored = self.index.digests()
         kept = {path for path in self.stored if listing.may_hold(path)}
         self.progress(0, self.total_nbytes)
@@ -136,7 +136,7 @@ class _Updating:
             update.done += len(self.waiting) == before
             if sum(max(1, len(read.spans)) for read in self.waiting) >= TOGETHER:
                 self._embed_waiting()
-            self.nbytes += _work(file)
+            self.nbytes += _counted_nbytes(file)
             if not self.waiting:
                 self.progress(self.nbytes, self.total_nbytes)
         self._embed_waiting()
@@ -217,7 +217,7 @@ class _Updating:
         return show
 
 
-def _work(file: File) -> int:
+def _counted_nbytes(file: File) -> int:
     """Return what a file counts in the progress: its bytes, if it is small enough to be read."""
     return file.nbytes if file.nbytes <= most_nbytes(file.path) else 0
 
