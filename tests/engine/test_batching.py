@@ -13,6 +13,7 @@ from webgemma.engine.batching import MOST_UNREAD, Batch, Generation
 from webgemma.engine.session import Session
 from webgemma.engine.slots import Slots
 from webgemma.errors import DeviceError, InputError
+from webgemma.gemma.record import matmul, tiling
 from webgemma.gemma.weights import Model
 from webgemma.settings import Settings, resolve
 from webgemma.sync import run_sync
@@ -99,6 +100,27 @@ def test_each_computes_what_it_would_alone(
         assert results(together)[:4] == alone[:count], count
         for session in sessions:
             session.rewind(0)
+    batch.close()
+    model.close()
+
+
+def test_large_matrices_are_divided_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From some rows on, those of a few conversations are; the sums stay the same."""
+    monkeypatch.setattr(matmul, "GATED_APART", 1)
+    monkeypatch.setattr(tiling, "MORE_ROWS", 1)
+    model = load("dense", "hardware")
+    batch, sessions = open_batch(model, 8, precision="int16")
+    alone = []
+    for number in range(8):
+        alone += results([begin(sessions[0], number)])
+        sessions[0].rewind(0)
+    assert results([begin(session, number) for number, session in enumerate(sessions)]) == alone
+    names = {
+        dispatch.name.split("/")[0].split()[0]
+        for plan in batch.slots.plans._plans.values()
+        for dispatch in plan.dispatches
+    }
+    assert {"gate_up", "geglu"} <= names
     batch.close()
     model.close()
 

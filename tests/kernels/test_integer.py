@@ -21,6 +21,7 @@ from helpers.integers import (
     truth,
     unplaced,
 )
+from helpers.matrices import matrix
 from helpers.tiny import MIXED, MOE, SMALL, Tiny, random_tensor
 from tolerance import F32_KERNEL, GPU_LOGITS, INT8_LOGITS, ROUNDING
 
@@ -109,6 +110,59 @@ def test_products_of_many_rows_and_of_extremes(precision: str) -> None:
     y = text.linear(quantised(x, precision)[0], model.matrices["w"])
     model.device.run(text.recorder.plan())
     assert_close(get(y)[0], x[0] @ weights.T, F32_KERNEL)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("teams", [2, 4])
+def test_teams_add_a_row_up_as_neighbours_do(teams: int, tokens: int) -> None:
+    """Bit for bit, in a last round that has fewer rows, too."""
+    if "shuffle8" not in hardware().features:
+        pytest.skip("eight threads of this GPU cannot shuffle")
+    tensor = matrix("Q4_K", 1280, 37)
+    x, _ = quantised(numbers(tokens, 1280), "int16")
+    found = []
+    with load(tensor) as model:
+        weight = model.matrices[tensor.name]
+        for each in (1, teams):
+            text, y = recorder(model, tokens, tokens), put(np.full((tokens, 37), np.nan, "f4"))
+            team = MatvecTiling(32, 8, 2, tokens, each)
+            columns = {"y": y, "first_row": 0, "stride": 37, "rows": 37}
+            text.recorder.call(
+                "matvec",
+                (2, 1, 1),
+                **weight.arguments(weight.parts[0]),
+                **team.constants,
+                **providers("input", x),
+                **columns,
+                epilogue="none",
+                live="counted",
+                operand="buffer",
+                row_products=team.products,
+                batch=text.batch,
+                x=x,
+            )
+            model.device.run(text.recorder.plan())
+            found.append(get(y))
+    assert_close(found[0], found[1], F32_KERNEL)
+    assert (found[0].view(np.uint32) == found[1].view(np.uint32)).all()
+
+
+def test_a_token_alone_has_workgroups_of_one_subgroup() -> None:
+    """Of 32 threads; elsewhere, and where more share a row, they stay as they are."""
+    assert MatvecTiling(256, 32, 2).of_one_token(32) == MatvecTiling(32, 32, 2)
+    assert MatvecTiling(256, 64, 2).of_one_token(32).threads == 256
+    assert MatvecTiling(256, 32, 2).of_one_token(64).threads == 256
+
+
+@pytest.mark.parametrize("tokens", [2, 4, 8])
+def test_teams_need_shuffles(tokens: int) -> None:
+    """The lanes stay, whatever their teams."""
+    team, rows, shuffles = MatvecTiling(256, 32, 2), 1 << 14, frozenset({"shuffle32"})
+    divided = team.of_tokens(tokens, rows, shuffles, floats=False)
+    assert (divided.teams, divided.lanes, divided.constants["LANES"]) == (4, 32, 8)
+    assert team.of_tokens(tokens, rows, frozenset(), floats=False).teams == 1
+    assert team.of_tokens(tokens, rows, shuffles, floats=True).teams == 1
+    assert MatvecTiling(64, 8, 2).of_tokens(tokens, rows, shuffles, floats=False).teams == 1
 
 
 def test_there_is_a_product_for_every_quantised_format() -> None:

@@ -30,6 +30,7 @@ from webgemma.gemma.record.rounding import round_rows
 from webgemma.gemma.record.split_sums import SplitSums, splits_of
 from webgemma.gemma.record.tiling import (
     FEW_TOKENS,
+    MATVEC_TOKENS,
     MOST_MATVEC_TOKENS,
     MatmulTiling,
     MatvecTiling,
@@ -40,6 +41,9 @@ from webgemma.graph import MAX_GRID, Argument, Recorder, Tensor, folded
 from webgemma.kernels import unit as unit_of
 
 THREADS = 64  # of an op whose threads are independent
+# Rows of gate and up from which on those of more than a few tokens are faster multiplied as rows of
+# one matrix, whose tiling is better for them, and gated afterwards.
+GATED_APART = 1 << 15
 LONG_ROW, LONG_ROW_THREADS = 1 << 15, 1024  # rows of a vocabulary are few: many threads read each
 DEQUANTISED_TOKENS = 256  # from which on it pays to dequantise a matrix of this size at most
 DEQUANTISED_NBYTES = 256 << 20
@@ -84,6 +88,8 @@ class Matmul:
         self.features = recorder.device.features
         self.limits = recorder.device.limits
         self.software = recorder.device.software
+        smallest, largest = recorder.device.subgroup_sizes
+        self.subgroup = largest if smallest == largest else 0  # its threads, if all have as many
         self.units = MatrixUnits.of(recorder.device) if precision in ON_UNITS else None
         few = MOST_MATVEC_TOKENS if apart else FEW_TOKENS  # for which reading weights takes longest
         if self.units is None or rows <= few:
@@ -188,8 +194,10 @@ class Matmul:
         team = MatvecTiling.for_weight(weight, self.features, self.software)
         if lanes:
             team = replace(team, lanes=lanes)
-        if self.apart or self.apart_on_units:
-            team = team.of_tokens(tokens, weight.rows, floats=not integers)
+        if tokens == 1:
+            team = team.of_one_token(self.subgroup)
+        elif self.apart or self.apart_on_units:
+            team = team.of_tokens(tokens, weight.rows, self.features, floats=not integers)
         self._call_matvec("matvec", -(-part.rows // team.rows), x, team, **shared)
 
     def _multiply_halves(
@@ -353,7 +361,10 @@ class Matmul:
         elif self.apart or self.apart_on_units:
             team = team.of_gated_tokens(x.shape[0], weight.rows)
         ffn = weight.rows // 2
-        order = {"TOKENS_FIRST": True} if isinstance(x, QuantisedTensor) else {}
+        # Of a few tokens, x waits in registers for the rows; of more, it would need too many.
+        order: dict[str, Argument] = {}
+        if isinstance(x, QuantisedTensor):
+            order = {"TOKENS_FIRST": team.tokens <= MATVEC_TOKENS}
         self._call_matvec(
             "gate_up",
             -(-ffn // team.rows),
@@ -374,7 +385,8 @@ class Matmul:
 
     def can_fuse_gate_up(self, weight: Weight, rows: int) -> bool:
         """Return whether `gate_up` can compute this product for so many rows."""
-        return weight.name not in self.lora and self.gate_up_lanes(weight, rows) > 0
+        apart = rows > FEW_TOKENS and weight.rows >= GATED_APART
+        return not apart and weight.name not in self.lora and self.gate_up_lanes(weight, rows) > 0
 
     def gate_up_lanes(self, weight: Weight, rows: int) -> int:
         """Return the lanes of `gate_up`, if that computes this product where it is not adapted.

@@ -16,6 +16,7 @@ FEW_TOKENS = 2  # that many are faster multiplied one by one
 # that are multiplied so rather than by matrix units.
 MATVEC_TOKENS, MANY_MATVEC_TOKENS, MOST_MATVEC_TOKENS = 2, 4, 8
 MANY_ROWS, MORE_ROWS, VERY_MANY_ROWS = 2048, 4096, 1 << 14
+TEAMS = 4  # of the lanes of a row, where very many rows are multiplied by several tokens
 LARGE_PRODUCT = 1 << 20  # values, enough for large tiles to fill a GPU
 FEW_GROUPS = 64  # workgroups that leave most of a large GPU idle
 MANY_GROUPS = 128  # that fill it
@@ -33,12 +34,14 @@ class MatvecTiling:
     """How matvec divides rows: of a workgroup's threads, `lanes` share `each` rows.
 
     The lanes decide in which order a sum is added up: they do not depend on how many tokens there
-    are, so that each of several conversations computes what it would alone."""
+    are, so that each of several conversations computes what it would alone. They may be in several
+    teams of threads: neighbours have more rows then, for which what they read of x serves."""
 
     threads: int
     lanes: int
     each: int
     tokens: int = 1  # at a time
+    teams: int = 1
 
     @classmethod
     def for_weight(cls, weight: Weight, features: frozenset[str], software: bool) -> "MatvecTiling":
@@ -89,8 +92,9 @@ class MatvecTiling:
     @property
     def constants(self) -> Constants:
         """The overrides of matvec."""
-        own = {"THREADS": self.threads, "LANES": self.lanes, "EACH": self.each}
-        return {**own, "TOKENS": self.tokens} if self.tokens > 1 else {**own}
+        own = {"THREADS": self.threads, "LANES": self.lanes // self.teams, "EACH": self.each}
+        teams = {"TEAMS": self.teams} if self.teams > 1 else {}
+        return {**own, **teams, "TOKENS": self.tokens} if self.tokens > 1 else {**own, **teams}
 
     @property
     def products(self) -> str:
@@ -99,7 +103,7 @@ class MatvecTiling:
 
     def of_made_tokens(self, tokens: int) -> "MatvecTiling":
         """Return the tiling for so many tokens, which workgroups make."""
-        return replace(self, tokens=tokens_at_once(tokens, MATVEC_TOKENS))
+        return replace(self, tokens=tokens)
 
     def of_gated_tokens(self, tokens: int, rows: int) -> "MatvecTiling":
         """Return the tiling of gate_up for so many tokens of x, and rows of its matrix."""
@@ -107,14 +111,25 @@ class MatvecTiling:
         most = MANY_MATVEC_TOKENS if many else MATVEC_TOKENS
         return replace(self, tokens=tokens_at_once(tokens, most))
 
-    def of_tokens(self, tokens: int, rows: int, *, floats: bool) -> "MatvecTiling":
+    def of_one_token(self, subgroup: int) -> "MatvecTiling":
+        """Return the tiling for a single token: workgroups of one subgroup, if that has 32 threads.
+
+        An H200 keeps more of them busy, and reads more at once."""
+        return replace(self, threads=32) if subgroup == 32 >= self.lanes else self
+
+    def of_tokens(
+        self, tokens: int, rows: int, features: frozenset[str], *, floats: bool
+    ) -> "MatvecTiling":
         """Return the tiling for so many tokens of x, and rows of a matrix.
 
         What is read of x serves more rows then, in smaller workgroups; the lanes stay."""
         at_once, each, threads = tokens_at_once(tokens, MATVEC_TOKENS), self.each, self.threads
-        if tokens >= 2 and rows >= VERY_MANY_ROWS:
+        if tokens >= 2 and rows >= VERY_MANY_ROWS and (floats or self.lanes == 32):
             at_once, threads = tokens_at_once(tokens, MANY_MATVEC_TOKENS), 128
-        elif tokens > 2 and rows >= MORE_ROWS:
+            # Only shuffles add the same lanes up in the same order, whatever teams they are in.
+            if not floats and "shuffle32" in features:
+                return replace(self, tokens=at_once, threads=threads, teams=TEAMS)
+        elif tokens > (2 if floats else 1) and rows >= MORE_ROWS:
             each, threads = 2 if floats else 4, 64
         elif tokens >= 2 and rows >= MANY_ROWS:
             many = MANY_MATVEC_TOKENS if tokens >= MOST_MATVEC_TOKENS else MATVEC_TOKENS

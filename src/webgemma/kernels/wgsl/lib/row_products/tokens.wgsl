@@ -8,11 +8,12 @@ struct Params {
 }
 
 override LANES: u32;
+override TEAMS: u32 = 1u;
 override EACH: u32;
 override TOKENS: u32;
 
 fn add_row(t: u32, first: u32, lane: u32, sums: ptr<function, array<f32, EACH * TOKENS>>) {
-    for (var unit = lane; unit < params.units; unit += LANES) {
+    for (var unit = lane; unit < params.units; unit += LANES * TEAMS) {
         add_tokens(t, unit, first, sums);
     }
 }

@@ -7,13 +7,16 @@ struct Params {
 }
 
 override LANES: u32;
+override TEAMS: u32 = 1u;
 override EACH: u32;
+
+const STRIDE: u32 = LANES * TEAMS;
 
 fn add_row(t: u32, first: u32, lane: u32, sums: ptr<function, array<f32, EACH>>) {
     var unit = lane;
-    for (; unit + LANES < params.units; unit += 2u * LANES) {
+    for (; unit + STRIDE < params.units; unit += 2u * STRIDE) {
         add_products(t, unit, first, sums);
-        add_products(t, unit + LANES, first, sums);
+        add_products(t, unit + STRIDE, first, sums);
     }
     if (unit < params.units) {
         add_products(t, unit, first, sums);
