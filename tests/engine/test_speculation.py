@@ -271,6 +271,15 @@ def test_it_begins_and_ends_by_itself() -> None:
     assert choose_drafts([Speculation("off", 7, [2, *text])], cheap) == ("", 0)
 
 
+@pytest.mark.parametrize(
+    ("most", "numbers"), [(7, [1, 3, 7]), (5, [1, 3, 5]), (3, [1, 3]), (2, [1, 2]), (1, [1])]
+)
+def test_drafts_have_few_numbers(most: int, numbers: list[int]) -> None:
+    """Each needs kernels of its own; what was asked for is one of them."""
+    assert speculation.numbers_of_drafts(most) == numbers
+    assert speculation.numbers_of_drafts(0) == speculation.numbers_of_drafts(-1) == []
+
+
 def times(*seconds: float) -> list[float]:
     """Return the times of steps with 1 to 7 drafts: these, then a straight line."""
     more = seconds[-1] - seconds[-2]
