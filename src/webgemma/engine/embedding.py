@@ -34,7 +34,7 @@ from webgemma.sampler import SampledToken
 from webgemma.sync import IN_BROWSER, checkpoint
 
 # Tokens of a pass, unless one text has more; matrix units of a large GPU need many to be busy.
-BATCH, UNITS_BATCH = 2048, 16384
+BATCH, UNITS_BATCH = 2048, 32768
 FEWEST_ROWS = 8  # of a plan
 ROWS_STEP = 4  # a plan has so many times the rows of the next smaller one, up to FINE_ROWS
 FINE_ROWS = 512  # from there on, twice as many
