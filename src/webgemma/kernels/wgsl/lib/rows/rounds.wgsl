@@ -14,7 +14,7 @@ override TEAMS: u32 = 1u;
 override EACH: u32;
 override TOKENS: u32 = 1u;
 
-const TEAM_THREADS: u32 = THREADS / TEAMS; // threads
+const TEAM_THREADS: u32 = THREADS / TEAMS;
 const ROWS: u32 = TEAM_THREADS / LANES * EACH;
 const SUMS: u32 = EACH * TOKENS; // of a thread
 const SHARED_SUMS: u32 = select(1u, TEAMS / 2u * TEAM_THREADS * SUMS, TEAMS > 1u);
