@@ -203,8 +203,8 @@ def test_two_folders_of_one_host_keep_their_pages_apart(
         visitor.open("tiny.gguf" if visitor is first else "Bundled model")
     assert first.texts(".user .body") == ["only in a"]
     assert second.texts(".user .body") == third.texts(".user .body") == []
-    names = sorted(first.page.evaluate("caches.keys()"))
-    pages = [name.rpartition("/")[0] for name in names if name.startswith("webgemma-page")]
+    names = [name.rpartition("/")[0] for name in first.page.evaluate("caches.keys()")]
+    pages = sorted(name for name in names if name.startswith("webgemma-page"))
     assert pages == ["webgemma-page/a", "webgemma-page/b", "webgemma-page/b/c"]
     scopes = "navigator.serviceWorker.ready.then(({ scope }) => scope)"
     assert second.page.evaluate(scopes) == second.url
