@@ -276,8 +276,8 @@ def test_it_begins_and_ends_by_itself() -> None:
 )
 def test_drafts_have_few_numbers(most: int, numbers: list[int]) -> None:
     """Each needs kernels of its own; what was asked for is one of them."""
-    assert speculation.numbers_of_drafts(most) == numbers
-    assert speculation.numbers_of_drafts(0) == speculation.numbers_of_drafts(-1) == []
+    assert speculation.drafts_per_step(most) == numbers
+    assert speculation.drafts_per_step(0) == speculation.drafts_per_step(-1) == []
 
 
 def times(*seconds: float) -> list[float]:

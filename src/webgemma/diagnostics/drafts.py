@@ -14,7 +14,7 @@ from webgemma.diagnostics.bench import GREEDY, Task
 from webgemma.engine.batching import STEPS_AHEAD
 from webgemma.engine.plans import DraftRecorder
 from webgemma.engine.session import Session
-from webgemma.engine.speculation import MTP, NUMBERS, DraftCounts
+from webgemma.engine.speculation import DRAFTS_PER_STEP, MTP, DraftCounts
 from webgemma.errors import InputError
 from webgemma.gemma.weights import Model
 from webgemma.graph import Recorder, Tensor
@@ -70,7 +70,7 @@ async def time_drafts(
     kv: str,
     precision: str = "auto",
     shares: Sequence[float] = (0.5, 0.7, 0.9),
-    counts: Sequence[int] = NUMBERS,
+    counts: Sequence[int] = DRAFTS_PER_STEP,
 ) -> tuple[float, list[DraftSpeed]]:
     """Return the tokens per second without drafts, and with so many of each share.
 

@@ -18,7 +18,7 @@ LOOKUP, MTP = "lookup", "mtp"
 MOST_ROWS = 8  # of a step with drafts: that many are computed as each would be alone
 # How many drafts a step may have, apart from the most it may have: each number needs kernels of its
 # own, and a reply waits while those compile.
-NUMBERS = (1, 3, 7)
+DRAFTS_PER_STEP = (1, 3, 7)
 RECENT = 32  # outcomes that the share of drafts that remain is taken from
 FEWEST = 6  # outcomes before that share is believed; the weight of an expectation counts, too
 PATIENCE, MOST_PATIENCE = 128, 1024  # tokens until it is tried again where drafts did not pay
@@ -263,9 +263,9 @@ def choose_drafts(generations: Sequence[Speculation], costs: StepCosts) -> tuple
     return chosen
 
 
-def numbers_of_drafts(most: int) -> list[int]:
-    """Return how many drafts a step may have, at most so many."""
-    return [*(number for number in NUMBERS if number < most), most] if most > 0 else []
+def drafts_per_step(most: int) -> list[int]:
+    """Return the numbers of drafts that a step may have, at most so many."""
+    return [*(drafts for drafts in DRAFTS_PER_STEP if drafts < most), most] if most > 0 else []
 
 
 def best_drafts(
@@ -280,7 +280,7 @@ def best_drafts(
         return 0, 1.0  # at once: this is asked before every step
     lines = len(shares)
     alone = StepSize(plan_rows(lines))
-    for drafts in numbers_of_drafts(min(most, MOST_ROWS // lines - 1)):
+    for drafts in drafts_per_step(min(most, MOST_ROWS // lines - 1)):
         tokens = sum(share**at for share in shares for at in range(drafts + 1)) / lines
         step = StepSize(lines * (1 + drafts), drafter, drafts)
         rate = tokens / costs.relative(step, alone)
@@ -294,7 +294,7 @@ def best_looked_up(share: float, most: int, costs: StepCosts) -> int:
 
     They follow a token that is being chosen, which has to be the expected one, too."""
     best, fastest = 0, GAIN
-    for drafts in numbers_of_drafts(most) if share else ():
+    for drafts in drafts_per_step(most) if share else ():
         tokens = 1 + sum(share**at for at in range(2, drafts + 2))
         step = StepSize(plan_rows(1 + drafts), LOOKUP, drafts)
         rate = tokens / costs.relative(step, StepSize(1))

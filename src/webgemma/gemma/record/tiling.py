@@ -93,8 +93,8 @@ class MatvecTiling:
     def constants(self) -> Constants:
         """The overrides of matvec."""
         own = {"THREADS": self.threads, "LANES": self.lanes // self.teams, "EACH": self.each}
-        teams = {"TEAMS": self.teams} if self.teams > 1 else {}
-        return {**own, **teams, "TOKENS": self.tokens} if self.tokens > 1 else {**own, **teams}
+        several = {"TEAMS": self.teams, "TOKENS": self.tokens}
+        return {**own, **{name: count for name, count in several.items() if count > 1}}
 
     @property
     def products(self) -> str:
@@ -115,7 +115,7 @@ class MatvecTiling:
         """Return the tiling for a single token: workgroups of one subgroup, if that has 32 threads.
 
         An H200 keeps more of them busy, and reads more at once."""
-        return replace(self, threads=32) if subgroup == 32 >= self.lanes else self
+        return replace(self, threads=32) if subgroup == 32 and self.lanes <= 32 else self
 
     def of_tokens(
         self, tokens: int, rows: int, features: frozenset[str], *, floats: bool
