@@ -61,7 +61,7 @@ def test_a_document_is_shown(visitor: Sender) -> None:
     dialog = visitor.page.locator("#document-dialog")
     dialog.locator("pre").first.wait_for()
     assert dialog.locator("h2").inner_text() == "contract.pdf"
-    assert dialog.locator("pre").all_inner_texts() == ["The lease", "ends in May"]
+    assert dialog.locator("pre").all_text_contents() == ["The lease", "ends in May"]
     assert dialog.locator(".label").all_inner_texts() == ["Page 1", "Page 2"]
 
 
